@@ -1,0 +1,122 @@
+"""Cut the sample that is embedded in `laplacian_metric` out of the full FashionMNIST and MNIST.
+
+    python experiments/cut_sample.py DATA [--out DIR]
+
+DATA holds FashionMNIST/raw and MNIST/raw as torchvision lays them out (gzipped files will do). The same data
+give the same files: which images are taken depends on a fixed seed, on the labels and on nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+SEED = 20231210
+NUM_CLASSES = 10
+DEFAULT_OUT = Path(__file__).resolve().parents[1] / "laplacian_metric" / "data" / "_sample"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One file of the sample: what it is called, where its images come from and how many a class has."""
+
+    name: str
+    folder: str
+    prefix: str
+    per_class: int
+
+
+CUTS = (
+    Cut("fashion-mnist-train", "FashionMNIST", "train", 300),
+    Cut("fashion-mnist-test", "FashionMNIST", "t10k", 100),
+    Cut("mnist-test", "MNIST", "t10k", 100),
+)
+
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of unsigned bytes, plain or (with .gz added to its name) gzipped."""
+    zipped = path.with_name(path.name + ".gz")
+    if path.is_file():
+        content = path.read_bytes()
+    elif zipped.is_file():
+        content = gzip.decompress(zipped.read_bytes())
+    else:
+        raise FileNotFoundError(f"neither {path} nor {zipped.name} beside it exists; give the folder above it")
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4].hex()}")
+    rank = content[3]
+    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=rank, offset=4))
+    values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
+    if values.size != int(np.prod(shape)):
+        raise ValueError(f"{path} announces the shape {shape} but holds {values.size} values")
+    return values.reshape(shape)
+
+
+def choose(labels: npt.NDArray[np.uint8], per_class: int, seed: int = SEED) -> npt.NDArray[np.int64]:
+    """Positions of `per_class` images of every class, ascending.
+
+    Every image draws a 64-bit key; a class keeps its smallest. Raw output of the bit generator is used because
+    numpy keeps it the same from release to release, which it does not promise for shuffles.
+    """
+    keys = np.random.PCG64(seed).random_raw(labels.size)
+    chosen = []
+    for label in range(NUM_CLASSES):
+        members = np.flatnonzero(labels == label)
+        if members.size < per_class:
+            raise ValueError(f"class {label} has {members.size} images, {per_class} are needed")
+        chosen.append(members[np.argsort(keys[members], kind="stable")[:per_class]])
+    return np.sort(np.concatenate(chosen)).astype(np.int64)
+
+
+def cut(data: Path, plan: Cut) -> dict[str, npt.NDArray[np.generic]]:
+    """The arrays of one file of the sample."""
+    raw = data / plan.folder / "raw"
+    images = read_idx(raw / f"{plan.prefix}-images-idx3-ubyte")
+    labels = read_idx(raw / f"{plan.prefix}-labels-idx1-ubyte")
+    if images.shape[0] != labels.shape[0]:
+        raise ValueError(f"{raw} has {images.shape[0]} images but {labels.shape[0]} labels in {plan.prefix}")
+    indices = choose(labels, plan.per_class)
+    return {"images": images[indices], "labels": labels[indices], "indices": indices}
+
+
+def write(path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+    """Write a compressed .npz so that `path` holds either what it held before or all that is new."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Cut the embedded sample out of FashionMNIST and MNIST.")
+    parser.add_argument("data", type=Path, help="folder with FashionMNIST/raw and MNIST/raw")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="where the .npz files go")
+    options = parser.parse_args(arguments)
+    try:
+        arrays = {plan.name: cut(options.data, plan) for plan in CUTS}
+    except (OSError, ValueError) as error:
+        print(f"cut_sample: {error}", file=sys.stderr)
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, content in arrays.items():
+        path = options.out / f"{name}.npz"
+        write(path, content)
+        print(f"{path.name}: {content['labels'].size} images, {path.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

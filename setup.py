@@ -1,0 +1,75 @@
+"""Packaging: what is installed, what it needs, and the command that it brings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+    """The version is written once, in the package; read it without importing torch."""
+    source = (ROOT / "laplacian_metric" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', source, flags=re.MULTILINE)
+    if found is None:
+        raise RuntimeError('laplacian_metric/__init__.py must have a line __version__ = "X.Y.Z"')
+    return found.group(1)
+
+
+BASE = [
+    "torch>=2.6",
+    "backpack-for-pytorch>=1.7",
+    "laplace-torch>=0.3",
+    "numpy>=1.26",
+    "matplotlib>=3.8",
+    "typer>=0.15",
+    "rich>=13.7",
+]
+
+EXTRAS = {
+    "test": [
+        "pytest>=8.0",
+        "hypothesis>=6.100",
+        "curvlinops-for-pytorch>=3.0",
+        "scipy>=1.12",
+        "ruff>=0.9",
+        "mypy>=1.13",
+    ],
+    "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
+    "vision": ["torchvision>=0.21", "timm>=1.0"],
+    "text": ["sentence-transformers>=3.0"],
+}
+
+setup(
+    name="laplacian-metric",
+    version=read_version(),
+    description="Uncertainty for metric learning: every image becomes a distribution on the unit sphere",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE", "laplacian_metric/data/_sample/LICENCES"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["hessians", "hessians.*", "laplacian_metric", "laplacian_metric.*"]),
+    package_data={
+        "hessians": ["py.typed"],
+        "laplacian_metric": ["py.typed", "data/_sample/*.npz", "data/_sample/LICENCES"],
+    },
+    include_package_data=False,
+    zip_safe=False,
+    install_requires=BASE,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["lam = laplacian_metric.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
