@@ -1,0 +1,6 @@
+"""Curvature of pair losses: exact generalised Gauss-Newton matrices at the cost of a matrix product."""
+
+from hessians.contrastive import ContrastiveLoss
+from hessians.pairs import Pairs
+
+__all__ = ["ContrastiveLoss", "Pairs"]

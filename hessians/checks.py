@@ -1,0 +1,57 @@
+"""Checks of what a caller hands in: each names the offending thing and says what would be right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+COMPUTE_DTYPES = (torch.float32, torch.float64)
+
+
+class CurvatureWarning(UserWarning):
+    """The result is correct, and probably not what its user hopes for."""
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Refuse anything that is not a floating point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, a torch.Tensor is needed")
+    if not tensor.is_floating_point():
+        raise TypeError(
+            f"{name} has dtype {tensor.dtype}, a floating point dtype is needed: use {name}.float()"
+        )
+
+
+def check_matrix(name: str, tensor: Tensor) -> None:
+    """Refuse anything that is not a floating point matrix."""
+    check_floating(name, tensor)
+    if tensor.ndim != 2:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, two dimensions are needed: one row for each image"
+        )
+
+
+def check_finite(name: str, tensor: Tensor, first_row: int = 0) -> None:
+    """Refuse NaN and infinity, naming the first row that has one."""
+    # The sum of finite numbers is finite unless it overflows, and is one pass without a mask: look closer only if it is not.
+    if not torch.isfinite(tensor.sum()):
+        bad = ~torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else ~torch.isfinite(tensor)
+        rows = bad.nonzero().flatten()
+        if len(rows):
+            raise ValueError(
+                f"{name} has NaN or infinite entries in {len(rows)} of {len(tensor)} rows, the first is row "
+                f"{int(rows[0]) + first_row}: remove those images or mend the network that made them"
+            )
+
+
+def check_same_device(**tensors: Tensor | None) -> None:
+    """Refuse tensors that live on different devices."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device, but got {listed}")
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64; float32 for float32 and for the half precisions, whose digits would not do for a curvature."""
+    return tensor.dtype if tensor.dtype in COMPUTE_DTYPES else torch.float32

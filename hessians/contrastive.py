@@ -1,0 +1,285 @@
+"""The contrastive loss: value, active set, weights, gradient and output Hessian of one and the same function."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from hessians.approximations import Approximation
+from hessians.checks import CurvatureWarning
+from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
+from hessians.output_hessian import OutputHessian, StructuredHessian
+from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
+from hessians.pairs import ListedPairs, Pairs, row_blocks
+
+
+class Distance(str, Enum):
+    """Where the l2 norm is counted; the value of the loss is the same, its generalised Gauss-Newton matrix is not."""
+
+    EUCLIDEAN = "euclidean"
+    """The norm belongs to the network and is linearised with it."""
+
+    ARCCOS = "arccos"
+    """The norm belongs to the loss, whose full curvature in u is kept."""
+
+
+class Negatives(str, Enum):
+    """What the average over the negatives runs over when the loss is trained."""
+
+    ALL = "all"
+    """All negatives of the population, the loss whose curvature is taken."""
+
+    ACTIVE = "active"
+    """The negatives of the list that lie inside the margin: what mining does, and what learns best."""
+
+
+@dataclass(frozen=True)
+class ContrastiveLoss(PairLoss):
+    r"""The contrastive loss over pairs (MATH 1), d the distance of two embeddings:
+
+        2 [ (1 - w) average over positives of d^2/2  +  w average over negatives of max(0, margin^2 - d^2)/2 ].
+
+    A negative is active iff d < margin. ``u`` are raw embeddings; with ``normalize`` they are put on the unit sphere first.
+
+    Args:
+        margin: on the distance d, not on its square.
+        distance: "arccos" or "euclidean", see :class:`Distance`.
+        negative_weight: w in [0, 1]; acts on value and curvature alike. 1/2 is the plain sum of the two averages.
+        normalize: False leaves the norm out altogether; there is then no "arccos".
+        negatives: "active" averages the value (training) over the active negatives only. The curvature always has the weights
+            of the population: this corrects the bias of mining, and is the only difference between what is trained and curved.
+
+    Example:
+        >>> u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+        >>> loss = ContrastiveLoss(margin=1.0)
+        >>> round(loss(u, Pairs.from_labels([0, 0, 1])).item(), 4)  # positive: 2/2; negatives: 1/2 and 0, averaged
+        1.25
+    """
+
+    margin: float = 0.7
+    distance: Distance | str = Distance.ARCCOS
+    negative_weight: float = 0.5
+    normalize: bool = True
+    negatives: Negatives | str = Negatives.ALL
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "distance", _member(Distance, "distance", self.distance))
+        object.__setattr__(self, "negatives", _member(Negatives, "negatives", self.negatives))
+        if not self.margin > 0:
+            raise ValueError(f"margin is {self.margin}, a positive distance is needed")
+        if not 0 <= self.negative_weight <= 1:
+            raise ValueError(f"negative_weight is {self.negative_weight}, a number between 0 and 1 is needed")
+        if not self.normalize and self.distance is Distance.ARCCOS:
+            raise ValueError(
+                'distance "arccos" counts the norm to the loss, so it needs normalize=True: take "euclidean"'
+            )
+
+    # --- one pair -------------------------------------------------------------------------------------------------------
+
+    def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        return self._value_of(self._squared_distance(first, second), positive)
+
+    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        squared = self._squared_distance(first, second)
+        return torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
+
+    def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
+        """The table of MATH 2, times +1 for positives, -1 for active and 0 for inactive negatives."""
+        sign = self.is_active(first, second, positive).to(first.dtype) * (1 if positive else -1)
+        identity = torch.eye(first.shape[1], dtype=first.dtype, device=first.device).expand(
+            len(first), -1, -1
+        )
+        if not self.normalize:
+            blocks = PairBlocks(identity, -identity, identity)
+        else:
+            z_i, z_j = self.on_sphere(first)[0], self.on_sphere(second)[0]
+            n_i, n_j = first.norm(dim=1), second.norm(dim=1)
+            cosine = (z_i * z_j).sum(1)[:, None, None]
+            ii, jj, ij = _outer(z_i, z_i), _outer(z_j, z_j), _outer(z_i, z_j)
+            cross = (-identity + ii + jj - cosine * ij) / (n_i * n_j)[:, None, None]
+            if self.distance is Distance.EUCLIDEAN:
+                own, other = identity - ii, identity - jj
+            else:
+                own = cosine * identity + ij + ij.mT - 3 * cosine * ii
+                other = cosine * identity + ij + ij.mT - 3 * cosine * jj
+            blocks = PairBlocks(own / n_i.square()[:, None, None], cross, other / n_j.square()[:, None, None])
+        return PairBlocks(*(sign[:, None, None] * block for block in blocks))
+
+    def _value_of(self, squared: Tensor, positive: bool) -> Tensor:
+        """The value of a pair from its squared distance."""
+        return squared / 2 if positive else (self.margin**2 - squared).clamp(min=0) / 2
+
+    def _squared_distance(self, first: Tensor, second: Tensor) -> Tensor:
+        if self.normalize:
+            first, second = self.on_sphere(first)[0], self.on_sphere(second)[0]
+        return (first - second).square().sum(1)
+
+    # --- a set of pairs -------------------------------------------------------------------------------------------------
+
+    def on_sphere(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """z = u/|u| of shape (N, Z) and r = 1/|u| of shape (N,); a zero vector has no direction and is refused."""
+        norm = torch.linalg.vector_norm(u, dim=1)
+        # 1/|u|^2 has to be finite too: the curvature divides by it.
+        zero = norm.detach() < torch.finfo(norm.dtype).tiny ** 0.5
+        if bool(zero.any()):
+            rows = zero.nonzero().flatten()
+            raise ValueError(
+                f"{len(rows)} of {len(u)} embeddings have norm zero, the first is row {int(rows[0])}: they have no "
+                "direction; remove those images, or use normalize=False"
+            )
+        inverse = norm.reciprocal()
+        return u * inverse[:, None], inverse
+
+    def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
+        """The loss of raw embeddings u (N, Z), a differentiable scalar."""
+        self.check(u, pairs)
+        return self.value_of_points(self.on_sphere(u)[0] if self.normalize else u, pairs)
+
+    def value_of_points(self, points: Tensor, pairs: Pairs) -> Tensor:
+        """The loss as a function of the points z (N, Z) between which distances are taken."""
+        weights = self.type_weights(pairs)
+        positive, negative, active = self._sums(points, pairs)
+        if self.negatives is Negatives.ACTIVE:
+            return weights.positive * positive + 2 * self.negative_weight * negative / active.clamp(min=1)
+        return weights.positive * positive + weights.negative * negative
+
+    def _sums(self, points: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of the values over the positives and over the negatives, and the number of active negatives."""
+        totals = [points.sum() * 0, points.sum() * 0]
+        active = torch.zeros((), dtype=torch.long, device=points.device)
+        if isinstance(pairs, ListedPairs):
+            for kind, positive in enumerate((True, False)):
+                first, second, count = next(pairs.listed(positive))
+                squared = (points[first] - points[second]).square().sum(1)
+                totals[kind] = totals[kind] + (count * self._value_of(squared, positive)).sum()
+                active = (count * (squared.detach() < self.margin**2)).sum()
+            return totals[0], totals[1], active
+        centred = self._centre(points)
+        for start, stop in row_blocks(len(points)):
+            squared = _squared_distances(centred, start, stop)
+            chosen = pairs.block(start, stop)
+            for kind, positive in enumerate((True, False)):
+                # Every pair is in two rows, hence the half.
+                totals[kind] = totals[kind] + (chosen[kind] * self._value_of(squared, positive)).sum() / 2
+            active = active + (chosen[1] & (squared.detach() < self.margin**2)).sum()
+        return totals[0], totals[1], active // 2
+
+    def _centre(self, points: Tensor) -> Tensor:
+        """Without a norm, points may lie far from the origin, where |a|^2 + |b|^2 - 2ab loses digits: move them there."""
+        return points if self.normalize or not len(points) else points - points.detach().mean(0)
+
+    def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
+        """d loss / du, (N, Z), in closed form, with the weights of the population (``negatives`` plays no part)."""
+        self.check(u, pairs)
+        u = u.detach()
+        points, inverse = self.on_sphere(u) if self.normalize else (u, None)
+        row_sums, product = _row_sums_and_product(self.graph(points, pairs), points)
+        gradient = row_sums[:, None] * points - product  # L z, L the graph Laplacian of Y
+        if inverse is None:
+            return gradient
+        return (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
+
+    def graph(self, points: Tensor, pairs: Pairs) -> PairGraph:
+        """The pair weights Y of MATH 4: 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere."""
+        weights = self.type_weights(pairs)
+        if isinstance(pairs, ListedPairs):
+            return self._edge_graph(points, pairs, weights)
+        centred = self._centre(points)
+
+        def rows(start: int, stop: int) -> Tensor:
+            positive, negative = pairs.block(start, stop)
+            active = negative & (_squared_distances(centred, start, stop) < self.margin**2)
+            return positive.to(points.dtype).mul_(weights.positive).masked_fill_(active, -weights.negative)
+
+        graph = RowGraph(rows, pairs.num_images)
+        return DenseGraph(graph.dense()) if pairs.num_images <= DENSE_IMAGES else graph
+
+    def _edge_graph(self, points: Tensor, pairs: ListedPairs, weights: TypeWeights) -> PairGraph:
+        first, second, count = next(pairs.listed(positive=True))
+        positive = Edges(first, second, weights.positive * count.to(points.dtype))
+        first, second, count = next(pairs.listed(positive=False))
+        active = (points[first] - points[second]).square().sum(1) < self.margin**2
+        negative = Edges(first[active], second[active], -weights.negative * count[active].to(points.dtype))
+        return EdgeGraph(
+            Edges(*(torch.cat(both) for both in zip(positive, negative, strict=True))), pairs.num_images
+        )
+
+    def output_hessian(
+        self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FULL
+    ) -> OutputHessian:
+        """The Hessian of the loss in u (N, Z), or an approximation of it, with the weights of the population.
+
+        Example:
+            >>> u, pairs = torch.eye(3, dtype=torch.float64), Pairs.from_labels([0, 0, 1])
+            >>> ContrastiveLoss(margin=1.0).output_hessian(u, pairs, "positive").dense().shape
+            torch.Size([3, 3, 3, 3])
+        """
+        approximation = Approximation.parse(approximation)
+        self.check(u, pairs)
+        warn_about_pairs(pairs, approximation)
+        u = u.detach()
+        points, inverse = self.on_sphere(u) if self.normalize else (u, None)
+        if approximation is Approximation.POSITIVE:
+            weight = 1 / pairs.num_positives if pairs.num_positives else 0.0
+            graph: PairGraph = PositiveGraph(pairs, weight, u.dtype)
+        else:
+            graph = self.graph(points, pairs)
+        kept = None if approximation is Approximation.FIXED else graph
+        hessian = self._structured(points, inverse, graph, kept)
+        if approximation is Approximation.FIXED:
+            self._warn_if_zero(hessian, pairs)
+        return hessian.positive_part() if approximation is Approximation.CLIPPED else hessian
+
+    def _structured(
+        self, points: Tensor, inverse: Tensor | None, graph: PairGraph, kept: PairGraph | None
+    ) -> StructuredHessian:
+        row_sums, product = _row_sums_and_product(graph, points)
+        if inverse is None:
+            return StructuredHessian(None, None, row_sums, kept, None, points.shape[1])
+        if self.distance is Distance.EUCLIDEAN:
+            return StructuredHessian(points, inverse, row_sums, kept, None, points.shape[1])
+        along = (points * product).sum(1)
+        radial = product - along[:, None] * points
+        return StructuredHessian(points, inverse, along, kept, radial, points.shape[1])
+
+    def _warn_if_zero(self, hessian: StructuredHessian, pairs: Pairs) -> None:
+        """With every negative active and classes of equal size, "fixed" is exactly 0 for the Euclidean distance (MATH 3)."""
+        if hessian.radial is not None or not (pairs.num_positives and pairs.num_negatives):
+            return
+        rounding = pairs.num_images * torch.finfo(hessian.nodes.dtype).eps * self.type_weights(pairs).positive
+        if bool((hessian.nodes.abs() <= rounding).all()):
+            warnings.warn(
+                'the "fixed" curvature is 0 for every image: all negatives are inside the margin; train longer, lower the '
+                "margin, or use another approximation",
+                CurvatureWarning,
+                stacklevel=4,
+            )
+
+
+def _row_sums_and_product(graph: PairGraph, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Y 1, (N,), and Y z, (N, Z), in one pass over Y."""
+    sums = graph.product(torch.cat([points.new_ones(len(points), 1), points], dim=1))
+    return sums[:, 0], sums[:, 1:]
+
+
+def _squared_distances(points: Tensor, start: int, stop: int) -> Tensor:
+    """Squared distances of the points start..stop-1 to all N, (stop - start, N), twice differentiable."""
+    square = points.square().sum(1)
+    return square[start:stop, None] + square - 2 * points[start:stop] @ points.T
+
+
+def _outer(first: Tensor, second: Tensor) -> Tensor:
+    """(P, Z) x (P, Z) -> (P, Z, Z)."""
+    return first[:, :, None] * second[:, None, :]
+
+
+def _member(kind: type[Enum], name: str, value: str | Enum) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{name} is {value!r}, one of {names} is needed") from None

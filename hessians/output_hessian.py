@@ -1,0 +1,258 @@
+r"""The Hessian M of a pair loss in the raw embeddings u of a batch, in the forms that everything downstream needs.
+
+Both distances of the contrastive loss have Hessians of one and the same structure. With z the unit embeddings, r = 1/\|u\|,
+P_n = I - z_n z_n^T, R = blockdiag(r_n P_n), Y the pair weights and S = diag(nodes) - Y,
+
+    M = R (S kron I) R + blockdiag( r_n^2 (z_n q_n^T + q_n z_n^T) ).
+
+Euclidean distance: nodes = Y 1 and q = 0; S is the signed graph Laplacian of the pairs. Arccos distance: nodes = t with
+t_n = sum_j Y_nj <z_n, z_j>, and q_n = P_n (Y z)_n. (This is the table of MATH 2 with (Y z)_n split into its part along z_n,
+which is t_n z_n, and the rest; r_n q_n is minus the gradient, so that the second term vanishes at a stationary point.) Without
+a norm z, r and P drop out and M = S kron I. "fixed" leaves out Y in S, and "clipped" has the positive part of S in its place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hessians.graph import DenseGraph, PairGraph
+
+# Beyond this many outputs of a batch (images x dimensions), a dense output Hessian and its eigenvectors are refused.
+DENSE_OUTPUTS = 4096
+
+
+class IndefiniteHessianError(ValueError):
+    """A positive semi-definite output Hessian is needed, and this one has negative eigenvalues."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    r"""A group of columns into which an output Hessian falls apart.
+
+    With j_cn = J_n^T cotangent_cn, the group's share of diag(J^T M J) is, summed over its columns c,
+
+        sum_n nodes_cn j_cn^2 + sum_{n,m} edges_nm j_cn j_cm + joint_c (sum_n j_cn)^2,
+
+    each term where it is not None. Only C backward passes of the batch are needed for a group, whatever the number of pairs.
+    """
+
+    cotangents: Tensor  # (C, N, Z)
+    nodes: Tensor | None = None  # (C, N)
+    edges: Tensor | None = None  # (N, N), symmetric
+    joint: Tensor | None = None  # (C,)
+
+
+class OutputHessian(ABC):
+    """A symmetric (N Z) x (N Z) matrix; N images, Z dimensions."""
+
+    num_images: int
+    dim: int
+
+    @abstractmethod
+    def matmul(self, vector: Tensor) -> Tensor:
+        """M v for v of shape (..., N, Z)."""
+
+    @abstractmethod
+    def columns(self) -> Iterator[Columns]:
+        """The groups of columns whose shares add up to diag(J^T M J) for any J."""
+
+    @abstractmethod
+    def positive_part(self) -> OutputHessian:
+        """The nearest positive semi-definite matrix (of the same block structure): negative eigenvalues set to 0."""
+
+    @abstractmethod
+    def root(self, vector: Tensor) -> Tensor:
+        """B v for v of shape (..., N, Z) with M = B B^T; raises IndefiniteHessianError where there is no such B."""
+
+    def dense(self) -> Tensor:
+        """M as (N, Z, N, Z); for tests and for small batches."""
+        check_dense_size(self.num_images, self.dim)
+        size = self.num_images * self.dim
+        probe = next(self.columns()).cotangents
+        identity = torch.eye(size, dtype=probe.dtype, device=probe.device)
+        product = self.matmul(identity.view(size, self.num_images, self.dim))
+        return product.view(self.num_images, self.dim, self.num_images, self.dim)
+
+
+def check_dense_size(num_images: int, dim: int) -> None:
+    """Refuse to build an (N Z) x (N Z) matrix that would not fit."""
+    if num_images * dim > DENSE_OUTPUTS:
+        raise ValueError(
+            f"the dense output Hessian of {num_images} images in {dim} dimensions would have {num_images * dim} rows, "
+            f"at most {DENSE_OUTPUTS} are allowed: use batches of at most {DENSE_OUTPUTS // dim} images"
+        )
+
+
+def check_eigenvalues(values: Tensor) -> Tensor:
+    """The eigenvalues with rounding below 0 removed, or an error if some are truly negative."""
+    largest = values.abs().max() if values.numel() else values.sum()
+    tolerance = largest * values.shape[-1] * torch.finfo(values.dtype).eps * 8
+    if bool((values < -tolerance).any()):
+        raise IndefiniteHessianError(
+            f"the output Hessian has negative eigenvalues (down to {float(values.min()):.3g}, the largest is "
+            f'{float(values.max()):.3g}): take approximation="clipped", or its positive part'
+        )
+    return values.clamp(min=0)
+
+
+class StructuredHessian(OutputHessian):
+    """R (S kron I) R plus the radial term (see the module), S = diag(nodes) - graph.
+
+    Args:
+        unit: z, (N, Z), unit rows; None where the embedding has no norm.
+        inverse_norm: r, (N,); None where the embedding has no norm.
+        nodes: diag(S), (N,).
+        graph: Y with S = diag(nodes) - Y; None where there is no coupling between images.
+        radial: q, (N, Z), rows orthogonal to those of z; None for the Euclidean distance.
+        dim: Z.
+    """
+
+    def __init__(
+        self,
+        unit: Tensor | None,
+        inverse_norm: Tensor | None,
+        nodes: Tensor,
+        graph: PairGraph | None,
+        radial: Tensor | None,
+        dim: int,
+    ) -> None:
+        self.unit = unit
+        self.inverse_norm = inverse_norm
+        self.nodes = nodes
+        self.graph = graph
+        self.radial = radial
+        self.num_images = len(nodes)
+        self.dim = dim
+
+    def _project(self, vector: Tensor) -> Tensor:
+        """R v for v of shape (..., N, Z)."""
+        if self.unit is None or self.inverse_norm is None:
+            return vector
+        along = (vector * self.unit).sum(-1, keepdim=True)
+        return (vector - along * self.unit) * self.inverse_norm[:, None]
+
+    def matmul(self, vector: Tensor) -> Tensor:
+        inner = self._project(vector)
+        product = self.nodes[:, None] * inner
+        if self.graph is not None:
+            flat = inner.movedim(-2, 0).reshape(self.num_images, -1)
+            coupled = (
+                self.graph.product(flat).view(self.num_images, *inner.shape[:-2], self.dim).movedim(0, -2)
+            )
+            product = product - coupled
+        product = self._project(product)
+        if self.radial is not None and self.unit is not None and self.inverse_norm is not None:
+            cross = self.unit * (vector * self.radial).sum(-1, keepdim=True)
+            cross = cross + self.radial * (vector * self.unit).sum(-1, keepdim=True)
+            product = product + cross * self.inverse_norm[:, None].square()
+        return product
+
+    def columns(self) -> Iterator[Columns]:
+        basis = torch.eye(self.dim, dtype=self.nodes.dtype, device=self.nodes.device)
+        cotangents = self._project(basis[:, None, :].expand(self.dim, self.num_images, self.dim))
+        edges = None if self.graph is None else -self.graph.dense()
+        yield Columns(cotangents, nodes=self.nodes.expand(self.dim, -1), edges=edges)
+        if self.radial is not None and self.unit is not None and self.inverse_norm is not None:
+            # z q^T + q z^T = |q|/2 [(z + q/|q|)(...)^T - (z - q/|q|)(...)^T]: two columns of opposite sign.
+            length = torch.linalg.vector_norm(self.radial, dim=1)
+            direction = self.radial / length.clamp(min=torch.finfo(length.dtype).tiny)[:, None]
+            weight = length * self.inverse_norm.square() / 2
+            yield Columns(
+                torch.stack([self.unit + direction, self.unit - direction]),
+                nodes=torch.stack([weight, -weight]),
+            )
+
+    def diagonal_per_dimension(self) -> Tensor:
+        """The node term A of MATH 4: the diagonals of the blocks M_nn without their share of the edges, (N, Z)."""
+        if self.unit is None or self.inverse_norm is None:
+            return self.nodes[:, None].expand(-1, self.dim)
+        diagonal = self.nodes[:, None] * (1 - self.unit.square())
+        if self.radial is not None:
+            diagonal = diagonal + 2 * self.unit * self.radial
+        return diagonal * self.inverse_norm[:, None].square()
+
+    def laplacian(self) -> Tensor:
+        """S, (N, N)."""
+        matrix = torch.diag(self.nodes)
+        return matrix if self.graph is None else matrix - self.graph.dense()
+
+    def positive_part(self) -> OutputHessian:
+        if self.radial is not None:
+            return self._blockwise() if self.graph is None else DenseHessian(self.dense()).positive_part()
+        if self.graph is None:
+            clamped = self.nodes.clamp(min=0)
+            return StructuredHessian(self.unit, self.inverse_norm, clamped, None, None, self.dim)
+        values, vectors = torch.linalg.eigh(self.laplacian().double())
+        clipped = ((vectors * values.clamp(min=0)) @ vectors.T).to(self.nodes.dtype)
+        nodes = clipped.diagonal().clone()
+        graph = DenseGraph(-(clipped - torch.diag(nodes)))
+        return StructuredHessian(self.unit, self.inverse_norm, nodes, graph, None, self.dim)
+
+    def _blockwise(self) -> OutputHessian:
+        """The positive part of each image's own block, where the images are not coupled."""
+        check_dense_size(self.num_images, self.dim)
+        blocks = torch.einsum("nknl->nkl", self.dense())
+        values, vectors = torch.linalg.eigh(blocks.double())
+        clipped = torch.einsum("nke,ne,nle->nkl", vectors, values.clamp(min=0), vectors).to(self.nodes.dtype)
+        index = torch.arange(self.num_images, device=self.nodes.device)
+        matrix = clipped.new_zeros(self.num_images, self.dim, self.num_images, self.dim)
+        matrix[index, :, index, :] = clipped
+        return DenseHessian(matrix)
+
+    def root(self, vector: Tensor) -> Tensor:
+        if self.radial is not None:
+            return DenseHessian(self.dense()).root(vector)
+        if self.graph is None:
+            return self._project(check_eigenvalues(self.nodes).sqrt()[:, None] * vector)
+        values, vectors = torch.linalg.eigh(self.laplacian().double())
+        factor = (vectors * check_eigenvalues(values).sqrt()).to(vector.dtype)
+        return self._project(torch.einsum("nm,...mk->...nk", factor, vector))
+
+
+class DenseHessian(OutputHessian):
+    """An output Hessian held as its matrix (N, Z, N, Z)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.num_images, self.dim = matrix.shape[:2]
+        check_dense_size(self.num_images, self.dim)
+        self.matrix = matrix
+
+    def _square(self) -> Tensor:
+        size = self.num_images * self.dim
+        return self.matrix.reshape(size, size)
+
+    def _eigen(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self._square().double())
+        return values, vectors
+
+    def matmul(self, vector: Tensor) -> Tensor:
+        return torch.einsum("nkml,...ml->...nk", self.matrix, vector)
+
+    def columns(self) -> Iterator[Columns]:
+        values, vectors = self._eigen()
+        dtype = self.matrix.dtype
+        keep = (
+            values.abs() > values.abs().max() * torch.finfo(torch.float64).eps
+            if values.numel()
+            else values > 0
+        )
+        cotangents = vectors[:, keep].T.reshape(-1, self.num_images, self.dim).to(dtype)
+        yield Columns(cotangents, joint=values[keep].to(dtype))
+
+    def positive_part(self) -> OutputHessian:
+        values, vectors = self._eigen()
+        clipped = (vectors * values.clamp(min=0)) @ vectors.T
+        return DenseHessian(clipped.to(self.matrix.dtype).view_as(self.matrix))
+
+    def root(self, vector: Tensor) -> Tensor:
+        values, vectors = self._eigen()
+        factor = (vectors * check_eigenvalues(values).sqrt()).to(vector.dtype)
+        return torch.einsum("ij,...j->...i", factor, vector.flatten(-2)).view_as(vector)
+
+    def dense(self) -> Tensor:
+        return self.matrix
