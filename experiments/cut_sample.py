@@ -49,7 +49,9 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     elif zipped.is_file():
         content = gzip.decompress(zipped.read_bytes())
     else:
-        raise FileNotFoundError(f"neither {path} nor {zipped.name} beside it exists; give the folder above it")
+        raise FileNotFoundError(
+            f"neither {path} nor {zipped.name} beside it exists; give the folder above it"
+        )
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise ValueError(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4].hex()}")
     rank = content[3]

@@ -110,9 +110,7 @@ def embedded_sample(name: str, split: str) -> ImageSet:
         )
     file = resources.files("laplacian_metric.data") / "_sample" / f"{name}-{split}.npz"
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-        images, labels, indices = (
-            torch.from_numpy(arrays[key]) for key in ("images", "labels", "indices")
-        )
+        images, labels, indices = (torch.from_numpy(arrays[key]) for key in ("images", "labels", "indices"))
     return ImageSet(
         name=name,
         split=split,

@@ -1,0 +1,14 @@
+"""The demo's fixed choices, apart so that the command line can name them without loading torch."""
+
+from __future__ import annotations
+
+EPOCHS = 14
+BATCH_SIZE = 128
+LEARNING_RATE = 5e-4
+WEIGHT_DECAY = 1e-5
+MARGIN = 0.7
+
+CURVATURE_BATCH = 256
+COMPARED_IMAGES = 24
+
+REPORT_NAME = "report.html"

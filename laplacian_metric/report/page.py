@@ -1,0 +1,135 @@
+"""One self-contained HTML page: no script, no file beside it, nothing fetched.
+
+A page is made of paragraphs, tables and pictures. All their text is escaped; there is no way to put markup of
+one's own into a page, so a label taken from a file name cannot become markup either.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+_STYLE = """
+body { font: 16px/1.55 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 auto; max-width: 60rem;
+  padding: 1.5rem; }
+h1 { font-size: 1.7rem; margin: 0 0 1rem; }
+h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid #d5dae1; padding-bottom: .25rem; }
+figure { margin: 1.2rem 0; }
+img { max-width: 100%; height: auto; }
+figcaption, caption { color: #4b5766; font-size: .9rem; text-align: left; padding: .3rem 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #e4e8ed; vertical-align: top; }
+th { font-weight: 600; }
+.number { text-align: right; }
+"""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Running text."""
+
+    text: str
+
+    def html(self) -> str:
+        return f"<p>{escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a caption; the columns whose positions are in `numeric` are set flush right."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        for position, row in enumerate(self.rows):
+            if len(row) != len(self.header):
+                raise ValueError(
+                    f"row {position} of the table {self.caption!r} has {len(row)} cells "
+                    f"for {len(self.header)} columns"
+                )
+
+    def _cells(self, tag: str, cells: Sequence[str]) -> str:
+        parts = []
+        for column, cell in enumerate(cells):
+            mark = ' class="number"' if column in self.numeric else ""
+            scope = ' scope="col"' if tag == "th" else ""
+            parts.append(f"<{tag}{scope}{mark}>{escape(cell)}</{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
+
+    def html(self) -> str:
+        head = self._cells("th", self.header)
+        body = "\n".join(self._cells("td", row) for row in self.rows)
+        return (
+            f'<div class="scroll"><table>\n<caption>{escape(self.caption)}</caption>\n'
+            f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+        )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG with a caption, and a text that says what it shows to those who cannot see it."""
+
+    png: bytes
+    alt: str
+    caption: str
+
+    def __post_init__(self) -> None:
+        if not self.png.startswith(_PNG_SIGNATURE):
+            raise ValueError(f"the picture {self.caption!r} is not a PNG: it starts with {self.png[:8]!r}")
+        if not self.alt.strip():
+            raise ValueError(f"the picture {self.caption!r} has no alt text; say what it shows")
+
+    def html(self) -> str:
+        data = base64.b64encode(self.png).decode("ascii")
+        return (
+            f'<figure><img src="data:image/png;base64,{data}" alt="{escape(self.alt)}">\n'
+            f"<figcaption>{escape(self.caption)}</figcaption></figure>"
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: Sequence[Paragraph | Table | Picture]
+
+    def html(self) -> str:
+        inner = "\n".join(block.html() for block in self.blocks)
+        return f"<section>\n<h2>{escape(self.title)}</h2>\n{inner}\n</section>"
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page.
+
+    Example:
+        >>> page = Page("1 < 2", [Section("All", [Paragraph("a & b")])])
+        >>> "<h1>1 &lt; 2</h1>" in page.html()
+        True
+    """
+
+    title: str
+    sections: Sequence[Section]
+
+    def html(self) -> str:
+        """The page as HTML. Its content security policy allows its own style sheet and inlined pictures."""
+        digest = base64.b64encode(hashlib.sha256(_STYLE.encode("utf-8")).digest()).decode("ascii")
+        policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        inner = "\n".join(section.html() for section in self.sections)
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=True)}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+            f"<h1>{escape(self.title)}</h1>\n{inner}\n</main>\n</body>\n</html>\n"
+        )

@@ -1,0 +1,136 @@
+"""The plots. Each takes tensors and gives a PNG; none of them touches matplotlib's global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+_COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#bbbbbb",
+    "#994f00",
+    "#000000",
+    "#ff8c1a",
+)
+_MARKERS = "osD^v<>Ph*"
+_BELOW, _AROUND, _ABOVE = "#c1272d", "#9aa5b1", "#2f6f9f"
+
+
+def _png(figure: Figure) -> bytes:
+    """Draw a figure; the same figure gives the same bytes with the same release of matplotlib."""
+    stream = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(stream)
+    return stream.getvalue()
+
+
+def loss_curve(losses: Sequence[float], steps_per_epoch: int) -> bytes:
+    """The training loss of every step over the epochs."""
+    if not losses:
+        raise ValueError("losses is empty; there is nothing to draw")
+    if steps_per_epoch < 1:
+        raise ValueError(f"steps_per_epoch is {steps_per_epoch}; it must be at least 1")
+    figure = Figure(figsize=(8.0, 2.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(np.arange(1, len(losses) + 1) / steps_per_epoch, losses, color=_ABOVE, linewidth=1.2)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss of the batch")
+    axes.set_ylim(bottom=0.0)
+    axes.grid(alpha=0.3)
+    return _png(figure)
+
+
+def _check_sphere(name: str, directions: torch.Tensor, labels: torch.Tensor) -> None:
+    if directions.ndim != 2 or directions.shape[1] != 3:
+        raise ValueError(f"{name} has the shape {tuple(directions.shape)}; the sphere map needs (N, 3)")
+    if labels.shape != directions.shape[:1]:
+        raise ValueError(f"{name} has {labels.shape[0]} labels for {directions.shape[0]} directions")
+
+
+def _on_map(axes: Axes, directions: torch.Tensor, labels: torch.Tensor, names: Sequence[str]) -> None:
+    points = torch.nn.functional.normalize(directions.detach().double(), dim=1).numpy()
+    longitude = np.arctan2(points[:, 1], points[:, 0])
+    latitude = np.arcsin(np.clip(points[:, 2], -1.0, 1.0))
+    for label, name in enumerate(names):
+        chosen = (labels == label).numpy()
+        axes.scatter(
+            longitude[chosen],
+            latitude[chosen],
+            s=9,
+            color=_COLOURS[label % len(_COLOURS)],
+            marker=_MARKERS[label % len(_MARKERS)],
+            alpha=0.7,
+            linewidths=0,
+            label=name,
+        )
+
+
+def sphere_maps(
+    panels: Mapping[str, tuple[torch.Tensor, torch.Tensor, Sequence[str]]],
+) -> bytes:
+    """Directions in three dimensions, side by side on equal-area (Mollweide) maps of the whole sphere.
+
+    Args:
+        panels: for each title the directions (N, 3), the labels (N,) and the name of every label.
+    """
+    if not panels:
+        raise ValueError("panels is empty; there is nothing to draw")
+    figure = Figure(figsize=(6.0 * len(panels), 4.4), dpi=110, layout="constrained")
+    for column, (title, (directions, labels, names)) in enumerate(panels.items()):
+        _check_sphere(title, directions, labels)
+        axes = figure.add_subplot(1, len(panels), column + 1, projection="mollweide")
+        _on_map(axes, directions, labels, names)
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        axes.set_xticklabels([])
+        axes.set_yticklabels([])
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def _signed_bins(values: torch.Tensor, decades: int, per_decade: int) -> npt.NDArray[np.float64]:
+    """Bin edges that are logarithmic on both sides of zero, down to `decades` below the largest size."""
+    largest = float(values.abs().max())
+    top = np.ceil(np.log10(largest)) if largest > 0 else 0.0
+    positive = np.logspace(top - decades, top, decades * per_decade + 1)
+    return np.concatenate([-positive[::-1], positive])
+
+
+def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: int = 5) -> bytes:
+    """A histogram for each entry of `values`, logarithmic on both sides of zero; what is negative is red.
+
+    Entries more than `decades` powers of ten below the largest of their panel are in the grey bin around zero.
+    """
+    if not values:
+        raise ValueError("values is empty; there is nothing to draw")
+    columns = 2
+    rows = (len(values) + columns - 1) // columns
+    figure = Figure(figsize=(9.0, 2.5 * rows), dpi=110, layout="constrained")
+    for position, (title, entries) in enumerate(values.items()):
+        if entries.numel() == 0:
+            raise ValueError(f"values[{title!r}] is empty; there is nothing to draw")
+        flat = entries.detach().double().flatten()
+        edges = _signed_bins(flat, decades, per_decade=6)
+        counts, _ = np.histogram(flat.numpy(), bins=edges)
+        axes = figure.add_subplot(rows, columns, position + 1)
+        half = len(counts) // 2
+        colours = [_BELOW] * half + [_AROUND] + [_ABOVE] * half
+        axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=colours)
+        axes.set_xscale("symlog", linthresh=float(edges[len(edges) // 2]), linscale=0.4)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel(label)
+        axes.set_ylabel("entries")
+        axes.locator_params(axis="y", nbins=4)
+        axes.tick_params(axis="x", labelsize=7)
+    return _png(figure)
