@@ -1,0 +1,1 @@
+"""Speed and memory of what the packages compute, each beside what it cannot do without."""
