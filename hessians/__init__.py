@@ -1,6 +1,7 @@
 """Curvature of pair losses: exact generalised Gauss-Newton matrices at the cost of a matrix product."""
 
 from hessians.contrastive import ContrastiveLoss
+from hessians.last_layer import last_layer_ggn_diagonal
 from hessians.pairs import Pairs
 
-__all__ = ["ContrastiveLoss", "Pairs"]
+__all__ = ["ContrastiveLoss", "Pairs", "last_layer_ggn_diagonal"]

@@ -19,11 +19,11 @@ Population = tuple[float, float]
 
 
 class PairList(NamedTuple):
-    """Unordered pairs of one type: first < second, each pair once, ``count`` says how often it was given. All of shape (P,)."""
+    """Unordered pairs of one type: first < second, each pair once, ``times`` says how often it was given. All of shape (P,)."""
 
     first: Tensor
     second: Tensor
-    count: Tensor
+    times: Tensor
 
 
 class Pairs(ABC):
@@ -198,7 +198,7 @@ class ListedPairs(Pairs):
         negative_anchor = indices[0] if len(indices) == 3 else indices[2]
         self._positive = _fold(("anchor", "positive"), indices[0], indices[1], num_images)
         self._negative = _fold(negative_names, negative_anchor, indices[-1], num_images)
-        own = (int(self._positive.count.sum()), int(self._negative.count.sum()))
+        own = (int(self._positive.times.sum()), int(self._negative.times.sum()))
         self._set_population(own, population)
 
     @property
@@ -212,10 +212,10 @@ class ListedPairs(Pairs):
         return self._count_block(self._positive, start, stop), self._count_block(self._negative, start, stop)
 
     def _count_block(self, pairs: PairList, start: int, stop: int) -> Tensor:
-        counts = pairs.count.new_zeros(stop - start, self.num_images)
+        counts = pairs.times.new_zeros(stop - start, self.num_images)
         for rows, columns in ((pairs.first, pairs.second), (pairs.second, pairs.first)):
             inside = (rows >= start) & (rows < stop)
-            counts[rows[inside] - start, columns[inside]] = pairs.count[inside]
+            counts[rows[inside] - start, columns[inside]] = pairs.times[inside]
         return counts
 
     def positive_sums(self, values: Tensor) -> Tensor:

@@ -1,0 +1,207 @@
+r"""The diagonal of the last linear layer's GGN in closed form (MATH 4).
+
+With u = W h + b, x = [h, 1] and the output Hessian M of :mod:`hessians.output_hessian`,
+
+    diag_kh = sum_n A_nk x_nh^2  -  sum_{n,m} (R (Y kron I) R)_{nk,mk} x_nh x_mh,
+
+the node term and the edge term. Writing F_nm = r_n r_m Y_nm and s_nm = <z_n, z_m>, the edge term is
+
+    sum_n (1 - 2 z_nk^2) x_nh (F x)_nh  +  2 sum_{pairs} F_p s_p (z_ik z_jk) (x_ih x_jh):
+
+a product with F that all k share, and one matrix product over the active pairs, in chunks. No tensor of pairs x Z x H is made.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hessians.approximations import Approximation
+from hessians.checks import check_matrix, check_same_device, compute_dtype
+from hessians.class_moments import diagonal_by_moments, moments_pay
+from hessians.features import FeatureReader
+from hessians.graph import PairGraph, PositiveGraph
+from hessians.output_hessian import DenseHessian, OutputHessian, StructuredHessian
+from hessians.pair_loss import PairLoss
+from hessians.pairs import Pairs
+
+Diagonal = tuple[Tensor, Tensor | None]
+
+DEFAULT_MEMORY = 64 << 20
+# The products of a chunk's pairs stay in the processor's cache between being made and being multiplied.
+PAIRS_PER_CHUNK = 512
+
+
+def last_layer_ggn_diagonal(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    pairs: Pairs,
+    loss: PairLoss,
+    approximation: str | Approximation = Approximation.FULL,
+    *,
+    embeddings: Tensor | None = None,
+    memory_budget: int = DEFAULT_MEMORY,
+) -> Diagonal:
+    """diag of the GGN in the weights and biases of a last linear layer, all pairs exactly, unclamped.
+
+    Works the same for a batch and for a data set: features are read in blocks of rows, so that they may be a tensor
+    that is mapped from a file, and nothing of size N x N is made beyond 4,096 images.
+
+    Args:
+        features: h, (N, H), the inputs of the layer; float32 or float64 (half precisions are computed in float32).
+        weight: W, (Z, H).
+        bias: b, (Z,), or None.
+        pairs: over the N images.
+        loss: the pair loss whose curvature is taken.
+        approximation: "full", "fixed", "positive" or "clipped".
+        embeddings: u = W h + b, (N, Z), where they are known already: then "fixed" reads the features once instead of
+            twice (``positive`` and the others do too).
+        memory_budget: bytes for the chunks of features and of pairs; the result and N x Z come on top.
+
+    Returns:
+        (w, b): w of shape (Z, H); b of shape (Z,), None without a bias.
+
+    Example:
+        >>> features, weight = torch.eye(4), torch.eye(2, 4) + 0.1
+        >>> pairs, loss = Pairs.from_labels([0, 0, 1, 1]), ContrastiveLoss(margin=0.7)
+        >>> w, b = last_layer_ggn_diagonal(features, weight, torch.zeros(2), pairs, loss, "fixed")
+        >>> w.shape, b.shape
+        (torch.Size([2, 4]), torch.Size([2]))
+    """
+    approximation = Approximation.parse(approximation)
+    _check_layer(features, weight, bias, pairs)
+    if memory_budget < 1:
+        raise ValueError(f"memory_budget is {memory_budget}, a positive number of bytes is needed")
+    reader = FeatureReader(features, memory_budget)
+    u = reader.embed(weight, bias) if embeddings is None else _check_embeddings(embeddings, features, weight)
+    hessian = loss.output_hessian(u, pairs, approximation)
+    w, b = _pull_back(hessian, reader, pairs, memory_budget)
+    return w, (None if bias is None else b)
+
+
+def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs) -> None:
+    check_matrix("features", features)
+    check_matrix("weight", weight)
+    check_same_device(features=features, weight=weight, bias=bias)
+    if len(features) != pairs.num_images:
+        raise ValueError(
+            f"the pairs are over {pairs.num_images} images, but features has {len(features)} rows"
+        )
+    if weight.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)} for features of {features.shape[1]} columns: (Z, H) is needed"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias has shape {tuple(bias.shape)} for a weight of {len(weight)} rows")
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.dtype != features.dtype:
+            raise TypeError(
+                f"{name} has dtype {other.dtype}, but features have {features.dtype}: convert one of them"
+            )
+
+
+def _check_embeddings(embeddings: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+    check_matrix("embeddings", embeddings)
+    check_same_device(embeddings=embeddings, features=features)
+    if embeddings.shape != (len(features), len(weight)):
+        raise ValueError(
+            f"embeddings has shape {tuple(embeddings.shape)}, but {len(features)} rows of features and a weight of "
+            f"{len(weight)} rows give ({len(features)}, {len(weight)})"
+        )
+    return embeddings.detach().to(compute_dtype(features))
+
+
+class Total:
+    """Sums (Z, H + 1) matrices: in the dtype of a single block, else in float64, where many blocks would lose digits."""
+
+    def __init__(self, dim: int, reader: FeatureReader) -> None:
+        dtype = reader.dtype if reader.one_block else torch.float64
+        self.dtype = reader.dtype
+        self.weight = reader.features.new_zeros(dim, reader.width, dtype=dtype)
+        self.bias = reader.features.new_zeros(dim, dtype=dtype)
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """+ left @ right for left (Z, n) and right (n, H)."""
+        if self.weight.dtype == right.dtype:
+            self.weight.addmm_(left, right)
+        else:
+            self.weight += left @ right
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """(Z, H) and (Z,) in the dtype that was computed in."""
+        return self.weight.to(self.dtype), self.bias.to(self.dtype)
+
+
+def _pull_back(
+    hessian: OutputHessian, reader: FeatureReader, pairs: Pairs, budget: int
+) -> tuple[Tensor, Tensor]:
+    if isinstance(hessian, DenseHessian):
+        return _dense(hessian, reader)
+    if not isinstance(hessian, StructuredHessian):
+        raise TypeError(f"there is no closed form for an output Hessian of type {type(hessian).__name__}")
+    if isinstance(hessian.graph, PositiveGraph) and moments_pay(pairs, hessian):
+        return diagonal_by_moments(hessian, hessian.graph, pairs, reader)
+    total = Total(hessian.dim, reader)
+    _add_nodes(total, hessian.diagonal_per_dimension(), reader)
+    if hessian.graph is not None:
+        _subtract_shared_edges(total, hessian, hessian.graph, reader)
+        if hessian.unit is not None and hessian.inverse_norm is not None:
+            _subtract_edges(total, hessian.unit, hessian.inverse_norm, hessian.graph, reader, budget)
+    return total.result()
+
+
+def _add_nodes(total: Total, per_node: Tensor, reader: FeatureReader) -> None:
+    """+ sum_n A_nk x_nh^2 for A (N, Z): one matrix product."""
+    for start, stop in reader.blocks():
+        block = reader.read(start, stop)
+        total.add_product(per_node[start:stop].T, block * block)
+    total.bias += per_node.to(total.bias.dtype).sum(0)
+
+
+def _subtract_shared_edges(
+    total: Total, hessian: StructuredHessian, graph: PairGraph, reader: FeatureReader
+) -> None:
+    """- sum_n (1 - 2 z_nk^2) x_nh (F x)_nh with F = r r^T * Y, in blocks of columns of the features."""
+    scale: Tensor | float = 1.0
+    per_node = None
+    if hessian.unit is not None and hessian.inverse_norm is not None:
+        scale = hessian.inverse_norm[:, None]
+        per_node = 1 - 2 * hessian.unit.square()
+    for columns in reader.column_blocks():
+        block = reader.read_columns(columns) * scale
+        product = block * graph.product(block)
+        shared = product.sum(0) if per_node is None else per_node.T @ product
+        total.weight[:, columns] -= shared
+    ones = torch.ones_like(hessian.nodes)[:, None] * scale
+    product = ones * graph.product(ones)
+    total.bias -= (product.sum(0) if per_node is None else per_node.T @ product).flatten()
+
+
+def _subtract_edges(
+    total: Total, unit: Tensor, inverse_norm: Tensor, graph: PairGraph, reader: FeatureReader, budget: int
+) -> None:
+    """- 2 sum over pairs of F_p s_p (z_ik z_jk) (x_ih x_jh): one matrix product over the pairs, in chunks."""
+    width = reader.width + unit.shape[1]
+    chunk = max(16, min(PAIRS_PER_CHUNK, budget // (2 * width * unit.element_size())))
+    for first, second, weight in graph.edges():
+        partial = torch.zeros(unit.shape[1], reader.width, dtype=unit.dtype, device=unit.device)
+        for i, j, y in zip(first.split(chunk), second.split(chunk), weight.split(chunk), strict=True):
+            products = unit.index_select(0, i).mul_(unit.index_select(0, j))
+            cosine = products.sum(1)
+            products *= (y * inverse_norm[i] * inverse_norm[j] * cosine)[:, None]
+            partial.addmm_(products.T, reader.gather(i).mul_(reader.gather(j)))
+            total.bias -= 2 * products.sum(0)
+        total.weight.sub_(partial, alpha=2)
+
+
+def _dense(hessian: DenseHessian, reader: FeatureReader) -> tuple[Tensor, Tensor]:
+    """sum_{n,m} M_{nk,mk} x_nh x_mh for every k, from a dense M."""
+    total = Total(hessian.dim, reader)
+    for k in range(hessian.dim):
+        coupling = hessian.matrix[:, k, :, k]
+        for columns in reader.column_blocks():
+            block = reader.read_columns(columns)
+            total.weight[k, columns] = (block * (coupling @ block)).sum(0).to(total.weight.dtype)
+        total.bias[k] = coupling.sum()
+    return total.result()
