@@ -1,0 +1,120 @@
+"""The house: imports go one way, importing is light, and nothing names a machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.imports import imported_modules, wrong_imports
+
+HEAVY = ("torchvision", "timm", "faiss", "laplace", "matplotlib", "scipy", "sentence_transformers", "pandas")
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+
+
+def test_no_import_goes_the_wrong_way(root: Path) -> None:
+    assert wrong_imports(root) == []
+
+
+def test_the_check_reads_the_real_tree(root: Path) -> None:
+    source = (root / "laplacian_metric" / "data" / "__init__.py").read_text(encoding="utf-8")
+    names = {name for _, name in imported_modules(source, "laplacian_metric.data", is_package=True)}
+    assert "laplacian_metric.data.embedded" in names
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("hessians/a.py", "import laplacian_metric", "laplacian_metric"),
+        ("hessians/deep/a.py", "def f():\n    from laplacian_metric.data import x", "laplacian_metric.data"),
+        ("hessians/a.py", "import experiments.table", "experiments.table"),
+        ("hessians/a.py", "import importlib\nimportlib.import_module('laplacian_metric')", "laplacian_metric"),
+        ("laplacian_metric/a.py", "from experiments import table", "experiments"),
+        ("laplacian_metric/methods/a.py", "from laplacian_metric.methods import b", "laplacian_metric.methods.b"),
+        ("laplacian_metric/methods/a.py", "from . import b", "laplacian_metric.methods.b"),
+        ("laplacian_metric/methods/a.py", "from .b import thing", "laplacian_metric.methods.b"),
+        ("laplacian_metric/metrics/a.py", "import laplacian_metric.methods.b", "laplacian_metric.methods.b"),
+        ("laplacian_metric/metrics/__init__.py", "from ..data import embedded", "laplacian_metric.data"),
+        ("laplacian_metric/vmf.py", "from laplacian_metric import data", "laplacian_metric.data"),
+    ],
+)
+def test_a_wrong_import_is_found(tmp_path: Path, name: str, source: str, expected: str) -> None:
+    write_tree(tmp_path, {"laplacian_metric/methods/b.py": "", name: source})
+    found = wrong_imports(tmp_path)
+    assert any(message.startswith(f"{name}:") and message.endswith(f"imports {expected}") for message in found)
+
+
+def test_right_imports_are_left_alone(tmp_path: Path) -> None:
+    write_tree(
+        tmp_path,
+        {
+            "hessians/a.py": "import torch\nfrom hessians.b import c",
+            "hessians/b.py": "c = 'import laplacian_metric'",
+            "laplacian_metric/a.py": "from hessians import a\nimport laplacian_metric.methods.b",
+            "laplacian_metric/methods/__init__.py": "from laplacian_metric.methods import b, c",
+            "laplacian_metric/methods/b.py": "from laplacian_metric.metrics import recall\nfrom . import __doc__",
+            "laplacian_metric/methods/c.py": "from laplacian_metric.methods.c import itself",
+            "laplacian_metric/metrics/recall.py": "from laplacian_metric import vmf, neighbours",
+        },
+    )
+    assert wrong_imports(tmp_path) == []
+
+
+def loaded_by(statement: str, root: Path) -> set[str]:
+    """The top-level modules that are loaded after a statement in a new interpreter."""
+    code = f"import sys\n{statement}\nprint(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("statement", ["import laplacian_metric", "import hessians", "import laplacian_metric.cli"])
+def test_importing_is_light(statement: str, root: Path) -> None:
+    loaded = loaded_by(statement, root)
+    assert {"laplacian_metric", "hessians"} & loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_command_line_starts_without_torch(root: Path) -> None:
+    assert "torch" not in loaded_by("import laplacian_metric.cli", root)
+
+
+def text_files(root: Path) -> list[Path]:
+    """The tracked files, and those about to be, that are text."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, check=True, capture_output=True)
+    paths = [root / name for name in done.stdout.decode("utf-8").split("\0") if name]
+    return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()[:8192]]
+
+
+def machine_paths(text: str) -> list[str]:
+    """Absolute paths of somebody's machine in a text."""
+    folders = "home|root|work|Users|mnt|tmp|media|scratch"
+    return re.findall(rf"(?<![\w./~:}}-])/(?:{folders})/[\w.+-]+[\w./+-]*", text)
+
+
+def test_no_file_names_a_path_of_a_machine(root: Path) -> None:
+    if not (root / ".git").exists():
+        pytest.skip("not a git checkout, so the project's own files cannot be told from others")
+    files = text_files(root)
+    assert root / "README.md" in files
+    found = {
+        path.relative_to(root).as_posix(): paths
+        for path in files
+        if path != Path(__file__).resolve() and (paths := machine_paths(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_a_path_of_a_machine_is_found() -> None:
+    assert machine_paths("data = '/home/someone/data'") == ["/home/someone/data"]
+    assert machine_paths("cd /work/main && ls") == ["/work/main"]
+    assert machine_paths("see docs/home/start, https://example.org/home/x and ./work/out") == []
