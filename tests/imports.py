@@ -61,7 +61,9 @@ def _other_method(module: str, imported: str, methods: set[str]) -> bool:
 
 def wrong_imports(root: Path) -> list[str]:
     """Every import below `root` that goes against the direction of the house, as "file:line: a imports b"."""
-    sources = [path for top in ("hessians", "laplacian_metric") for path in sorted((root / top).rglob("*.py"))]
+    sources = [
+        path for top in ("hessians", "laplacian_metric") for path in sorted((root / top).rglob("*.py"))
+    ]
     names = {path: _module_name(path.relative_to(root)) for path in sources}
     methods = {method for name in names.values() if (method := _method_of(name)) is not None}
     found = []

@@ -37,9 +37,17 @@ def test_the_check_reads_the_real_tree(root: Path) -> None:
         ("hessians/a.py", "import laplacian_metric", "laplacian_metric"),
         ("hessians/deep/a.py", "def f():\n    from laplacian_metric.data import x", "laplacian_metric.data"),
         ("hessians/a.py", "import experiments.table", "experiments.table"),
-        ("hessians/a.py", "import importlib\nimportlib.import_module('laplacian_metric')", "laplacian_metric"),
+        (
+            "hessians/a.py",
+            "import importlib\nimportlib.import_module('laplacian_metric')",
+            "laplacian_metric",
+        ),
         ("laplacian_metric/a.py", "from experiments import table", "experiments"),
-        ("laplacian_metric/methods/a.py", "from laplacian_metric.methods import b", "laplacian_metric.methods.b"),
+        (
+            "laplacian_metric/methods/a.py",
+            "from laplacian_metric.methods import b",
+            "laplacian_metric.methods.b",
+        ),
         ("laplacian_metric/methods/a.py", "from . import b", "laplacian_metric.methods.b"),
         ("laplacian_metric/methods/a.py", "from .b import thing", "laplacian_metric.methods.b"),
         ("laplacian_metric/metrics/a.py", "import laplacian_metric.methods.b", "laplacian_metric.methods.b"),
@@ -50,7 +58,9 @@ def test_the_check_reads_the_real_tree(root: Path) -> None:
 def test_a_wrong_import_is_found(tmp_path: Path, name: str, source: str, expected: str) -> None:
     write_tree(tmp_path, {"laplacian_metric/methods/b.py": "", name: source})
     found = wrong_imports(tmp_path)
-    assert any(message.startswith(f"{name}:") and message.endswith(f"imports {expected}") for message in found)
+    assert any(
+        message.startswith(f"{name}:") and message.endswith(f"imports {expected}") for message in found
+    )
 
 
 def test_right_imports_are_left_alone(tmp_path: Path) -> None:
@@ -76,7 +86,9 @@ def loaded_by(statement: str, root: Path) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("statement", ["import laplacian_metric", "import hessians", "import laplacian_metric.cli"])
+@pytest.mark.parametrize(
+    "statement", ["import laplacian_metric", "import hessians", "import laplacian_metric.cli"]
+)
 def test_importing_is_light(statement: str, root: Path) -> None:
     loaded = loaded_by(statement, root)
     assert {"laplacian_metric", "hessians"} & loaded

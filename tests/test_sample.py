@@ -42,7 +42,9 @@ def test_floats_are_the_images_between_zero_and_one() -> None:
 
 def test_images_of_one_class_are_alike() -> None:
     sample = embedded_sample("fashion-mnist", "train")
-    means = torch.stack([sample.floats()[sample.labels == label].mean(dim=0).flatten() for label in range(10)])
+    means = torch.stack(
+        [sample.floats()[sample.labels == label].mean(dim=0).flatten() for label in range(10)]
+    )
     test = embedded_sample("fashion-mnist", "test")
     nearest = torch.cdist(test.floats().flatten(1), means).argmin(dim=1)
     assert float((nearest == test.labels).float().mean()) > 0.6
@@ -55,7 +57,7 @@ def test_no_image_is_there_twice() -> None:
 
 
 def test_unknown_name_and_split_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="'cifar'.*fashion-mnist, mnist"):
+    with pytest.raises(ValueError, match=r"'cifar'.*fashion-mnist, mnist"):
         embedded_sample("cifar", "test")
     with pytest.raises(ValueError, match="mnist has no split 'train'; there is: test"):
         embedded_sample("mnist", "train")

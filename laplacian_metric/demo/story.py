@@ -164,7 +164,8 @@ def _check(result: DemoResult) -> Section:
             Paragraph(
                 "For a few images the same diagonal was computed in this run without any closed form: the Jacobian of "
                 "the embeddings and the Hessian of the loss by automatic differentiation, multiplied out in double "
-                "precision. The deviation is relative to the sum of the absolute contributions to each entry."
+                "precision. The deviation is relative to the sum of the absolute contributions to each entry; for "
+                '"clipped" to what the largest eigenvalue of that Hessian would contribute.'
             ),
             Table(
                 "Largest relative deviation over all parameters",
