@@ -8,6 +8,9 @@ from torch import Tensor
 from hessians.checks import check_finite, compute_dtype
 
 
+CACHED_ELEMENTS = 1 << 18
+
+
 class FeatureReader:
     """Reads features (N, H) in blocks of rows that fit the memory budget, in the dtype that is computed in."""
 
@@ -30,9 +33,10 @@ class FeatureReader:
         """Ranges of rows."""
         return [(i, min(i + self.rows, self.num_images)) for i in range(0, self.num_images, self.rows)]
 
-    def column_blocks(self) -> list[slice]:
-        """Ranges of columns, for what needs all rows at once."""
-        return [slice(i, min(i + self.columns, self.width)) for i in range(0, self.width, self.columns)]
+    def column_blocks(self, copies: int = 1) -> list[slice]:
+        """Ranges of columns, for what needs all rows at once, and ``copies`` of them; small enough to stay in the cache."""
+        size = max(1, min(self.columns, CACHED_ELEMENTS // max(1, self.num_images)) // copies)
+        return [slice(i, min(i + size, self.width)) for i in range(0, self.width, size)]
 
     def read_columns(self, columns: slice) -> Tensor:
         """All rows of these columns, (N, number of columns)."""

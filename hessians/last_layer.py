@@ -20,7 +20,7 @@ from hessians.approximations import Approximation
 from hessians.checks import check_matrix, check_same_device, compute_dtype
 from hessians.class_moments import diagonal_by_moments, moments_pay
 from hessians.features import FeatureReader
-from hessians.graph import PairGraph, PositiveGraph
+from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
 from hessians.output_hessian import DenseHessian, OutputHessian, StructuredHessian
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
@@ -30,6 +30,8 @@ Diagonal = tuple[Tensor, Tensor | None]
 DEFAULT_MEMORY = 64 << 20
 # The products of a chunk's pairs stay in the processor's cache between being made and being multiplied.
 PAIRS_PER_CHUNK = 512
+# Gathering and multiplying the features of a pair takes as long as this many rows of the matrix product that follows (measured).
+GATHER_COST = 90
 
 
 def last_layer_ggn_diagonal(
@@ -145,9 +147,10 @@ def _pull_back(
     total = Total(hessian.dim, reader)
     _add_nodes(total, hessian.diagonal_per_dimension(), reader)
     if hessian.graph is not None:
-        _subtract_shared_edges(total, hessian, hessian.graph, reader)
-        if hessian.unit is not None and hessian.inverse_norm is not None:
-            _subtract_edges(total, hessian.unit, hessian.inverse_norm, hessian.graph, reader, budget)
+        coupling = _dense_coupling(hessian, hessian.graph)
+        _subtract_edge_products(total, hessian, hessian.graph, coupling, reader)
+        if coupling is None and hessian.unit is not None and hessian.inverse_norm is not None:
+            _subtract_listed_edges(total, hessian.unit, hessian.inverse_norm, hessian.graph, reader, budget)
     return total.result()
 
 
@@ -159,26 +162,44 @@ def _add_nodes(total: Total, per_node: Tensor, reader: FeatureReader) -> None:
     total.bias += per_node.to(total.bias.dtype).sum(0)
 
 
-def _subtract_shared_edges(
-    total: Total, hessian: StructuredHessian, graph: PairGraph, reader: FeatureReader
+def _dense_coupling(hessian: StructuredHessian, graph: PairGraph) -> Tensor | None:
+    """Y * C, (N, N), C the cosines, where one dense product for each k costs less than a product over listed pairs."""
+    if hessian.unit is None or graph.num_images > DENSE_IMAGES:
+        return None
+    dense = graph.dense()
+    listed = int(dense.count_nonzero()) / 2 * (GATHER_COST + hessian.dim)
+    return dense * (hessian.unit @ hessian.unit.T) if hessian.dim * graph.num_images**2 < listed else None
+
+
+def _subtract_edge_products(
+    total: Total, hessian: StructuredHessian, graph: PairGraph, coupling: Tensor | None, reader: FeatureReader
 ) -> None:
-    """- sum_n (1 - 2 z_nk^2) x_nh (F x)_nh with F = r r^T * Y, in blocks of columns of the features."""
-    scale: Tensor | float = 1.0
-    per_node = None
-    if hessian.unit is not None and hessian.inverse_norm is not None:
-        scale = hessian.inverse_norm[:, None]
-        per_node = 1 - 2 * hessian.unit.square()
-    for columns in reader.column_blocks():
-        block = reader.read_columns(columns) * scale
-        product = block * graph.product(block)
-        shared = product.sum(0) if per_node is None else per_node.T @ product
-        total.weight[:, columns] -= shared
-    ones = torch.ones_like(hessian.nodes)[:, None] * scale
-    product = ones * graph.product(ones)
-    total.bias -= (product.sum(0) if per_node is None else per_node.T @ product).flatten()
+    """The edge term's products with N x N matrices, in blocks of columns of x = [h, 1].
+
+    - sum_n (1 - 2 z_nk^2) x_nh (F x)_nh, and where the coupling is dense - sum_n z_nk x'_nh ((Y * C) (z_k * x'))_nh too.
+    """
+    copies = 1 if coupling is None else hessian.dim
+    for columns in reader.column_blocks(copies):
+        total.weight[:, columns] -= _edge_products(reader.read_columns(columns), hessian, graph, coupling)
+    ones = torch.ones_like(hessian.nodes)[:, None]
+    total.bias -= _edge_products(ones, hessian, graph, coupling)[:, 0]
 
 
-def _subtract_edges(
+def _edge_products(
+    block: Tensor, hessian: StructuredHessian, graph: PairGraph, coupling: Tensor | None
+) -> Tensor:
+    """The share of a block of columns (N, h), (Z, h)."""
+    if hessian.unit is None or hessian.inverse_norm is None:
+        return (block * graph.product(block)).sum(0).expand(hessian.dim, -1)
+    block = block * hessian.inverse_norm[:, None]
+    shared = (1 - 2 * hessian.unit.square()).T @ (block * graph.product(block))
+    if coupling is not None:
+        scaled = hessian.unit[:, :, None] * block[:, None, :]
+        shared += (coupling @ scaled.flatten(1)).view_as(scaled).mul_(scaled).sum(0)
+    return shared
+
+
+def _subtract_listed_edges(
     total: Total, unit: Tensor, inverse_norm: Tensor, graph: PairGraph, reader: FeatureReader, budget: int
 ) -> None:
     """- 2 sum over pairs of F_p s_p (z_ik z_jk) (x_ih x_jh): one matrix product over the pairs, in chunks."""

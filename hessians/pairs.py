@@ -156,7 +156,8 @@ class LabelPairs(Pairs):
         return torch.split(torch.argsort(self.class_of, stable=True), self.class_sizes.tolist())
 
     def listed(self, positive: bool) -> Iterator[PairList]:
-        if not positive:
+        # By classes only where whole rows would mostly be looked at in vain.
+        if not positive or self.num_images <= 1024:
             yield from super().listed(positive)
             return
         for members in self.members():
