@@ -37,6 +37,7 @@ EXTRAS = {
         "scipy>=1.12",
         "ruff>=0.9",
         "mypy>=1.13",
+        "setuptools>=77",
     ],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
     "vision": ["torchvision>=0.21", "timm>=1.0"],

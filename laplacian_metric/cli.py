@@ -97,7 +97,7 @@ def _summary(result: DemoResult) -> Table:
             f"{found.pairs:,}",
             f"{found.seconds * 1e3:.1f}",
             f"{found.trace:.3g}",
-            f"{found.negative_share:.1%}",
+            f"{found.negative_share:.2%}",
         )
     return table
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import hessian, jacrev
+from torch.func import jacrev
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
@@ -164,7 +164,7 @@ def brute_force(
         return pair_loss(z, labels, margin, positive_only=approximation == "positive")
 
     size = count * dimensions
-    middle = hessian(value)(outputs(weight, bias)).reshape(size, size)
+    middle = jacrev(jacrev(value))(outputs(weight, bias)).reshape(size, size)
     parts = jacrev(outputs, argnums=(0, 1))(weight, bias)
     jacobian = torch.cat([part.reshape(size, -1) for part in parts], dim=1)
     if approximation == "clipped":

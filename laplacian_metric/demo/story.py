@@ -86,9 +86,9 @@ def _embeddings(result: DemoResult) -> Section:
         "Embeddings",
         [
             Paragraph(
-                "Each point is the direction of one image's embedding. The digits land among the clothes, and "
-                "nothing in their position says that the network has never seen anything like them: a point on the "
-                "sphere carries no uncertainty of its own."
+                "Each point is the direction of one image's embedding. The network puts digits on the same sphere as "
+                "clothes, though it has never seen one, and a point on the sphere carries no uncertainty of its own: "
+                "from its position alone nobody can tell how far it is to be trusted."
             ),
             Picture(
                 sphere_maps(panels),
@@ -120,7 +120,7 @@ def _curvature(result: DemoResult) -> Section:
     ]
     shown = {_name(found): found.weight for found in result.curvatures if found.distance == "arccos"}
     shares = "; ".join(
-        f"{_name(found)} {found.negative_share:.1%}"
+        f"{_name(found)} {found.negative_share:.2%}"
         for found in result.curvatures
         if found.distance == "arccos"
     )

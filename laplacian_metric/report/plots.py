@@ -86,7 +86,7 @@ def sphere_maps(
     """
     if not panels:
         raise ValueError("panels is empty; there is nothing to draw")
-    figure = Figure(figsize=(6.0 * len(panels), 4.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(6.0 * len(panels), 4.1), dpi=110, layout="constrained")
     for column, (title, (directions, labels, names)) in enumerate(panels.items()):
         _check_sphere(title, directions, labels)
         axes = figure.add_subplot(1, len(panels), column + 1, projection="mollweide")
@@ -95,7 +95,9 @@ def sphere_maps(
         axes.grid(alpha=0.3)
         axes.set_xticklabels([])
         axes.set_yticklabels([])
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, fontsize=8, frameon=False)
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, fontsize=8, frameon=False, markerscale=2
+        )
     return _png(figure)
 
 
@@ -128,9 +130,11 @@ def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: i
         colours = [_BELOW] * half + [_AROUND] + [_ABOVE] * half
         axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=colours)
         axes.set_xscale("symlog", linthresh=float(edges[len(edges) // 2]), linscale=0.4)
+        size = edges[-1] / 100.0 ** np.arange((decades + 1) // 2)
+        axes.set_xticks([*-size, 0.0, *size[::-1]])
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(label)
         axes.set_ylabel("entries")
         axes.locator_params(axis="y", nbins=4)
-        axes.tick_params(axis="x", labelsize=7)
+        axes.tick_params(axis="x", labelsize=8)
     return _png(figure)
