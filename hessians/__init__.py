@@ -1,7 +1,8 @@
 """Curvature of pair losses: exact generalised Gauss-Newton matrices at the cost of a matrix product."""
 
 from hessians.contrastive import ContrastiveLoss
+from hessians.kronecker import KroneckerFactors, last_layer_kronecker
 from hessians.last_layer import last_layer_ggn_diagonal
 from hessians.pairs import Pairs
 
-__all__ = ["ContrastiveLoss", "Pairs", "last_layer_ggn_diagonal"]
+__all__ = ["ContrastiveLoss", "KroneckerFactors", "Pairs", "last_layer_ggn_diagonal", "last_layer_kronecker"]

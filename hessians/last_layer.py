@@ -72,7 +72,7 @@ def last_layer_ggn_diagonal(
         (torch.Size([2, 4]), torch.Size([2]))
     """
     approximation = Approximation.parse(approximation)
-    _check_layer(features, weight, bias, pairs)
+    check_layer(features, weight, bias, pairs)
     if memory_budget < 1:
         raise ValueError(f"memory_budget is {memory_budget}, a positive number of bytes is needed")
     reader = FeatureReader(features, memory_budget)
@@ -82,7 +82,8 @@ def last_layer_ggn_diagonal(
     return w, (None if bias is None else b)
 
 
-def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs) -> None:
+def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs) -> None:
+    """Refuse features, weight, bias and pairs that do not belong together."""
     check_matrix("features", features)
     check_matrix("weight", weight)
     check_same_device(features=features, weight=weight, bias=bias)

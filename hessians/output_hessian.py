@@ -69,6 +69,10 @@ class OutputHessian(ABC):
     def root(self, vector: Tensor) -> Tensor:
         """B v for v of shape (..., N, Z) with M = B B^T; raises IndefiniteHessianError where there is no such B."""
 
+    @abstractmethod
+    def check_positive(self) -> None:
+        """Raise IndefiniteHessianError unless M is positive semi-definite."""
+
     def dense(self) -> Tensor:
         """M as (N, Z, N, Z); for tests and for small batches."""
         check_dense_size(self.num_images, self.dim)
@@ -88,10 +92,10 @@ def check_dense_size(num_images: int, dim: int) -> None:
         )
 
 
-def check_eigenvalues(values: Tensor) -> Tensor:
-    """The eigenvalues with rounding below 0 removed, or an error if some are truly negative."""
+def check_eigenvalues(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The eigenvalues of a matrix of this dtype with rounding below 0 removed, or an error if some are truly negative."""
     largest = values.abs().max() if values.numel() else values.sum()
-    tolerance = largest * values.shape[-1] * torch.finfo(values.dtype).eps * 8
+    tolerance = largest * values.shape[-1] * torch.finfo(dtype or values.dtype).eps * 8
     if bool((values < -tolerance).any()):
         raise IndefiniteHessianError(
             f"the output Hessian has negative eigenvalues (down to {float(values.min()):.3g}, the largest is "
@@ -204,13 +208,21 @@ class StructuredHessian(OutputHessian):
         matrix[index, :, index, :] = clipped
         return DenseHessian(matrix)
 
+    def check_positive(self) -> None:
+        if self.radial is not None:
+            DenseHessian(self.dense()).check_positive()
+        elif self.graph is None:
+            check_eigenvalues(self.nodes)
+        else:
+            check_eigenvalues(torch.linalg.eigvalsh(self.laplacian().double()), self.nodes.dtype)
+
     def root(self, vector: Tensor) -> Tensor:
         if self.radial is not None:
             return DenseHessian(self.dense()).root(vector)
         if self.graph is None:
             return self._project(check_eigenvalues(self.nodes).sqrt()[:, None] * vector)
         values, vectors = torch.linalg.eigh(self.laplacian().double())
-        factor = (vectors * check_eigenvalues(values).sqrt()).to(vector.dtype)
+        factor = (vectors * check_eigenvalues(values, vector.dtype).sqrt()).to(vector.dtype)
         return self._project(torch.einsum("nm,...mk->...nk", factor, vector))
 
 
@@ -249,9 +261,12 @@ class DenseHessian(OutputHessian):
         clipped = (vectors * values.clamp(min=0)) @ vectors.T
         return DenseHessian(clipped.to(self.matrix.dtype).view_as(self.matrix))
 
+    def check_positive(self) -> None:
+        check_eigenvalues(torch.linalg.eigvalsh(self._square().double()), self.matrix.dtype)
+
     def root(self, vector: Tensor) -> Tensor:
         values, vectors = self._eigen()
-        factor = (vectors * check_eigenvalues(values).sqrt()).to(vector.dtype)
+        factor = (vectors * check_eigenvalues(values, vector.dtype).sqrt()).to(vector.dtype)
         return torch.einsum("ij,...j->...i", factor, vector.flatten(-2)).view_as(vector)
 
     def dense(self) -> Tensor:
