@@ -71,7 +71,9 @@ def demo(
             result = run_demo(out, force=force, seed=seed, epochs=epochs, on_step=on_step)
         except OutputFolderError as error:
             progress.stop()
-            Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+            Console(stderr=True).print(
+                f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+            )
             raise typer.Exit(code=1) from None
     console = Console()
     console.print(_summary(result))

@@ -37,7 +37,7 @@ def _summary(result: DemoResult) -> Section:
         ("Recall at 1, FashionMNIST test, three-dimensional embedding", f"{result.inside.recall:.3f}"),
         ("Recall at 1, FashionMNIST test, 784 raw pixels", f"{result.inside.pixel_recall:.3f}"),
         ("Largest relative deviation of the closed form from autograd", f"{worst:.1e}"),
-        ("Whole demo", f"{result.seconds:.1f} s"),
+        ("All computations", f"{result.seconds:.1f} s"),
     ]
     return Section(
         "In short",
@@ -64,7 +64,8 @@ def _training(result: DemoResult) -> Section:
                 f"Contrastive loss with the margin {MARGIN} over all pairs of each batch of {BATCH_SIZE} images; the "
                 "average over negative pairs takes only those inside the margin. "
                 f"Adam with the learning rate {LEARNING_RATE:g}. The network has two unpadded 3x3 convolutions of "
-                "32 and 64 channels, a 2x2 maximum pooling, and a linear layer from 9,216 features to 3 dimensions."
+                "32 and 64 channels, a 2x2 maximum pooling, and a linear layer from "
+                f"{result.training.head.in_features:,} features to {result.training.head.out_features} dimensions."
             ),
             Picture(
                 loss_curve(losses, steps),
@@ -105,6 +106,18 @@ def _name(curvature: Curvature) -> str:
     return f"{curvature.distance}, {curvature.approximation}"
 
 
+def _curvature_text(result: DemoResult) -> Paragraph:
+    parameters = sum(parameter.numel() for parameter in result.training.head.parameters())
+    return Paragraph(
+        f"The diagonal of the generalised Gauss-Newton matrix for the {parameters:,} parameters of the last layer, in "
+        "closed form. With the arccos distance the norm of the embedding is counted to the loss, with the euclidean "
+        'distance to the network. "full" keeps all terms of all pairs; "fixed" holds the partner of each image still; '
+        '"positive" drops the negative pairs; "clipped" projects the output Hessian of the batch onto the matrices '
+        "without negative eigenvalues. A precision cannot be negative, so a posterior clamps negative entries at "
+        "zero, once, after everything was added up: their share is in the table."
+    )
+
+
 def _curvature(result: DemoResult) -> Section:
     rows = [
         (
@@ -127,14 +140,7 @@ def _curvature(result: DemoResult) -> Section:
     return Section(
         "Curvature of the last layer",
         [
-            Paragraph(
-                "The diagonal of the generalised Gauss-Newton matrix for the 27,651 parameters of the last layer, in "
-                "closed form. With the arccos distance the norm of the embedding is counted to the loss, with the "
-                'euclidean distance to the network. "full" keeps all terms of all pairs; "fixed" holds the partner of '
-                'each image still; "positive" drops the negative pairs; "clipped" projects the output Hessian of the '
-                "batch onto the matrices without negative eigenvalues. A precision cannot be negative, so a posterior "
-                "clamps negative entries at zero, once, after everything was added up: their share is in the table."
-            ),
+            _curvature_text(result),
             Table(
                 "Every variant, unclamped. "
                 f"{' and '.join(ALL_PAIRS)} use all pairs of the training sample, the others all pairs of one batch; "
@@ -146,8 +152,8 @@ def _curvature(result: DemoResult) -> Section:
             Picture(
                 signed_histograms(shown, "curvature of a weight"),
                 alt=f"Four histograms of the curvature of the weights. Share of negative entries: {shares}.",
-                caption="How the curvature is distributed over the weights, arccos. Both axes of size are "
-                "logarithmic, to the left and to the right of zero; red is negative, grey is next to nothing.",
+                caption="How the curvature is distributed over the weights, arccos. Its axis is logarithmic "
+                "on both sides of zero; red is negative, grey is close to zero.",
             ),
         ],
     )
