@@ -25,9 +25,9 @@ def median_seconds(
 ) -> dict[str, float]:
     """The median duration of each callable.
 
-    The callables take turns, so that whatever else the machine does at the time falls on all of them alike: ratios of the
-    results can be trusted where the durations themselves cannot. After ``budget`` seconds no further round is begun (at least
-    one is run).
+    The callables take turns, so that whatever else the machine does at the time falls on all of them alike: ratios
+    of the results can be trusted where the durations themselves cannot. After ``budget`` seconds no further round
+    is begun (at least one is run).
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     begun = time.perf_counter()
@@ -50,10 +50,12 @@ def _synchronize() -> None:
 
 
 def peak_extra_memory(run: Callable[[], object]) -> int | None:
-    """Bytes by which the peak of the process's resident memory rises while ``run`` runs; None where Linux's /proc is missing.
+    """Bytes by which the peak of the process's resident memory rises while ``run`` runs; None where Linux's /proc
+    is missing.
 
-    The kernel's own high-water mark is reset first and read afterwards, so that nothing is missed between two samples. Memory
-    that was freed but not returned is given back to the system first, otherwise it would be used again and not be counted.
+    The kernel's own high-water mark is reset first and read afterwards, so that nothing is missed between two
+    samples. Memory that was freed but not returned is given back to the system first, otherwise it would be used
+    again and not be counted.
     """
     reset = Path("/proc/self/clear_refs")
     if not reset.exists():
