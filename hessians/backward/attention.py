@@ -45,7 +45,7 @@ class MultiheadAttentionRule(Rule):
 
     def claims(self, module: nn.Module) -> tuple[str, ...]:
         assert isinstance(module, nn.MultiheadAttention)
-        weights = ("in_proj_weight",) if module.in_proj_weight is not None else _SEPARATE
+        weights = ("in_proj_weight",) if module._qkv_same_embed_dim else _SEPARATE
         return (*weights, "in_proj_bias", "out_proj.weight", "out_proj.bias")
 
     def supports(self, module: nn.Module) -> bool:
@@ -138,7 +138,7 @@ def _rows_first(call: Call, x: Tensor) -> Tensor:
 
 def _project(module: nn.MultiheadAttention, inputs: dict[str, Tensor]) -> list[Tensor]:
     """Queries, keys and values, each (B, L, E)."""
-    if isinstance(module.in_proj_weight, Tensor):
+    if module._qkv_same_embed_dim:
         weights = module.in_proj_weight.detach().chunk(3)
     else:
         weights = tuple(getattr(module, name).detach() for name in _SEPARATE)
