@@ -1,4 +1,4 @@
-"""Four ways to treat the indefinite output Hessian of a pair loss (MATH 3)."""
+"""Four ways to treat the indefinite output Hessian of a pair loss (Eq. 7-9 and appendix F.3 of the paper)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Approximation(str, Enum):
     """The positive pairs alone, each weighing 1/|P|, whatever the loss's negative weight."""
 
     CLIPPED = "clipped"
-    """All of it, its negative eigenvalues set to 0 before anything is pulled back: positive semi-definite for every sign of
-    the pair weights, so that no clamp is needed afterwards."""
+    """All of it, its negative eigenvalues set to 0 before anything is pulled back: positive semi-definite for every
+    sign of the pair weights, so that no clamp is needed afterwards."""
 
     @classmethod
     def parse(cls, value: str | Approximation) -> Approximation:

@@ -33,7 +33,7 @@ def check_matrix(name: str, tensor: Tensor) -> None:
 
 def check_finite(name: str, tensor: Tensor, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first row that has one."""
-    # The sum of finite numbers is finite unless it overflows, and is one pass without a mask: look closer only if it is not.
+    # The sum of finite numbers is finite unless it overflows, and costs one pass: look closer only if it is not.
     if not torch.isfinite(tensor.sum()):
         bad = ~torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else ~torch.isfinite(tensor)
         rows = bad.nonzero().flatten()
@@ -53,5 +53,5 @@ def check_same_device(**tensors: Tensor | None) -> None:
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """float64 for float64; float32 for float32 and for the half precisions, whose digits would not do for a curvature."""
+    """float64 for float64, else float32: the half precisions have too few digits for a curvature."""
     return tensor.dtype if tensor.dtype in COMPUTE_DTYPES else torch.float32

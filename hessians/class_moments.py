@@ -1,12 +1,12 @@
-r"""The "positive" diagonal of a last layer over all positive pairs of whole classes, without listing them (MATH 4).
+r"""The "positive" diagonal of a last layer over all positive pairs of whole classes, without listing them.
 
-With x' = r x, and sums over the images of a class, a_h = sum x'_h, c_lkh = sum z_l z_k x'_h and b_kh = c_kkh, the pairs of the
-class have the edge term
+With x' = r x, and sums over the images of a class, a_h = sum x'_h, c_lkh = sum z_l z_k x'_h and b_kh = c_kkh, the
+pairs of the class have the edge term
 
     a_h^2 - 2 a_h b_kh + sum_l c_lkh^2 - sum_i (1 - z_ik^2) x'_ih^2,
 
-which costs O(N Z^2 H) instead of O(sum n_c^2 Z H). Without a norm it is a_h^2 - sum_i x_ih^2. Everything is summed in float64,
-since the edge term nearly cancels the node term where a class has collapsed to a point.
+which costs O(N Z^2 H) instead of O(sum n_c^2 Z H). Without a norm it is a_h^2 - sum_i x_ih^2. Everything is summed
+in float64, since the edge term nearly cancels the node term where a class has collapsed to a point.
 """
 
 from __future__ import annotations

@@ -39,19 +39,20 @@ class Negatives(str, Enum):
 
 @dataclass(frozen=True)
 class ContrastiveLoss(PairLoss):
-    r"""The contrastive loss over pairs (MATH 1), d the distance of two embeddings:
+    r"""The contrastive loss over pairs (Eq. 20-24 of the paper), d the distance of two embeddings:
 
         2 [ (1 - w) average over positives of d^2/2  +  w average over negatives of max(0, margin^2 - d^2)/2 ].
 
-    A negative is active iff d < margin. ``u`` are raw embeddings; with ``normalize`` they are put on the unit sphere first.
+    A negative is active iff d < margin. Embeddings u are raw; with ``normalize`` they are put on the unit sphere.
 
     Args:
         margin: on the distance d, not on its square.
         distance: "arccos" or "euclidean", see :class:`Distance`.
         negative_weight: w in [0, 1]; acts on value and curvature alike. 1/2 is the plain sum of the two averages.
         normalize: False leaves the norm out altogether; there is then no "arccos".
-        negatives: "active" averages the value (training) over the active negatives only. The curvature always has the weights
-            of the population: this corrects the bias of mining, and is the only difference between what is trained and curved.
+        negatives: "active" averages the value (training) over the active negatives only. The curvature always has
+            the weights of the population: this corrects the bias of mining (Eq. 10, 30 of the paper), and is the
+            only difference between what is trained and what is curved.
 
     Example:
         >>> u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
@@ -78,7 +79,7 @@ class ContrastiveLoss(PairLoss):
                 'distance "arccos" counts the norm to the loss, so it needs normalize=True: take "euclidean"'
             )
 
-    # --- one pair -------------------------------------------------------------------------------------------------------
+    # --- one pair ---
 
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return self._value_of(self._squared_distance(first, second), positive)
@@ -88,7 +89,7 @@ class ContrastiveLoss(PairLoss):
         return torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
 
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
-        """The table of MATH 2, times +1 for positives, -1 for active and 0 for inactive negatives."""
+        """Eq. 95 and 105-107 of the paper, times 1 for positives, -1 for active and 0 for inactive negatives."""
         sign = self.is_active(first, second, positive).to(first.dtype) * (1 if positive else -1)
         identity = torch.eye(first.shape[1], dtype=first.dtype, device=first.device).expand(
             len(first), -1, -1
@@ -118,7 +119,7 @@ class ContrastiveLoss(PairLoss):
             first, second = self.on_sphere(first)[0], self.on_sphere(second)[0]
         return (first - second).square().sum(1)
 
-    # --- a set of pairs -------------------------------------------------------------------------------------------------
+    # --- a set of pairs ---
 
     def on_sphere(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """z = u/|u| of shape (N, Z) and r = 1/|u| of shape (N,); a zero vector has no direction and is refused."""
@@ -169,7 +170,7 @@ class ContrastiveLoss(PairLoss):
         return totals[0], totals[1], active // 2
 
     def _centre(self, points: Tensor) -> Tensor:
-        """Without a norm, points may lie far from the origin, where |a|^2 + |b|^2 - 2ab loses digits: move them there."""
+        """Without a norm, points may lie far from the origin, where |a|^2 + |b|^2 - 2ab loses digits: move them."""
         return points if self.normalize or not len(points) else points - points.detach().mean(0)
 
     def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
@@ -184,7 +185,7 @@ class ContrastiveLoss(PairLoss):
         return (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
 
     def graph(self, points: Tensor, pairs: Pairs) -> PairGraph:
-        """The pair weights Y of MATH 4: 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere."""
+        """The pair weights Y (Eq. 23, 30): 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere."""
         weights = self.type_weights(pairs)
         if isinstance(pairs, ListedPairs):
             return self._edge_graph(points, pairs, weights)
@@ -247,14 +248,14 @@ class ContrastiveLoss(PairLoss):
         return StructuredHessian(points, inverse, along, kept, radial, points.shape[1])
 
     def _warn_if_zero(self, hessian: StructuredHessian, pairs: Pairs) -> None:
-        """With every negative active and classes of equal size, "fixed" is exactly 0 for the Euclidean distance (MATH 3)."""
+        """With every negative active and classes of equal size, "fixed" is 0 for the Euclidean distance."""
         if hessian.radial is not None or not (pairs.num_positives and pairs.num_negatives):
             return
         rounding = pairs.num_images * torch.finfo(hessian.nodes.dtype).eps * self.type_weights(pairs).positive
         if bool((hessian.nodes.abs() <= rounding).all()):
             warnings.warn(
-                'the "fixed" curvature is 0 for every image: all negatives are inside the margin; train longer, lower the '
-                "margin, or use another approximation",
+                'the "fixed" curvature is 0 for every image: all negatives are inside the margin; train longer, '
+                "lower the margin, or use another approximation",
                 CurvatureWarning,
                 stacklevel=4,
             )

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from hessians.checks import check_finite, compute_dtype
 
-
 CACHED_ELEMENTS = 1 << 18
 
 
@@ -34,7 +33,7 @@ class FeatureReader:
         return [(i, min(i + self.rows, self.num_images)) for i in range(0, self.num_images, self.rows)]
 
     def column_blocks(self, copies: int = 1) -> list[slice]:
-        """Ranges of columns, for what needs all rows at once, and ``copies`` of them; small enough to stay in the cache."""
+        """Ranges of columns for what needs all rows at once; ``copies`` of a block stay in the cache."""
         size = max(1, min(self.columns, CACHED_ELEMENTS // max(1, self.num_images)) // copies)
         return [slice(i, min(i + size, self.width)) for i in range(0, self.width, size)]
 

@@ -1,7 +1,7 @@
-"""The pair weights of a loss as a weighted graph: the symmetric matrix Y of MATH 4, with zero diagonal.
+"""The pair weights of a loss as a weighted graph: the symmetric matrix Y, with zero diagonal.
 
-Stores of several kinds share one interface, so that nothing downstream asks how many images there are: a dense matrix for a
-batch, a list of edges for explicit pairs, and rows made on demand where N x N would not fit.
+Stores of several kinds share one interface, so that nothing downstream asks how many images there are: a dense
+matrix for a batch, a list of edges for explicit pairs, and rows made on demand where N x N would not fit.
 """
 
 from __future__ import annotations

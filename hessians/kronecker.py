@@ -4,10 +4,10 @@ With M_nm the Z x Z blocks of the output Hessian and x = [h, 1], the GGN of [W |
 
     G = sum_{n,m} M_nm kron x_n x_m^T.
 
-Without a norm M_nm = S_nm I and G = I kron X^T S X exactly (MATH 4). Otherwise the nearest A kron B is the leading singular
-pair of the rearranged G (Van Loan and Pitsianis); alternating A <- sum K_nm M_nm with K = X B X^T, and B <- X^T V X with
-V_nm = <A, M_nm>, is its power iteration, and needs N x N and Z x Z matrices only. From a positive semi-definite G and start, every
-iterate is positive semi-definite.
+Without a norm M_nm = S_nm I and G = I kron X^T S X exactly. Otherwise the nearest A kron B is the leading
+singular pair of the rearranged G (Van Loan and Pitsianis); alternating A <- sum K_nm M_nm with K = X B X^T, and B <-
+X^T V X with V_nm = <A, M_nm>, is its power iteration, and needs N x N and Z x Z matrices only. From a positive
+semi-definite G and start, every iterate is positive semi-definite.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def last_layer_kronecker(
 
     Args:
         features, weight, bias, pairs, loss: as for :func:`hessians.last_layer_ggn_diagonal`; at most 4,096 images.
-        approximation: "positive" (Euclidean distance) and "clipped" are always positive semi-definite; "fixed" where no image
-            has a negative node weight.
+        approximation: "positive" (Euclidean distance) and "clipped" are always positive semi-definite; "fixed" is
+            where no image has a negative node weight.
         project: take the positive part of an output Hessian that is indefinite, instead of refusing it.
         tolerance: stop when the norm of A kron B grows by less than this share in an iteration.
         max_iterations: and after so many iterations at the latest.
@@ -63,6 +63,7 @@ def last_layer_kronecker(
         IndefiniteHessianError: the output Hessian has negative eigenvalues and ``project`` is off.
 
     Example:
+        >>> from hessians import ContrastiveLoss
         >>> features, weight = torch.eye(4), torch.eye(2, 4) + 0.1
         >>> pairs, loss = Pairs.from_labels([0, 0, 1, 1]), ContrastiveLoss(distance="euclidean", normalize=False)
         >>> factors = last_layer_kronecker(features, weight, None, pairs, loss, "positive")
@@ -92,21 +93,23 @@ def last_layer_kronecker(
     return _nearest(hessian, inputs, tolerance, max_iterations)
 
 
-def _nearest(hessian: OutputHessian, inputs: Tensor, tolerance: float, max_iterations: int) -> KroneckerFactors:
+def _nearest(
+    hessian: OutputHessian, inputs: Tensor, tolerance: float, max_iterations: int
+) -> KroneckerFactors:
     """Power iteration in float64, where the last digits decide when to stop."""
     wide = inputs.double()
     gram = wide @ wide.T
     blocks = _Blocks(hessian)
     coupling = torch.eye(len(inputs), dtype=torch.float64, device=inputs.device)
     norm = torch.zeros((), dtype=torch.float64, device=inputs.device)
-    output = blocks.sum_over_images(gram @ coupling @ gram)
+    rounding = torch.finfo(inputs.dtype).eps * blocks.absolute_contributions(gram)
     for _ in range(max_iterations):
         inner = gram @ coupling @ gram  # K = X B X^T with B = X^T V X
         square = (coupling * inner).sum()  # |B|^2
-        if not square > 0:
-            return _zero(hessian, inputs)
         output = blocks.sum_over_images(inner) / square
         previous, norm = norm, output.norm() * square.sqrt()
+        if not norm > rounding:
+            return _zero(hessian, inputs)
         coupling = blocks.inner_products(output) / output.square().sum()
         if norm - previous <= tolerance * norm:
             break
@@ -137,6 +140,12 @@ class _Blocks:
         self.weight = hessian.laplacian().double() * inverse_norm[:, None] * inverse_norm
         radial = torch.zeros_like(self.unit) if hessian.radial is None else hessian.radial.double()
         self.radial = radial * inverse_norm.square()[:, None]
+
+    def absolute_contributions(self, gram: Tensor) -> Tensor:
+        """What the terms of the GGN add up to if none cancels another; a curvature far below it is rounding."""
+        if self.matrix is not None:
+            return (self.matrix.abs().amax((1, 3)) * gram.abs()).sum()
+        return (self.weight.abs() * gram.abs()).sum()
 
     def sum_over_images(self, inner: Tensor) -> Tensor:
         """sum_nm K_nm M_nm for K (N, N); (Z, Z)."""

@@ -1,4 +1,4 @@
-r"""The diagonal of the last linear layer's GGN in closed form (MATH 4).
+r"""The diagonal of the last linear layer's GGN in closed form.
 
 With u = W h + b, x = [h, 1] and the output Hessian M of :mod:`hessians.output_hessian`,
 
@@ -8,7 +8,8 @@ the node term and the edge term. Writing F_nm = r_n r_m Y_nm and s_nm = <z_n, z_
 
     sum_n (1 - 2 z_nk^2) x_nh (F x)_nh  +  2 sum_{pairs} F_p s_p (z_ik z_jk) (x_ih x_jh):
 
-a product with F that all k share, and one matrix product over the active pairs, in chunks. No tensor of pairs x Z x H is made.
+a product with F that all k share, and one matrix product over the active pairs, in chunks. No tensor of
+pairs x Z x H is made.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Diagonal = tuple[Tensor, Tensor | None]
 DEFAULT_MEMORY = 64 << 20
 # The products of a chunk's pairs stay in the processor's cache between being made and being multiplied.
 PAIRS_PER_CHUNK = 512
-# Gathering and multiplying the features of a pair takes as long as this many rows of the matrix product that follows (measured).
+# Gathering and multiplying the features of a pair takes as long as this many of its dimensions in the matrix product
+# that follows (measured).
 GATHER_COST = 90
 
 
@@ -65,6 +67,7 @@ def last_layer_ggn_diagonal(
         (w, b): w of shape (Z, H); b of shape (Z,), None without a bias.
 
     Example:
+        >>> from hessians import ContrastiveLoss
         >>> features, weight = torch.eye(4), torch.eye(2, 4) + 0.1
         >>> pairs, loss = Pairs.from_labels([0, 0, 1, 1]), ContrastiveLoss(margin=0.7)
         >>> w, b = last_layer_ggn_diagonal(features, weight, torch.zeros(2), pairs, loss, "fixed")
@@ -116,7 +119,7 @@ def _check_embeddings(embeddings: Tensor, features: Tensor, weight: Tensor) -> T
 
 
 class Total:
-    """Sums (Z, H + 1) matrices: in the dtype of a single block, else in float64, where many blocks would lose digits."""
+    """Sums (Z, H) matrices and biases: in float64 where there are many blocks, whose sum would lose digits."""
 
     def __init__(self, dim: int, reader: FeatureReader) -> None:
         dtype = reader.dtype if reader.one_block else torch.float64
@@ -177,7 +180,7 @@ def _subtract_edge_products(
 ) -> None:
     """The edge term's products with N x N matrices, in blocks of columns of x = [h, 1].
 
-    - sum_n (1 - 2 z_nk^2) x_nh (F x)_nh, and where the coupling is dense - sum_n z_nk x'_nh ((Y * C) (z_k * x'))_nh too.
+    - sum_n (1 - 2 z_nk^2) x_nh (F x)_nh; where the coupling is dense, - sum_n z_nk x'_nh ((Y * C) (z_k * x'))_nh too.
     """
     copies = 1 if coupling is None else hessian.dim
     for columns in reader.column_blocks(copies):

@@ -1,14 +1,15 @@
 r"""The Hessian M of a pair loss in the raw embeddings u of a batch, in the forms that everything downstream needs.
 
-Both distances of the contrastive loss have Hessians of one and the same structure. With z the unit embeddings, r = 1/\|u\|,
-P_n = I - z_n z_n^T, R = blockdiag(r_n P_n), Y the pair weights and S = diag(nodes) - Y,
+Both distances of the contrastive loss have Hessians of one and the same structure. With z the unit embeddings,
+r = 1/|u|, P_n = I - z_n z_n^T, R = blockdiag(r_n P_n), Y the pair weights and S = diag(nodes) - Y,
 
     M = R (S kron I) R + blockdiag( r_n^2 (z_n q_n^T + q_n z_n^T) ).
 
 Euclidean distance: nodes = Y 1 and q = 0; S is the signed graph Laplacian of the pairs. Arccos distance: nodes = t with
-t_n = sum_j Y_nj <z_n, z_j>, and q_n = P_n (Y z)_n. (This is the table of MATH 2 with (Y z)_n split into its part along z_n,
-which is t_n z_n, and the rest; r_n q_n is minus the gradient, so that the second term vanishes at a stationary point.) Without
-a norm z, r and P drop out and M = S kron I. "fixed" leaves out Y in S, and "clipped" has the positive part of S in its place.
+t_n = sum_j Y_nj <z_n, z_j>, and q_n = P_n (Y z)_n. (These are Eq. 105-107 of the paper with (Y z)_n split into its part
+along z_n, which is t_n z_n, and the rest; r_n q_n is minus the gradient, so that the second term vanishes at a
+stationary point.) Without a norm z, r and P drop out and M = S kron I. "fixed" leaves out Y in S, and "clipped" has
+the positive part of S in its place.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Columns:
 
         sum_n nodes_cn j_cn^2 + sum_{n,m} edges_nm j_cn j_cm + joint_c (sum_n j_cn)^2,
 
-    each term where it is not None. Only C backward passes of the batch are needed for a group, whatever the number of pairs.
+    each term where it is not None: C backward passes of the batch, whatever the number of pairs.
     """
 
     cotangents: Tensor  # (C, N, Z)
@@ -93,7 +94,7 @@ def check_dense_size(num_images: int, dim: int) -> None:
 
 
 def check_eigenvalues(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The eigenvalues of a matrix of this dtype with rounding below 0 removed, or an error if some are truly negative."""
+    """The eigenvalues of a matrix of this dtype, rounding below 0 removed; an error if some are truly negative."""
     largest = values.abs().max() if values.numel() else values.sum()
     tolerance = largest * values.shape[-1] * torch.finfo(dtype or values.dtype).eps * 8
     if bool((values < -tolerance).any()):
@@ -144,10 +145,8 @@ class StructuredHessian(OutputHessian):
         inner = self._project(vector)
         product = self.nodes[:, None] * inner
         if self.graph is not None:
-            flat = inner.movedim(-2, 0).reshape(self.num_images, -1)
-            coupled = (
-                self.graph.product(flat).view(self.num_images, *inner.shape[:-2], self.dim).movedim(0, -2)
-            )
+            by_image = inner.movedim(-2, 0)
+            coupled = self.graph.product(by_image.flatten(1)).view(by_image.shape).movedim(0, -2)
             product = product - coupled
         product = self._project(product)
         if self.radial is not None and self.unit is not None and self.inverse_norm is not None:
@@ -172,7 +171,7 @@ class StructuredHessian(OutputHessian):
             )
 
     def diagonal_per_dimension(self) -> Tensor:
-        """The node term A of MATH 4: the diagonals of the blocks M_nn without their share of the edges, (N, Z)."""
+        """The node term A: the diagonals of the blocks M_nn without their share of the edges, (N, Z)."""
         if self.unit is None or self.inverse_norm is None:
             return self.nodes[:, None].expand(-1, self.dim)
         diagonal = self.nodes[:, None] * (1 - self.unit.square())

@@ -1,7 +1,7 @@
 """What a pair loss is: a value for each pair, a mask, the Hessian blocks of a pair, and how pairs are averaged.
 
-A loss that can list its pairs needs to implement no more than ``embed``, ``pair_values``, ``is_active`` and ``pair_blocks``; value, output Hessian and
-all approximations follow from them. ``ContrastiveLoss`` overrides what its structure makes cheaper.
+A new loss implements ``pair_values``, ``is_active`` and ``pair_blocks``; value, output Hessian and all approximations
+follow from them. ``ContrastiveLoss`` overrides what its structure makes cheaper.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TypeWeights(NamedTuple):
 
 
 class PairLoss(ABC):
-    """A loss over pairs: 2 [(1 - w) average over the positives + w average over the negatives], w = ``negative_weight``."""
+    """2 [(1 - w) average over the positive pairs + w average over the negative pairs], w = ``negative_weight``."""
 
     negative_weight: float
 

@@ -1,7 +1,7 @@
 """Which pairs of images count, of which type, and how often.
 
-A pair is unordered, and an image is never paired with itself. Three ways to say which pairs there are share one interface:
-labels and positions imply their pairs (which are never listed for a whole data set), index tuples list them.
+A pair is unordered, and an image is never paired with itself. Three ways to say which pairs there are share one
+interface: labels and positions imply their pairs (which are never listed for a whole data set), index tuples list them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Population = tuple[float, float]
 
 
 class PairList(NamedTuple):
-    """Unordered pairs of one type: first < second, each pair once, ``times`` says how often it was given. All of shape (P,)."""
+    """Unordered pairs of one type, (P,) each: first < second, each pair once, given so many ``times``."""
 
     first: Tensor
     second: Tensor
@@ -29,9 +29,10 @@ class PairList(NamedTuple):
 class Pairs(ABC):
     """A set of positive and a set of negative pairs over ``num_images`` images.
 
-    ``num_positives`` and ``num_negatives`` are the population counts |P| and |Q| by which the loss divides: those of the set
-    itself, repeats counted, unless others are passed in. Passing those of a whole data set makes the values, gradients and
-    curvatures of its batches sum up to what the data set's own averages give, with no bias from unequal batches.
+    ``num_positives`` and ``num_negatives`` are the population counts |P| and |Q| by which the loss divides: those of
+    the set itself, repeats counted, unless others are passed in. Passing those of a whole data set makes the values,
+    gradients and curvatures of its batches sum up to what the data set's own averages give, with no bias from
+    unequal batches.
 
     Example:
         >>> pairs = Pairs.from_labels(torch.tensor([0, 0, 1]))
@@ -45,7 +46,7 @@ class Pairs(ABC):
 
     @staticmethod
     def from_labels(labels: Tensor | Sequence[int], *, population: Population | None = None) -> Pairs:
-        """All unordered pairs of the images with these labels (N,): positive where the labels agree, negative elsewhere."""
+        """All unordered pairs of images with these labels (N,): positive where they agree, else negative."""
         return LabelPairs(labels, population=population)
 
     @staticmethod
@@ -54,8 +55,8 @@ class Pairs(ABC):
     ) -> Pairs:
         """Pairs from pytorch-metric-learning's index tuples.
 
-        Three index tensors are triplets (anchor, positive, negative), four are (anchor, positive, anchor of the negative,
-        negative). Repeats are folded into counts; (i, j) and (j, i) are the same pair.
+        Three index tensors are triplets (anchor, positive, negative), four are (anchor, positive, anchor of the
+        negative, negative). Repeats are folded into counts; (i, j) and (j, i) are the same pair.
 
         Example:
             >>> anchor, positive, negative = torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([2, 2])
@@ -85,7 +86,7 @@ class Pairs(ABC):
 
     @abstractmethod
     def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """How often the images start..stop-1 are paired with each of the N: (positive, negative), each (stop - start, N)."""
+        """How often images start..stop-1 are paired with each of the N: positives, negatives, (stop - start, N)."""
 
     def listed(self, positive: bool) -> Iterator[PairList]:
         """Every pair of one type, listed in chunks."""

@@ -1,0 +1,215 @@
+"""The contrastive loss against plain loops, autograd and finite differences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hessians import ContrastiveLoss, Pairs
+from hessians.pair_loss import PairBlocks, PairLoss
+from tests.hessians.reference import Problem, listed_pairs, normalized, problems, value_of_points
+
+KINDS = [("arccos", True), ("euclidean", True), ("euclidean", False)]
+
+
+@given(problems())
+def test_value_is_that_of_plain_loops(problem: Problem) -> None:
+    points = normalized(problem.u) if problem.loss.normalize else problem.u
+    expected = value_of_points(points, *problem.counts(), problem.loss)
+    for pairs in (problem.pairs, problem.listed()):
+        torch.testing.assert_close(problem.loss(problem.u, pairs), expected)
+        torch.testing.assert_close(PairLoss.__call__(problem.loss, problem.u, pairs), expected)
+
+
+def test_value_by_hand() -> None:
+    # Distances: 0-1: 3, 0-2: 1, 1-2: sqrt(10). Positive 0-1; of the negatives only 0-2 is inside the margin 2.
+    u = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 1.0]])
+    loss = ContrastiveLoss(margin=2.0, distance="euclidean", normalize=False, negative_weight=0.25)
+    expected = 2 * (0.75 * 9 / 2 + 0.25 * ((4 - 1) / 2 + 0) / 2)
+    assert loss(u, Pairs.from_labels([0, 0, 1])).item() == pytest.approx(expected)
+    active = ContrastiveLoss(2.0, "euclidean", 0.25, normalize=False, negatives="active")
+    assert active(u, Pairs.from_labels([0, 0, 1])).item() == pytest.approx(2 * (0.75 * 9 / 2 + 0.25 * 1.5))
+
+
+@given(problems())
+def test_gradient_is_autograds_and_that_of_finite_differences(problem: Problem) -> None:
+    u = problem.u.requires_grad_()
+    loss, pairs = problem.loss, problem.pairs
+    (expected,) = torch.autograd.grad(loss(u, pairs), u)
+    torch.testing.assert_close(loss.gradient(u, pairs), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(loss.gradient(u, problem.listed()), expected, rtol=1e-9, atol=1e-12)
+    points = normalized(problem.u) if loss.normalize else problem.u
+    clear = ((torch.cdist(points, points) - loss.margin).abs() > 1e-3).all()  # away from the kink
+    if clear and problem.u.norm(dim=1).min() > 0.1:
+        assert torch.autograd.gradcheck(lambda v: loss(v, pairs), (u,))
+
+
+@pytest.mark.parametrize(("distance", "normalize"), KINDS)
+@pytest.mark.parametrize("positive", [True, False])
+@given(seed=st.integers(0, 2**31), dim=st.integers(1, 4), margin=st.floats(0.3, 2.5))
+def test_blocks_of_one_pair_are_autograds(
+    distance: str, normalize: bool, positive: bool, seed: int, dim: int, margin: float
+) -> None:
+    """Arccos: the Hessian in u. Euclidean: the Hessian in z, pulled back by the Jacobian of the norm."""
+    u = torch.randn(2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    loss = ContrastiveLoss(margin=margin, distance=distance, normalize=normalize)
+
+    def value(points: Tensor) -> Tensor:
+        squared = (points[0] - points[1]).square().sum()
+        return squared / 2 if positive else (margin**2 - squared).clamp(min=0) / 2
+
+    if distance == "arccos":
+        expected = torch.func.hessian(lambda v: value(normalized(v)))(u)
+    elif normalize:
+        jacobian = torch.func.jacrev(normalized)(u)
+        in_points = torch.func.hessian(value)(normalized(u))
+        expected = torch.einsum("abnk,abcd,cdml->nkml", jacobian, in_points, jacobian)
+    else:
+        expected = torch.func.hessian(value)(u)
+    blocks = loss.pair_blocks(u[:1], u[1:], positive)
+    scale = 1 / u.norm(dim=1).min().item() ** 2 + 1
+    for block, (n, m) in zip(blocks, ((0, 0), (0, 1), (1, 1)), strict=True):
+        torch.testing.assert_close(block[0], expected[n, :, m], rtol=1e-9, atol=1e-12 * scale)
+    torch.testing.assert_close(
+        loss.pair_values(u[:1], u[1:], positive)[0], value(normalized(u) if normalize else u)
+    )
+
+
+def test_a_pair_at_the_margin_is_inactive() -> None:
+    u = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+    pairs = Pairs.from_labels([0, 1])
+    for margin, active in ((5.0, False), (5.0 + 1e-9, True)):
+        loss = ContrastiveLoss(margin=margin, distance="euclidean", normalize=False)
+        assert bool(loss.is_active(u[:1], u[1:], positive=False)) is active
+        assert (loss.gradient(u, pairs) != 0).any().item() is active
+        assert (loss.output_hessian(u, pairs).dense() != 0).any().item() is active
+
+
+@given(problems())
+def test_value_and_curvature_add_up_over_batches_given_the_population(problem: Problem) -> None:
+    """Pairs split over two lists, with the counts of all of them, add up to what the whole list gives."""
+    counts = problem.counts()
+    whole = problem.listed()
+    population = (whole.num_positives, whole.num_negatives)
+    value, hessian = torch.zeros((), dtype=torch.float64), torch.zeros(())
+    for half in (0, 1):
+        some = [dict(list(kind.items())[half::2]) for kind in counts]
+        part = listed_pairs(some[0], some[1], len(problem.labels), population)
+        value = value + problem.loss(problem.u, part)
+        hessian = hessian + problem.loss.output_hessian(problem.u, part).dense()
+    torch.testing.assert_close(value, problem.loss(problem.u, whole))
+    torch.testing.assert_close(hessian, problem.loss.output_hessian(problem.u, whole).dense())
+
+
+@given(problems(), st.integers(2, 3))
+def test_repeats_equal_weights(problem: Problem, times: int) -> None:
+    """Listing every pair several times changes nothing; one pair listed twice weighs twice in the sum."""
+    positive, negative = problem.counts()
+    repeated = listed_pairs(
+        dict.fromkeys(positive, times), dict.fromkeys(negative, times), len(problem.labels)
+    )
+    torch.testing.assert_close(problem.loss(problem.u, repeated), problem.loss(problem.u, problem.pairs))
+    if positive:
+        chosen = next(iter(positive))
+        one_more = listed_pairs({**positive, chosen: times}, negative, len(problem.labels))
+        points = normalized(problem.u) if problem.loss.normalize else problem.u
+        expected = value_of_points(points, {**positive, chosen: times}, negative, problem.loss)
+        torch.testing.assert_close(problem.loss(problem.u, one_more), expected)
+
+
+def test_rows_on_demand_equal_the_dense_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(40, 3, dtype=torch.float64, generator=generator)
+    pairs = Pairs.from_labels(torch.randint(0, 4, (40,), generator=generator))
+    loss = ContrastiveLoss(margin=1.2)
+    dense = loss.output_hessian(u, pairs).dense()
+    gradient = loss.gradient(u, pairs)
+    monkeypatch.setattr("hessians.contrastive.DENSE_IMAGES", 10)
+    torch.testing.assert_close(loss.output_hessian(u, pairs).dense(), dense)
+    torch.testing.assert_close(loss.gradient(u, pairs), gradient)
+
+
+def test_no_digits_are_lost_far_from_the_origin() -> None:
+    """Without a norm, embeddings may lie anywhere; float32 keeps their distances."""
+    u = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    loss = ContrastiveLoss(margin=2.0, distance="euclidean", normalize=False)
+    pairs = Pairs.from_labels([0, 0, 1, 1, 2, 2])
+    far = (u.double() + 1000).float()
+    torch.testing.assert_close(loss(far, pairs).double(), loss(far.double(), pairs), rtol=1e-5, atol=0)
+
+
+class CosineLoss(PairLoss):
+    """Another pair loss, which shows that the interface is general: 1 - cos, and cos^2/2 for negatives."""
+
+    negative_weight = 0.4
+
+    def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        cosine = (normalized(first) * normalized(second)).sum(1)
+        return 1 - cosine if positive else cosine.square() / 2
+
+    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        return torch.ones(len(first), dtype=torch.bool)
+
+    def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
+        def value(i: Tensor, j: Tensor) -> Tensor:
+            return self.pair_values(i[None], j[None], positive)[0]
+
+        (ii, ij), (_, jj) = torch.func.vmap(torch.func.hessian(value, argnums=(0, 1)))(first, second)
+        return PairBlocks(ii, ij, jj)
+
+
+def test_other_pair_losses_need_only_pairs() -> None:
+    u = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss, pairs = CosineLoss(), Pairs.from_labels([0, 0, 1, 1, 2])
+    expected = torch.autograd.functional.hessian(lambda v: loss(v, pairs), u)
+    torch.testing.assert_close(loss.output_hessian(u, pairs, "full").dense(), expected)
+    fixed = loss.output_hessian(u, pairs, "fixed").dense()
+    torch.testing.assert_close(fixed, expected * torch.eye(5, dtype=torch.float64)[:, None, :, None])
+    clipped = loss.output_hessian(u, pairs, "clipped").dense().reshape(15, 15)
+    assert torch.linalg.eigvalsh(clipped).min() > -1e-12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"margin": 0.0}, "margin is 0.0"),
+        ({"margin": float("nan")}, "margin is nan"),
+        ({"negative_weight": 1.5}, "negative_weight is 1.5"),
+        ({"distance": "cosine"}, "distance is 'cosine', one of 'euclidean', 'arccos'"),
+        ({"negatives": "hard"}, "negatives is 'hard', one of 'all', 'active'"),
+        ({"normalize": False}, "needs normalize=True"),
+    ],
+)
+def test_bad_options_are_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ContrastiveLoss(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("u", "message"),
+    [
+        (torch.ones(3, 2), "over 2 images for 3 embeddings"),
+        (torch.ones(2, 2).long(), "u has dtype torch.int64"),
+        (torch.ones(2), r"u has shape \(2,\)"),
+        (torch.tensor([[1.0, 0.0], [torch.nan, 1.0]]), "the first is row 1"),
+        (torch.tensor([[1.0, 0.0], [torch.inf, -torch.inf]]), "the first is row 1"),
+        (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "norm zero, the first is row 1"),
+        (torch.ones(2, 2, device="meta"), "u on meta, pairs on cpu"),
+    ],
+)
+def test_bad_embeddings_are_named(u: Tensor, message: str) -> None:
+    loss, pairs = ContrastiveLoss(), Pairs.from_labels([0, 1])
+    for call in (loss, loss.gradient, loss.output_hessian):
+        with pytest.raises((ValueError, TypeError), match=message):
+            call(u, pairs)
+
+
+def test_an_empty_batch_and_a_single_image_have_no_loss() -> None:
+    loss = ContrastiveLoss()
+    assert loss(torch.ones(0, 2), Pairs.from_labels([])).item() == 0
+    single = torch.ones(1, 2, requires_grad=True)
+    loss(single, Pairs.from_labels([3])).backward()
+    assert torch.equal(single.grad, torch.zeros(1, 2))
