@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +49,7 @@ class ImageGraphs:
             .requires_grad_()
             for name in names
         }
-        with torch.enable_grad():
+        with torch.enable_grad(), _quiet_vmap():
             try:
                 self.outputs = self._together(
                     args, kwargs
@@ -100,17 +102,26 @@ class ImageGraphs:
 
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
         """j_n of one column for every image, (N, *shape of the parameter), from cotangents (N, k, ...)."""
-        found = torch.autograd.grad(
-            self.outputs,
-            list(self.copies.values()),
-            cotangents.reshape(self.outputs.shape),
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with _quiet_vmap():
+            found = torch.autograd.grad(
+                self.outputs,
+                list(self.copies.values()),
+                cotangents.reshape(self.outputs.shape),
+                retain_graph=True,
+                allow_unused=True,
+            )
         return {
             name: torch.zeros_like(copy) if gradient is None else gradient
             for (name, copy), gradient in zip(self.copies.items(), found, strict=True)
         }
+
+
+@contextmanager
+def _quiet_vmap() -> Iterator[None]:
+    """Without the advice to report operators that ``vmap`` takes one by one: the user can do nothing about them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 class LocalRule(Rule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -31,7 +31,11 @@ def kernels(draw: st.DrawFn) -> tuple[Tensor, Tensor, Quadratic]:
     edges = normal(images, images) if draw(st.booleans()) else None
     edges = None if edges is None else edges + edges.T
     form = Quadratic.of(Columns(normal(columns, images, 1), nodes, edges))
-    return normal(images, groups, positions, inputs), normal(images, groups, columns, outputs, positions), form
+    return (
+        normal(images, groups, positions, inputs),
+        normal(images, groups, columns, outputs, positions),
+        form,
+    )
 
 
 def by_definition(x: Tensor, d: Tensor, form: Quadratic) -> Tensor:
@@ -62,7 +66,8 @@ def test_both_ways_are_the_definition(
 def test_selected_columns_add_up(kernel: tuple[Tensor, Tensor, Quadratic]) -> None:
     x, d, form = kernel
     parts = [
-        bilinear.weight_diagonal(x, d[:, :, c : c + 1], form.select(c, c + 1), 1 << 20) for c in range(d.shape[2])
+        bilinear.weight_diagonal(x, d[:, :, c : c + 1], form.select(c, c + 1), 1 << 20)
+        for c in range(d.shape[2])
     ]
     torch.testing.assert_close(sum(parts), by_definition(x, d, form), rtol=1e-11, atol=1e-11)
 
@@ -85,6 +90,7 @@ def test_linear_layers_of_random_shape(
     check(model, inputs, labels=labels, distance=distance, approximation=approximation)
 
 
+@settings(max_examples=40)
 @given(
     channels=st.integers(1, 2),
     outputs=st.integers(1, 2),

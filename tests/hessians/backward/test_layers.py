@@ -24,7 +24,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear, many positions, few features": (partial(nn.Linear, 2, 3), (30, 2)),
     "linear, two extra axes": (partial(nn.Linear, 4, 3), (3, 2, 4)),
     "conv1d": (partial(nn.Conv1d, 2, 3, 3), (2, 8)),
-    "conv1d, stride, padding, dilation": (partial(nn.Conv1d, 2, 3, 3, stride=2, padding=2, dilation=2), (2, 9)),
+    "conv1d, stride, padding, dilation": (
+        partial(nn.Conv1d, 2, 3, 3, stride=2, padding=2, dilation=2),
+        (2, 9),
+    ),
     "conv2d": (partial(nn.Conv2d, 2, 3, 3), (2, 5, 6)),
     "conv2d without bias": (partial(nn.Conv2d, 2, 3, 3, bias=False), (2, 5, 5)),
     "conv2d, everything uneven": (
@@ -40,9 +43,15 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv2d, 1x1": (partial(nn.Conv2d, 5, 3, 1), (5, 3, 3)),
     "conv2d, circular": (partial(nn.Conv2d, 2, 3, 3, padding=1, padding_mode="circular"), (2, 5, 5)),
     "conv2d, reflect": (partial(nn.Conv2d, 2, 3, 3, padding=2, padding_mode="reflect"), (2, 5, 5)),
-    "conv2d, replicate, same": (partial(nn.Conv2d, 2, 3, 2, padding="same", padding_mode="replicate"), (2, 5, 5)),
+    "conv2d, replicate, same": (
+        partial(nn.Conv2d, 2, 3, 2, padding="same", padding_mode="replicate"),
+        (2, 5, 5),
+    ),
     "conv3d": (partial(nn.Conv3d, 2, 4, 2, stride=2, padding=1, groups=2), (2, 3, 4, 3)),
-    "conv transpose 1d": (partial(nn.ConvTranspose1d, 2, 3, 3, stride=2, padding=1, output_padding=1), (2, 5)),
+    "conv transpose 1d": (
+        partial(nn.ConvTranspose1d, 2, 3, 3, stride=2, padding=1, output_padding=1),
+        (2, 5),
+    ),
     "conv transpose 2d": (partial(nn.ConvTranspose2d, 2, 3, 3), (2, 4, 3)),
     "conv transpose 2d, everything uneven": (
         partial(
@@ -58,7 +67,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (4, 3, 2),
     ),
-    "conv transpose 2d, padding beyond the kernel": (partial(nn.ConvTranspose2d, 2, 3, 2, padding=2), (2, 6, 6)),
+    "conv transpose 2d, padding beyond the kernel": (
+        partial(nn.ConvTranspose2d, 2, 3, 2, padding=2),
+        (2, 6, 6),
+    ),
     "conv transpose 3d": (partial(nn.ConvTranspose3d, 2, 2, 2, stride=2, bias=False), (2, 2, 2, 2)),
     "batch norm 1d": (partial(nn.BatchNorm1d, 5), (5,)),
     "batch norm 1d, sequence": (partial(nn.BatchNorm1d, 3), (3, 4)),
@@ -84,7 +96,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize(
     ("distance", "approximation", "memory_budget"),
-    [("arccos", "full", 1 << 28), ("arccos", "fixed", 1 << 28), ("euclidean", "clipped", 1 << 28), ("arccos", "full", 1)],
+    [
+        ("arccos", "full", 1 << 28),
+        ("arccos", "fixed", 1 << 28),
+        ("euclidean", "clipped", 1 << 28),
+        ("arccos", "full", 1),
+    ],
     ids=["full", "fixed", "clipped", "full, one at a time"],
 )
 @pytest.mark.parametrize("case", LAYERS)
@@ -94,7 +111,11 @@ def test_rule(
     make, shape = LAYERS[case]
     model = randomise(Readout(make()))
     assert find_rule(model.layer) is not None
-    options: dict[str, Any] = {"distance": distance, "approximation": approximation, "memory_budget": memory_budget}
+    options: dict[str, Any] = {
+        "distance": distance,
+        "approximation": approximation,
+        "memory_budget": memory_budget,
+    }
     with caplog.at_level(logging.INFO, "hessians"):
         check(model, random_input(N, *shape), **options)
     assert fallbacks(caplog) == []
@@ -157,14 +178,20 @@ class SelfAttention(nn.Module):
         images = x.shape[0 if self.attention.batch_first else 1]
         given = masks(self.mask, length, 2)
         if images < N:  # the model is asked for the first image alone, too
-            given = {key: value[: images * 2] if getattr(value, "ndim", 0) == 3 else value for key, value in given.items()}
-            given = {key: value[:images] if key == "key_padding_mask" else value for key, value in given.items()}
+            given = {
+                key: value[: images * 2] if getattr(value, "ndim", 0) == 3 else value
+                for key, value in given.items()
+            }
+            given = {
+                key: value[:images] if key == "key_padding_mask" else value for key, value in given.items()
+            }
         return self.attention(x, x, x, **given)[0]
 
 
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "sequence first"])
 @pytest.mark.parametrize(
-    "mask", ["none", "no weights", "boolean", "additive", "causal", "of each head", "padding", "padding and boolean"]
+    "mask",
+    ["none", "no weights", "boolean", "additive", "causal", "of each head", "padding", "padding and boolean"],
 )
 def test_self_attention(mask: str, batch_first: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = randomise(Readout(SelfAttention(batch_first, mask), sequence_first=not batch_first))
@@ -220,13 +247,17 @@ def test_attention_whose_weights_matter_is_left_to_autograd(caplog: pytest.LogCa
     assert "layer.attention.in_proj_weight" in fallbacks(caplog)[0]
 
 
-@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=lambda given: next(iter(given)))
+@pytest.mark.parametrize(
+    "options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=lambda given: next(iter(given))
+)
 def test_attention_with_extra_keys_is_exact_too(options: dict[str, bool]) -> None:
     model = randomise(Readout(SelfAttention(True, "none", **options)))
     assert find_rule(model.layer.attention) is None
     check(model, random_input(N, 3, 4))
 
 
-@pytest.mark.parametrize("options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=lambda given: next(iter(given)))
+@pytest.mark.parametrize(
+    "options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=lambda given: next(iter(given))
+)
 def test_embeddings_whose_gradient_is_not_a_derivative_have_no_rule(options: dict[str, Any]) -> None:
     assert find_rule(nn.Embedding(4, 3, **options)) is None

@@ -112,7 +112,15 @@ def patched(module: nn.Module) -> nn.Module:
         nn.BatchNorm2d(3, track_running_stats=False).eval(),
         nn.LSTM(2, 3),
     ],
-    ids=["own forward", "own _conv_forward", "patched", "unknown", "train mode", "no statistics", "recurrent"],
+    ids=[
+        "own forward",
+        "own _conv_forward",
+        "patched",
+        "unknown",
+        "train mode",
+        "no statistics",
+        "recurrent",
+    ],
 )
 def test_other_functions_of_the_weight_have_no_rule(module: nn.Module) -> None:
     assert find_rule(module) is None
