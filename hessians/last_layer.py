@@ -124,15 +124,19 @@ class Total:
     def __init__(self, dim: int, reader: FeatureReader) -> None:
         dtype = reader.dtype if reader.one_block else torch.float64
         self.dtype = reader.dtype
-        self.weight = reader.features.new_zeros(dim, reader.width, dtype=dtype)
+        self.weight = reader.features.new_empty(dim, reader.width, dtype=dtype)
         self.bias = reader.features.new_zeros(dim, dtype=dtype)
 
-    def add_product(self, left: Tensor, right: Tensor) -> None:
-        """+ left @ right for left (Z, n) and right (n, H)."""
-        if self.weight.dtype == right.dtype:
-            self.weight.addmm_(left, right)
+    def add_nodes(self, per_node: Tensor, reader: FeatureReader) -> None:
+        """+ sum_n A_nk x_nh^2 for A (N, Z): one matrix product. It comes first: what is there before it is ignored."""
+        if reader.one_block:
+            block = reader.read(0, reader.num_images)
+            torch.mm(per_node.T, block * block, out=self.weight)
         else:
-            self.weight += left @ right
+            self.weight.zero_()
+            for start, stop in reader.blocks():
+                self.weight += per_node[start:stop].T @ reader.read(start, stop).square()
+        self.bias += per_node.to(self.bias.dtype).sum(0)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """(Z, H) and (Z,) in the dtype that was computed in."""
@@ -149,21 +153,13 @@ def _pull_back(
     if isinstance(hessian.graph, PositiveGraph) and moments_pay(pairs, hessian):
         return diagonal_by_moments(hessian, hessian.graph, pairs, reader)
     total = Total(hessian.dim, reader)
-    _add_nodes(total, hessian.diagonal_per_dimension(), reader)
+    total.add_nodes(hessian.diagonal_per_dimension(), reader)
     if hessian.graph is not None:
         coupling = _dense_coupling(hessian, hessian.graph)
         _subtract_edge_products(total, hessian, hessian.graph, coupling, reader)
         if coupling is None and hessian.unit is not None and hessian.inverse_norm is not None:
             _subtract_listed_edges(total, hessian.unit, hessian.inverse_norm, hessian.graph, reader, budget)
     return total.result()
-
-
-def _add_nodes(total: Total, per_node: Tensor, reader: FeatureReader) -> None:
-    """+ sum_n A_nk x_nh^2 for A (N, Z): one matrix product."""
-    for start, stop in reader.blocks():
-        block = reader.read(start, stop)
-        total.add_product(per_node[start:stop].T, block * block)
-    total.bias += per_node.to(total.bias.dtype).sum(0)
 
 
 def _dense_coupling(hessian: StructuredHessian, graph: PairGraph) -> Tensor | None:
