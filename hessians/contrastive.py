@@ -137,7 +137,7 @@ class ContrastiveLoss(PairLoss):
 
     def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
         """The loss of raw embeddings u (N, Z), a differentiable scalar."""
-        self.check(u, pairs)
+        u = self.checked(u, pairs)
         return self.value_of_points(self.on_sphere(u)[0] if self.normalize else u, pairs)
 
     def value_of_points(self, points: Tensor, pairs: Pairs) -> Tensor:
@@ -175,7 +175,7 @@ class ContrastiveLoss(PairLoss):
 
     def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
         """d loss / du, (N, Z), in closed form, with the weights of the population (``negatives`` plays no part)."""
-        self.check(u, pairs)
+        u = self.checked(u, pairs)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
         row_sums, product = _row_sums_and_product(self.graph(points, pairs), points)
@@ -220,7 +220,7 @@ class ContrastiveLoss(PairLoss):
             torch.Size([3, 3, 3, 3])
         """
         approximation = Approximation.parse(approximation)
-        self.check(u, pairs)
+        u = self.checked(u, pairs)
         warn_about_pairs(pairs, approximation)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)

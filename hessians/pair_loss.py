@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_finite, check_matrix, check_same_device
+from hessians.checks import CurvatureWarning, check_finite, check_matrix, check_same_device, compute_dtype
 from hessians.output_hessian import DenseHessian, OutputHessian, check_dense_size
 from hessians.pairs import Pairs
 
@@ -54,13 +54,14 @@ class PairLoss(ABC):
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         """The Hessian blocks of each pair's value, masked; signs included."""
 
-    def check(self, u: Tensor, pairs: Pairs) -> None:
-        """Refuse raw embeddings u (N, Z) that do not fit the pairs or are not finite."""
+    def checked(self, u: Tensor, pairs: Pairs) -> Tensor:
+        """u (N, Z) in the dtype that is computed in; refused if it does not fit the pairs or is not finite."""
         check_matrix("u", u)
         if len(u) != pairs.num_images:
             raise ValueError(f"the pairs are over {pairs.num_images} images for {len(u)} embeddings")
         check_same_device(u=u, pairs=torch.empty(0, device=pairs.device))
         check_finite("u", u)
+        return u.to(compute_dtype(u))
 
     def type_weights(self, pairs: Pairs) -> TypeWeights:
         """The weight of one positive and one negative pair in the averages over the population."""
@@ -70,7 +71,7 @@ class PairLoss(ABC):
 
     def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
         """The loss of raw embeddings u (N, Z), a differentiable scalar."""
-        self.check(u, pairs)
+        u = self.checked(u, pairs)
         total = u.sum() * 0
         for positive, weight in zip((True, False), self.type_weights(pairs), strict=True):
             for first, second, count in pairs.listed(positive):
@@ -82,7 +83,7 @@ class PairLoss(ABC):
     ) -> OutputHessian:
         """The Hessian of the loss in u (N, Z), or an approximation of it, with the weights of the population."""
         approximation = Approximation.parse(approximation)
-        self.check(u, pairs)
+        u = self.checked(u, pairs)
         warn_about_pairs(pairs, approximation)
         check_dense_size(*u.shape)
         u = u.detach()

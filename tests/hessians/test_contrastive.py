@@ -141,6 +141,16 @@ def test_no_digits_are_lost_far_from_the_origin() -> None:
     torch.testing.assert_close(loss(far, pairs).double(), loss(far.double(), pairs), rtol=1e-5, atol=0)
 
 
+def test_half_precision_is_computed_in_float32() -> None:
+    u = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    loss, pairs = ContrastiveLoss(), Pairs.from_labels([0, 0, 1, 1, 2, 2])
+    value = loss(u, pairs)
+    assert torch.equal(value, loss(u.float(), pairs))
+    value.backward()
+    assert u.grad is not None
+    torch.testing.assert_close(u.grad, loss.gradient(u, pairs).bfloat16())
+
+
 class CosineLoss(PairLoss):
     """Another pair loss, which shows that the interface is general: 1 - cos, and cos^2/2 for negatives."""
 

@@ -150,6 +150,20 @@ def test_float32_on_real_images(distance: str, approximation: str) -> None:
     assert_close(single, closed_form(wide, wide.pairs, approximation), wide.scale(), tolerance=1e-5)
 
 
+def test_pairs_from_positions_are_curved_like_the_same_pairs_listed() -> None:
+    problem = clustered(20, 3, 5, ContrastiveLoss(margin=0.9))
+    positions = torch.rand(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    near = Pairs.from_positions(positions, 0.2, 0.5)
+    assert 0 < near.num_positives < 100
+    assert 0 < near.num_negatives < 100
+    counts = [
+        {(int(i), int(j)): 1 for i, j in zip(first, second, strict=True)}
+        for first, second, _ in (next(iter(near.listed(kind))) for kind in (True, False))
+    ]
+    for approximation in APPROXIMATIONS:
+        check(problem, approximation, (counts[0], counts[1]), near)
+
+
 def test_half_precision_is_computed_in_float32() -> None:
     problem = clustered(12, 3, 5, ContrastiveLoss(margin=0.9))
     half = [t.to(torch.bfloat16) for t in (problem.features, problem.weight, problem.bias)]
