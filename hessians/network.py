@@ -157,7 +157,7 @@ def _exact(
 ) -> dict[str, Tensor]:
     layers = [layer for layer in plan.layers if layer.calls]
     # Where the shapes leave open which rows belong to which image, only a comparison can tell.
-    doubtful = [layer for layer in layers if check or any(len(call.layouts) > 1 for call in layer.calls)]
+    doubtful = [layer for layer in layers if check or any(map(layer.rule.is_doubtful, layer.calls))]
     if doubtful:
         failing = failing_parameters(traced, doubtful)
         for name in sorted(failing):
@@ -249,6 +249,8 @@ def select_parameters(model: nn.Module, wanted: Sequence[str] | None) -> list[st
         raise ValueError(f"{type(model).__name__} has no parameters")
     if wanted is None:
         return names
+    if not wanted:
+        raise ValueError("parameters is empty: name parameters or modules, or pass None for the whole model")
     chosen: set[str] = set()
     for one in [wanted] if isinstance(wanted, str) else wanted:
         found = {name for name in names if name == one or name.startswith(one + ".")}

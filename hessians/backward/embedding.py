@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Layer, Rule, register_rule
+from hessians.backward.rules import Call, Layer, Rule, register_rule
 
 
 class Lookups(NamedTuple):
@@ -31,6 +31,10 @@ class EmbeddingRule(Rule):
         assert isinstance(module, nn.Embedding)
         # With these, what autograd returns is not the derivative of the output with respect to the table.
         return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+
+    def is_doubtful(self, call: Call) -> bool:
+        # A list of ids is one for each image, or positions that all images share and that happen to be as many.
+        return super().is_doubtful(call) or call.input.ndim == 1
 
     def diagonal(
         self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int

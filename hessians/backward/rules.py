@@ -128,6 +128,10 @@ class Rule(ABC):
         given = call.args[0] if call.args else call.kwargs.get("input")
         return isinstance(given, Tensor) and layout.fits(given)
 
+    def is_doubtful(self, call: Call) -> bool:
+        """Whether the shapes leave open which rows belong to which image."""
+        return len(call.layouts) > 1
+
     @abstractmethod
     def diagonal(
         self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int

@@ -1,4 +1,4 @@
-"""diag(J^T M J) of small networks from the definition: the whole Jacobian row by row, the whole output Hessian, one product."""
+"""diag(J^T M J) of small networks from the definition: the whole Jacobian, the whole output Hessian, one product."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def random_input(*shape: int, seed: int = 1) -> Tensor:
 
 
 class Readout(nn.Module):
-    """A layer between a fixed smooth map and a fixed readout, so that every entry of its output matters, differently."""
+    """A layer and a fixed readout, so that every entry of the layer's output matters, each differently."""
 
     def __init__(self, layer: nn.Module, sequence_first: bool = False, dim: int = 3) -> None:
         super().__init__()
