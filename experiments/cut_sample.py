@@ -9,7 +9,6 @@ give the same files: which images are taken depends on a fixed seed, on the labe
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from laplacian_metric.data.readers import read_idx
 
 SEED = 20231210
 NUM_CLASSES = 10
@@ -39,27 +40,6 @@ CUTS = (
     Cut("fashion-mnist-test", "FashionMNIST", "t10k", 100),
     Cut("mnist-test", "MNIST", "t10k", 100),
 )
-
-
-def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, plain or (with .gz added to its name) gzipped."""
-    zipped = path.with_name(path.name + ".gz")
-    if path.is_file():
-        content = path.read_bytes()
-    elif zipped.is_file():
-        content = gzip.decompress(zipped.read_bytes())
-    else:
-        raise FileNotFoundError(
-            f"neither {path} nor {zipped.name} beside it exists; give the folder above it"
-        )
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an IDX file of unsigned bytes: it starts with {content[:4].hex()}")
-    rank = content[3]
-    shape = tuple(int(size) for size in np.frombuffer(content, dtype=">u4", count=rank, offset=4))
-    values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
-    if values.size != int(np.prod(shape)):
-        raise ValueError(f"{path} announces the shape {shape} but holds {values.size} values")
-    return values.reshape(shape)
 
 
 def choose(labels: npt.NDArray[np.uint8], per_class: int, seed: int = SEED) -> npt.NDArray[np.int64]:

@@ -1,7 +1,38 @@
-"""Data sets. For now: the small real sample that is installed with the package."""
+"""Data sets: by name, as folders of images, as arrays; and the small real sample installed with the package."""
 
 from __future__ import annotations
 
+from laplacian_metric.data.archives import UnsafeArchiveError
+from laplacian_metric.data.dataset import LabelledImages, from_arrays
+from laplacian_metric.data.download import DownloadError
 from laplacian_metric.data.embedded import ImageSet, embedded_sample
+from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
+from laplacian_metric.data.lookup import MissingDataError, cache_folder, data_folders
+from laplacian_metric.data.readers import CorruptFileError
+from laplacian_metric.data.registry import info, load, names
+from laplacian_metric.data.source import DataSetInfo
+from laplacian_metric.data.splits import Role, Split, TestDataError, require_selectable
 
-__all__ = ["ImageSet", "embedded_sample"]
+__all__ = [
+    "CorruptFileError",
+    "DataSetInfo",
+    "DownloadError",
+    "ImageFiles",
+    "ImageSet",
+    "LabelledImages",
+    "MissingDataError",
+    "Preparation",
+    "Role",
+    "Split",
+    "TestDataError",
+    "UnreadableImageError",
+    "UnsafeArchiveError",
+    "cache_folder",
+    "data_folders",
+    "embedded_sample",
+    "from_arrays",
+    "info",
+    "load",
+    "names",
+    "require_selectable",
+]

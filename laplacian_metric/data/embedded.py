@@ -8,7 +8,7 @@ from importlib import resources
 import numpy as np
 import torch
 
-_FASHION_CLASSES = (
+FASHION_CLASSES = (
     "T-shirt/top",
     "Trouser",
     "Pullover",
@@ -20,7 +20,7 @@ _FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-_DIGITS = tuple(str(digit) for digit in range(10))
+DIGITS = tuple(str(digit) for digit in range(10))
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class _Source:
 _SOURCES = {
     "fashion-mnist": _Source(
         splits=("train", "test"),
-        class_names=_FASHION_CLASSES,
+        class_names=FASHION_CLASSES,
         licence="MIT, copyright 2017 Zalando SE",
         citation="Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning "
         "Algorithms, 2017",
     ),
     "mnist": _Source(
         splits=("test",),
-        class_names=_DIGITS,
+        class_names=DIGITS,
         licence="CC BY-SA 3.0, Yann LeCun, Corinna Cortes, Christopher J.C. Burges",
         citation="LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998",
     ),

@@ -1,0 +1,134 @@
+"""Corruptions of graded strength, to test whether an uncertainty notices them.
+
+Each takes images (N, C, H, W) with values in [0, 1] and returns such images. What is random about an image depends on
+the seed, the kind of corruption and the image's index and on nothing else: not on the batch it is in, and not on the
+strength, so that a stronger corruption of an image is more of the same. Strength 0 leaves an image as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from laplacian_metric.data.randomness import uniforms
+
+# What strength 1 means.
+SMALLEST_CROP = 0.25  # of the side
+WIDEST_BLUR = 0.125  # standard deviation, of the shorter side
+LARGEST_OCCLUSION = 0.75  # of the area
+STRONGEST_NOISE = 0.5  # standard deviation
+
+_Corruption = Callable[[torch.Tensor, float, tuple[int, int]], torch.Tensor]
+
+
+def _crop(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
+    height, width = image.shape[-2:]
+    share = 1 - (1 - SMALLEST_CROP) * strength
+    rows, columns = max(1, round(height * share)), max(1, round(width * share))
+    top, left = _place(height - rows, width - columns, (*seed, 0))
+    window = image[None, :, top : top + rows, left : left + columns]
+    return F.interpolate(window, size=(height, width), mode="bilinear", align_corners=False)[0]
+
+
+def _blur(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
+    del seed  # nothing about it is random
+    deviation = WIDEST_BLUR * strength * min(image.shape[-2:])
+    return _along(_along(image, deviation).transpose(-1, -2), deviation).transpose(-1, -2)
+
+
+def _along(image: torch.Tensor, deviation: float) -> torch.Tensor:
+    """A Gaussian filter along the last dimension; beyond the border the border's value goes on."""
+    reach = max(1, math.ceil(3 * deviation))
+    steps = torch.arange(-reach, reach + 1, dtype=image.dtype, device=image.device)
+    weights = torch.exp(-0.5 * (steps / deviation) ** 2)
+    weights = (weights / weights.sum())[None, None]
+    lines = F.pad(image.reshape(-1, 1, image.shape[-1]), (reach, reach), mode="replicate")
+    return F.conv1d(lines, weights).reshape(image.shape)
+
+
+def _occlusion(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
+    height, width = image.shape[-2:]
+    share = math.sqrt(LARGEST_OCCLUSION * strength)
+    rows, columns = max(1, round(height * share)), max(1, round(width * share))
+    top, left = _place(height - rows, width - columns, (*seed, 2))
+    covered = image.clone()
+    covered[:, top : top + rows, left : left + columns] = 0
+    return covered
+
+
+def _noise(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((*seed, 3))))
+    draws = torch.from_numpy(generator.standard_normal(tuple(image.shape)))
+    return image + STRONGEST_NOISE * strength * draws.to(image)
+
+
+def _place(rows: int, columns: int, seed: tuple[int, ...]) -> tuple[int, int]:
+    """Where a window goes that can be moved by so many rows and columns."""
+    down, right = uniforms(seed, (2,))
+    return math.floor(down * (rows + 1)), math.floor(right * (columns + 1))
+
+
+_KINDS: dict[str, _Corruption] = {"crop": _crop, "blur": _blur, "occlusion": _occlusion, "noise": _noise}
+KINDS = tuple(_KINDS)
+
+
+def corrupt(
+    images: torch.Tensor,
+    kind: str,
+    strength: float,
+    *,
+    indices: torch.Tensor | Sequence[int] | None = None,
+    seed: int = 0,
+) -> torch.Tensor:
+    """Corrupt images.
+
+    Args:
+        images: (N, C, H, W), floating point, in [0, 1].
+        kind: "crop" (a window scaled back to the image's size), "blur" (Gaussian), "occlusion" (a black rectangle) or
+            "noise" (Gaussian, clipped to [0, 1]).
+        strength: from 0 (unchanged) to 1: a window of a quarter of the side; a blur of an eighth of the shorter side;
+            three quarters of the area covered; noise of standard deviation 0.5. In between it is linear in that.
+        indices: (N,), what each image is known by; by default its position in `images`. Pass a data set's `indices`
+            where only a part or a batch of it is corrupted at a time.
+        seed: another seed gives other windows, rectangles and noise.
+
+    Returns:
+        (N, C, H, W), of the type and on the device of `images`.
+
+    Example:
+        >>> from laplacian_metric.data import embedded_sample
+        >>> sample = embedded_sample("fashion-mnist", "test")
+        >>> clean = sample.floats()[:8]
+        >>> whole = corrupt(clean, "noise", 0.5, indices=sample.indices[:8])
+        >>> part = corrupt(clean[5:], "noise", 0.5, indices=sample.indices[5:8])
+        >>> bool((whole[5:] == part).all())
+        True
+    """
+    if kind not in _KINDS:
+        raise ValueError(f"no corruption is called {kind!r}; there are: {', '.join(KINDS)}")
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength is {strength}; it must be from 0 to 1")
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(
+            f"images must be floating point of shape (N, C, H, W), not {images.dtype} of shape {tuple(images.shape)}"
+        )
+    if images.numel() and not (float(images.min()) >= 0 and float(images.max()) <= 1):
+        raise ValueError(
+            f"images go from {float(images.min()):g} to {float(images.max()):g}; corrupt them in [0, 1], before "
+            "a mean is subtracted"
+        )
+    known = list(range(len(images))) if indices is None else [int(index) for index in indices]
+    if len(known) != len(images):
+        raise ValueError(f"indices has {len(known)} entries for {len(images)} images")
+    if seed < 0 or any(index < 0 for index in known):
+        raise ValueError("seed and indices must be 0 or more")
+    if strength == 0 or not known:
+        return images.clone()
+    # One image at a time: in a batch, the last digit could depend on the batch's size.
+    apply = _KINDS[kind]
+    made = [apply(image, strength, (seed, index)) for image, index in zip(images, known, strict=True)]
+    return torch.stack(made).clamp(0, 1)

@@ -1,0 +1,169 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable
+from typing import Literal, Protocol, cast
+
+import torch
+
+from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.images import Preparation
+from laplacian_metric.data.lookup import data_folders
+from laplacian_metric.data.source import Content, DataSetInfo, Request
+from laplacian_metric.data.splits import Split, parse_split
+
+# The module of every data set in laplacian_metric.data.sources; imported when it is asked for.
+_MODULES = {
+    "cars-196": "cars",
+    "cifar-10": "cifar10",
+    "cub-200-2011": "cub",
+    "fashion-mnist": "fashion_mnist",
+    "folder": "folder",
+    "lfw": "lfw",
+    "mnist": "mnist",
+    "msls": "msls",
+    "n-digit-mnist": "n_digit_mnist",
+    "quickdraw": "quickdraw",
+    "sample-fashion-mnist": "sample_fashion_mnist",
+    "sample-mnist": "sample_mnist",
+    "stanford-online-products": "products",
+    "svhn": "svhn",
+}
+
+
+class Source(Protocol):
+    """A module for one data set. What `read` takes beyond the request are the data set's own options."""
+
+    INFO: DataSetInfo
+
+    def read(self, request: Request, **options: object) -> Content: ...
+
+
+def names() -> tuple[str, ...]:
+    """The names of all data sets.
+
+    Example:
+        >>> "cub-200-2011" in names()
+        True
+    """
+    return tuple(_MODULES)
+
+
+def info(name: str) -> DataSetInfo:
+    """What is known about a data set without reading it.
+
+    Example:
+        >>> info("fashion-mnist").licence
+        'MIT, copyright 2017 Zalando SE'
+    """
+    return _source(name).INFO
+
+
+def load(
+    name: str,
+    split: str | Split = Split.TRAIN,
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    image_size: int | Literal["default"] | None = "default",
+    channels: int | None = None,
+    preprocessing: str | None = None,
+    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    skip_unreadable: bool = False,
+    **options: object,
+) -> LabelledImages:
+    """Load one split of a data set.
+
+    "train" is the published training set without what is held out of it as "validation"; "train+validation" is all
+    of it. Test data, which are "test" and, where there is such a split, "all", are refused by `require_selectable`.
+
+    Args:
+        name: one of `names()`.
+        split: "train", "validation", "train+validation" or "test".
+        data_dir: the only folder to look in. By default it is that of the environment variable
+            LAPLACIAN_METRIC_DATA and then that in the platform's cache.
+        download: fetch what is missing, where its publisher allows that.
+        image_size: the side of the square that images are scaled and cut to; None leaves them as they are. The
+            default is the data set's own.
+        channels: 1 or 3, to turn grey into colour or the other way round.
+        preprocessing: "unit" for values in [0, 1] or "imagenet" for ImageNet's mean and deviation.
+        augment: applied to every item's uint8 image (C, H, W) before it is scaled; returns such an image.
+        skip_unreadable: leave out image files that do not decode, instead of an error when one is used. Reads all
+            files once; `skipped` names those left out.
+        options: those of the data set; its module's `read` describes them.
+
+    Raises:
+        ValueError: no data set, split or option is called that, or a file is damaged.
+        MissingDataError: the files are not there; the message says where to get them.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> train = load("sample-fashion-mnist", split="train")
+        >>> images, labels = next(iter(DataLoader(train, batch_size=64)))
+        >>> images.shape, labels.shape
+        (torch.Size([64, 1, 28, 28]), torch.Size([64]))
+    """
+    source = _source(name)
+    known = source.INFO
+    wanted = parse_split(split, known.splits, known.name)
+    _check_options(source, options)
+    preparation = Preparation(
+        image_size=known.image_size if image_size == "default" else image_size,
+        channels=channels,
+        preprocessing=known.preprocessing if preprocessing is None else preprocessing,
+        augment=augment,
+    )
+    request = Request(known, wanted, data_folders(data_dir), download, skip_unreadable)
+    content = source.read(request, **options)
+    if not len(content.images):
+        raise ValueError(f"the split {wanted.value!r} of {name} has no images")
+    loaded = LabelledImages(
+        name=name,
+        split=wanted,
+        images=content.images,
+        labels=torch.from_numpy(content.labels),
+        class_names=content.class_names,
+        indices=torch.from_numpy(content.indices),
+        extras=content.extras,
+        preparation=preparation,
+        positive_distance=content.positive_distance,
+        skipped=content.skipped,
+        licence=known.licence,
+        citation=known.citation,
+        page=known.page,
+    )
+    if skip_unreadable:
+        loaded = loaded.without_unreadable()
+    if len(loaded.classes) == 1 and loaded.positive_distance is None:
+        warnings.warn(
+            f"all {len(loaded)} images of {name}, {wanted.value} are of the class "
+            f"{loaded.class_names[loaded.classes[0]]!r}, so that no image has a negative",
+            stacklevel=2,
+        )
+    return loaded
+
+
+def _source(name: str) -> Source:
+    if name not in _MODULES:
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), _MODULES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no data set is called {name!r}; {hint}there are: {', '.join(_MODULES)}")
+    return cast(Source, importlib.import_module(f"laplacian_metric.data.sources.{_MODULES[name]}"))
+
+
+def _check_options(source: Source, options: dict[str, object]) -> None:
+    parameters = inspect.signature(source.read).parameters
+    allowed = [option for option in parameters if option != "request"]
+    for option in options:
+        if option not in allowed:
+            has = f"it has: {', '.join(allowed)}" if allowed else "it has none"
+            raise ValueError(f"{source.INFO.name} has no option {option!r}; {has}")
+    for option, parameter in parameters.items():
+        if option != "request" and parameter.default is parameter.empty and option not in options:
+            raise ValueError(f"{source.INFO.name} needs the option {option!r}")
