@@ -24,6 +24,8 @@ BASE = [
     "backpack-for-pytorch>=1.7",
     "laplace-torch>=0.3",
     "numpy>=1.26",
+    "filelock>=3.13",
+    "pillow>=10.3",
     "matplotlib>=3.8",
     "typer>=0.15",
     "rich>=13.7",
@@ -40,7 +42,7 @@ EXTRAS = {
         "setuptools>=77",
     ],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
-    "vision": ["torchvision>=0.21", "timm>=1.0"],
+    "vision": ["torchvision>=0.21", "timm>=1.0", "scipy>=1.12"],
     "text": ["sentence-transformers>=3.0"],
 }
 
