@@ -40,7 +40,10 @@ def unpack(
     Raises:
         UnsafeArchiveError: a member leads outside the folder, is a link or a device, or the caps are exceeded.
         ValueError: the archive is damaged, or does not have the expected folder.
+        FileExistsError: the folder is there already.
     """
+    if (into / expects).exists():
+        raise FileExistsError(f"{into / expects} exists already and is not complete; remove it and try again")
     into.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=into, prefix=".unpacking-"))
     try:

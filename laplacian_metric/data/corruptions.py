@@ -22,6 +22,9 @@ WIDEST_BLUR = 0.125  # standard deviation, of the shorter side
 LARGEST_OCCLUSION = 0.75  # of the area
 STRONGEST_NOISE = 0.5  # standard deviation
 
+# In pixels; the nearest pixel's weight would be less than 1e-20.
+_NO_BLUR = 0.1
+
 _Corruption = Callable[[torch.Tensor, float, tuple[int, int]], torch.Tensor]
 
 
@@ -42,6 +45,8 @@ def _blur(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.
 
 def _along(image: torch.Tensor, deviation: float) -> torch.Tensor:
     """A Gaussian filter along the last dimension; beyond the border the border's value goes on."""
+    if deviation < _NO_BLUR:
+        return image
     reach = max(1, math.ceil(3 * deviation))
     steps = torch.arange(-reach, reach + 1, dtype=image.dtype, device=image.device)
     weights = torch.exp(-0.5 * (steps / deviation) ** 2)
@@ -130,5 +135,6 @@ def corrupt(
         return images.clone()
     # One image at a time: in a batch, the last digit could depend on the batch's size.
     apply = _KINDS[kind]
-    made = [apply(image, strength, (seed, index)) for image, index in zip(images, known, strict=True)]
-    return torch.stack(made).clamp(0, 1)
+    work = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
+    made = [apply(image, strength, (seed, index)) for image, index in zip(work, known, strict=True)]
+    return torch.stack(made).clamp(0, 1).to(images.dtype)

@@ -78,6 +78,7 @@ def fetch(
                     f"{target} has another checksum than its publisher gives; delete it and retry"
                 )
             return target
+        LOGGER.info("downloading %s to %s", url, target)
         part = target.with_name(target.name + ".part")
         for attempt in range(1, attempts + 1):
             try:

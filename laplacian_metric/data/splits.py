@@ -87,7 +87,7 @@ def require_selectable(dataset: object, purpose: str = "select a model") -> None
         laplacian_metric.data.splits.TestDataError: the split 'test' of sample-fashion-mnist must not be used to ...
     """
     split = getattr(dataset, "split", None)
-    if split is not None:
+    if isinstance(split, str):  # tensors and others have a method of that name
         found = parse_split(split)
         if found.role is Role.EVALUATION:
             name = getattr(dataset, "name", "this data set")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from laplacian_metric.data.download import fetch
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.data.readers import CorruptFileError, read_cifar_batch, read_npy, read_npz
 from laplacian_metric.data.source import Content, DataSetInfo, Request
@@ -47,6 +48,7 @@ _KEYS = {
     "random2": "random_label2",
     "random3": "random_label3",
 }
+URL_H = "https://raw.githubusercontent.com/jcpeterson/cifar-10h/master/data/cifar10h-probs.npy"  # without checksum
 _WHERE_N = (
     "CIFAR-10N is published at http://noisylabels.com as CIFAR-10_human.pt, a pickled dictionary; if you trust it: "
     "python -c \"import numpy, torch; numpy.savez('cifar10n.npz', "
@@ -68,8 +70,8 @@ def read(
             clean labels.
         labels: "clean", or those of CIFAR-10N for training and validation: "aggregate" (majority of three people),
             "worst" (a wrong one where any is wrong), "random1", "random2" or "random3" (one person's).
-        human_labels: True to insist on the extras, False to leave them out; by default they are there if their files
-            are.
+        human_labels: True to insist on the extras (with download, CIFAR-10H is fetched), False to leave them out; by
+            default they are there if their files are.
     """
     if labels != "clean" and labels not in _KEYS:
         raise ValueError(f"labels is {labels!r}; it must be one of: clean, {', '.join(_KEYS)}")
@@ -129,7 +131,9 @@ def _read_n(
 def _read_h(
     request: Request, folder: Path, clean: npt.NDArray[np.int64], required: bool
 ) -> dict[str, torch.Tensor]:
-    path = _beside(request, folder, _CIFAR10H, _WHERE_H, required)
+    path = _beside(request, folder, _CIFAR10H, _WHERE_H, required and not request.download)
+    if path is None and required:
+        path = fetch(URL_H, request.folders[0] / _CIFAR10H)
     if path is None:
         return {}
     shares = read_npy(path)
