@@ -1,0 +1,68 @@
+"""Metrics of retrieval and of its uncertainty, as pure functions of embeddings, labels and numbers.
+
+Common to all: cosine similarity of unit vectors, found exactly; a query's own copy is left out by its index;
+equal distances are decided by the index and counted; a query without a positive in the gallery is left out of
+every metric and counted. Uncertainties are in rank, the greater the less sure; equal ones count in
+expectation.
+"""
+
+from __future__ import annotations
+
+from laplacian_metric.metrics.bootstrap import Interval, bootstrap
+from laplacian_metric.metrics.calibration import Consensus, consensus, ece_at_k, retrieval_ece
+from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+from laplacian_metric.metrics.evaluation import Evaluation, evaluate
+from laplacian_metric.metrics.out_of_distribution import (
+    crop_test,
+    label_entropy,
+    mixture_r_auroc,
+    ood_auroc,
+    ood_average_precision,
+    rank_correlation,
+    rank_mixture,
+)
+from laplacian_metric.metrics.positives import Positives
+from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.retrieval import map_at_k, map_at_r, r_precision, recall_at_k
+from laplacian_metric.metrics.sparsification import Sparsification, ausc, r_auroc, sparsification
+from laplacian_metric.metrics.trivial import (
+    embedding_norm,
+    feature_norm,
+    mahalanobis_distance,
+    nearest_distance,
+)
+
+__all__ = [
+    "Consensus",
+    "Evaluation",
+    "Interval",
+    "PairedComparison",
+    "Positives",
+    "Ranking",
+    "Sparsification",
+    "ausc",
+    "bootstrap",
+    "compare_paired",
+    "consensus",
+    "crop_test",
+    "ece_at_k",
+    "embedding_norm",
+    "evaluate",
+    "feature_norm",
+    "label_entropy",
+    "mahalanobis_distance",
+    "map_at_k",
+    "map_at_r",
+    "mixture_r_auroc",
+    "nearest_distance",
+    "ood_auroc",
+    "ood_average_precision",
+    "r_auroc",
+    "r_precision",
+    "rank",
+    "rank_correlation",
+    "rank_mixture",
+    "recall_at_k",
+    "retrieval_ece",
+    "sparsification",
+]

@@ -1,0 +1,98 @@
+"""Intervals by the bootstrap: how far would a metric move if other queries of the same kind had been asked?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 20  # weights that are in memory at a time
+
+Statistic = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The central ``level`` of a statistic over bootstrap draws; ``undefined`` draws, which had none, are
+    left out.
+    """
+
+    low: float
+    high: float
+    level: float
+    resamples: int
+    undefined: int = 0
+
+
+def bootstrap(
+    statistic: Statistic,
+    sizes: int | Sequence[int],
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Interval:
+    """The percentile interval of a statistic of N items.
+
+    The statistic takes weights (R, N), how often each draw holds each item, and returns (R,). Several
+    ``sizes`` are strata: that many items of each are drawn, with replacement. Without a generator one with
+    seed 0 is used.
+
+    Example:
+        >>> from functools import partial
+        >>> from laplacian_metric.metrics.statistics import mean
+        >>> right = torch.tensor([1.0, 0.0] * 50).double()
+        >>> interval = bootstrap(partial(mean, right), 100)
+        >>> 0.38 < interval.low < 0.42 < 0.58 < interval.high < 0.62
+        True
+    """
+    found = bootstrap_all({"it": statistic}, sizes, resamples=resamples, level=level, generator=generator)
+    return found["it"]
+
+
+def bootstrap_all(
+    statistics: Mapping[str, Statistic],
+    sizes: int | Sequence[int],
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+) -> dict[str, Interval]:
+    """As `bootstrap`, for several statistics of the same items, from the same draws."""
+    if resamples < 1:
+        raise ValueError(f"resamples is {resamples}, at least one draw is needed")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}, a share between 0 and 1 is needed, such as 0.95")
+    values: dict[str, list[Tensor]] = {name: [] for name in statistics}
+    strata = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    for weights in _draws(strata, resamples, generator):
+        for name, statistic in statistics.items():
+            values[name].append(statistic(weights.to(device)).cpu())
+    return {name: _interval(torch.cat(parts), level) for name, parts in values.items()}
+
+
+def _interval(values: Tensor, level: float) -> Interval:
+    defined = values[~values.isnan()]
+    low = high = float("nan")
+    if len(defined):
+        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=defined.dtype)
+        low, high = (float(end) for end in torch.quantile(defined, ends))
+    return Interval(low, high, level, len(values), len(values) - len(defined))
+
+
+def _draws(strata: Sequence[int], resamples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Blocks of weights (R, N): how often each item is in a draw with replacement, each stratum's own number."""
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    chunk = max(1, CHUNK // max(1, sum(strata)))
+    for start in range(0, resamples, chunk):
+        rows = min(chunk, resamples - start)
+        parts = []
+        for size in strata:
+            drawn = torch.randint(size, (rows, size), generator=generator, device=generator.device).cpu()
+            ones = torch.ones(1, dtype=torch.float64).expand(rows, size)
+            parts.append(torch.zeros(rows, size, dtype=torch.float64).scatter_add_(1, drawn, ones))
+        yield torch.cat(parts, dim=1)

@@ -1,0 +1,190 @@
+"""Is confidence what it says? By the consensus of sampled neighbours, and by the rank of the uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
+from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap
+from laplacian_metric.neighbours import DEFAULT_MEMORY, search
+
+NUM_BINS = 10
+
+Samples = Tensor | Iterable[Tensor]
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The class that most of S sampled spaces give each answerable query (A,) by its nearest neighbour.
+
+    ``votes`` (A,) of the S samples are for the ``prediction`` (A,), the smallest label among equals;
+    ``right`` (A,) is 1.0 where that is the query's label. ``answerable`` (Q,) says which queries have a
+    positive.
+
+    Example:
+        >>> votes, right = torch.tensor([3, 2]), torch.tensor([1.0, 0.0])
+        >>> agreed = Consensus(torch.tensor([0, 1]), votes, right, torch.ones(2).bool(), num_samples=3)
+        >>> agreed.bins.tolist(), round(agreed.error, 4)
+        ([9, 6], 0.3333)
+    """
+
+    prediction: Tensor
+    votes: Tensor
+    right: Tensor
+    answerable: Tensor
+    num_samples: int
+
+    @property
+    def confidence(self) -> Tensor:
+        """The share of the samples that agree, float64 (A,)."""
+        return self.votes.double() / self.num_samples
+
+    @property
+    def bins(self) -> Tensor:
+        """The bin of each query, 0 to 9; in whole numbers, so that 1 is in the last and 3 of 10 in the fourth."""
+        return (NUM_BINS * self.votes // self.num_samples).clamp_max(NUM_BINS - 1)
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the gap of each bin, weighted by its share of the queries."""
+        right = self.right.double()
+        return float(calibration_gap(right, self.confidence, self.bins, torch.ones_like(right), NUM_BINS))
+
+    def table(self) -> list[dict[str, float | int | None]]:
+        """For each bin the number of queries, their mean confidence and accuracy (None where it is empty)."""
+        rows: list[dict[str, float | int | None]] = []
+        for number in range(NUM_BINS):
+            inside = self.bins == number
+            some = bool(inside.any())
+            rows.append(
+                {
+                    "count": int(inside.sum()),
+                    "confidence": float(self.confidence[inside].mean()) if some else None,
+                    "accuracy": float(self.right[inside].double().mean()) if some else None,
+                }
+            )
+        return rows
+
+
+def retrieval_ece(
+    samples: Samples,
+    labels: Labels,
+    *,
+    database: Samples | None = None,
+    database_labels: Labels | None = None,
+) -> float:
+    """Expected calibration error of retrieval by the consensus of jointly sampled spaces.
+
+    ``samples`` (S, N, Z), or an iterator of S tensors (N, Z), are unit vectors: sample s embeds all images
+    with the same draw of the weights. A query's prediction is the most frequent label of its S nearest
+    neighbours, its confidence the share of that label, compared in ten bins. ``database`` is sampled alike,
+    or one fixed tensor (M, Z).
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
+        >>> retrieval_ece(torch.stack([z, z]), [0, 0, 1, 1]), retrieval_ece(torch.stack([z, z]), [0, 1, 0, 1])
+        (0.0, 1.0)
+    """
+    return consensus(samples, labels, database=database, database_labels=database_labels).error
+
+
+def consensus(
+    samples: Samples,
+    labels: Labels,
+    *,
+    database: Samples | None = None,
+    database_labels: Labels | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> Consensus:
+    """What the nearest neighbours in S sampled spaces agree on; one sample is in memory at a time."""
+    if isinstance(labels, Positives):
+        raise TypeError("labels are positives, but neighbours can only agree on a class: pass labels")
+    if (database is None) != (database_labels is None):
+        given, missing = (
+            ("database_labels", "database") if database is None else ("database", "database_labels")
+        )
+        raise ValueError(f"{given} is given without {missing}: a gallery needs both")
+    queries = as_labels("labels", labels)
+    gallery = queries if database_labels is None else as_labels("database_labels", database_labels)
+    answerable = Positives.from_labels(queries, None if database is None else gallery).counts > 0
+    if not bool(answerable.any()):
+        raise ValueError(
+            f"none of the {len(queries)} queries has a positive in the gallery: no metric is defined"
+        )
+    votes: list[Tensor] = []
+    for embeddings, others in _pairs(samples, database):
+        check_length("labels", len(queries), len(embeddings), "embeddings")
+        if others is not None:
+            check_length("database_labels", len(gallery), len(others), "embeddings in the database")
+        nearest = search(embeddings, 1, database=others, memory=memory).indices[:, 0]
+        votes.append(gallery[nearest.to(gallery.device)])
+    if not votes:
+        raise ValueError("samples is empty: at least one sampled set of embeddings is needed")
+    prediction, count = _mode(torch.stack(votes, dim=1)[answerable])
+    right = (prediction == queries[answerable]).double()
+    return Consensus(prediction, count, right, answerable, len(votes))
+
+
+def ece_at_k(
+    embeddings: Tensor,
+    labels: Labels | Positives,
+    uncertainty: Tensor,
+    k: int = 5,
+    *,
+    database: Tensor | None = None,
+    database_labels: Labels | None = None,
+) -> float:
+    """The calibration error of the Bayesian triplet loss: mAP@k of ten bins by rank of the uncertainty.
+
+    The bins hold equal counts, the most uncertain first; the b-th has the confidence (b - 1/2)/10. Queries of
+    equal uncertainty share the mean of their average precisions.
+
+    Example:
+        >>> z = torch.nn.functional.normalize(torch.randn(20, 3, generator=torch.manual_seed(0)), dim=1)
+        >>> round(ece_at_k(z, [0] * 20, torch.arange(20.0)), 4)
+        0.5
+    """
+    ranking = rank(embeddings, labels, k, database=database, database_labels=database_labels)
+    return ranking_ece(ranking, uncertainty, k)
+
+
+def ranking_ece(ranking: Ranking, uncertainty: Tensor, k: int) -> float:
+    """ECE@k of a ranking by an uncertainty (Q,)."""
+    uncertainty, precision = ranking.of_answerable(uncertainty), ranking.average_precision(k)
+    return float(rank_calibration_gap(uncertainty, precision, torch.ones_like(precision), NUM_BINS))
+
+
+def _pairs(samples: Samples, database: Samples | None) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Each sampled set of embeddings with its sampled (or fixed) gallery."""
+    if isinstance(samples, Tensor) and samples.ndim != 3:
+        raise ValueError(
+            f"samples has shape {tuple(samples.shape)}, (S, N, Z) is needed: S embeddings of N images"
+        )
+    if database is None:
+        yield from ((embeddings, None) for embeddings in samples)
+        return
+    if isinstance(database, Tensor) and database.ndim == 2:
+        yield from ((embeddings, database) for embeddings in samples)
+        return
+    others, end = iter(database), object()
+    for number, embeddings in enumerate(samples):
+        other = next(others, end)
+        if not isinstance(other, Tensor):
+            raise ValueError(f"database has {number} samples, samples has more: both are drawn together")
+        yield embeddings, other
+    if next(others, end) is not end:
+        raise ValueError("database has more samples than samples: both are drawn together")
+
+
+def _mode(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The most frequent label of each row (A, S), the smallest among equals, and how often it occurs."""
+    ordered = labels.sort(dim=1).values.contiguous()
+    count = torch.searchsorted(ordered, ordered, right=True) - torch.searchsorted(ordered, ordered)
+    # argmax gives the first of equals, and labels ascend.
+    first = count.argmax(dim=1, keepdim=True)
+    return ordered.gather(1, first).squeeze(1), count.gather(1, first).squeeze(1)

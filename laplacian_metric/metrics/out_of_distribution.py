@@ -1,0 +1,159 @@
+"""Is the unknown more uncertain than the known? AUROC, average precision, crops, human labels and mixed
+queries.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite, check_matrix
+from laplacian_metric.metrics.positives import Labels, as_labels, check_length
+from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.sparsification import error_auroc
+from laplacian_metric.metrics.statistics import auroc, average_precision, spearman
+from laplacian_metric.metrics.uncertainty import check_uncertainty
+
+
+def ood_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
+    """The probability that an image from outside the distribution is more uncertain than one from inside;
+    ties count 1/2.
+
+    Example:
+        >>> ood_auroc(torch.tensor([0.1, 0.5]), torch.tensor([0.5, 0.9]))
+        0.875
+    """
+    scores, outside = stacked(uncertainty_in, uncertainty_out)
+    return float(auroc(scores, outside, torch.ones_like(scores)))
+
+
+def ood_average_precision(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
+    """The average precision of finding what is outside by its uncertainty: a sum over thresholds, equal
+    values together.
+
+    Example:
+        >>> round(ood_average_precision(torch.tensor([0.1, 0.5]), torch.tensor([0.5, 0.9])), 4)
+        0.8333
+    """
+    scores, outside = stacked(uncertainty_in, uncertainty_out)
+    return float(average_precision(scores, outside, torch.ones_like(scores)))
+
+
+def stacked(uncertainty_in: Tensor, uncertainty_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Uncertainties from inside and outside one after the other, and which are from outside (1.0), in float64."""
+    inside = check_uncertainty("uncertainty_in", uncertainty_in)
+    outside = check_uncertainty("uncertainty_out", uncertainty_out).to(inside.device)
+    return torch.cat([inside, outside]), torch.cat([torch.zeros_like(inside), torch.ones_like(outside)])
+
+
+def crop_test(uncertainty: Tensor, crop_uncertainty: Tensor) -> float:
+    """The share of images whose crop is more uncertain than they are; ties count 1/2.
+
+    Example:
+        >>> crop_test(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([2.0, 1.0, 0.0]))
+        0.5
+    """
+    return float(crop_outcome(uncertainty, crop_uncertainty).mean())
+
+
+def crop_outcome(uncertainty: Tensor, crop_uncertainty: Tensor) -> Tensor:
+    """For each image 1 if its crop is more uncertain, 1/2 if it is equally so, else 0: float64 (N,)."""
+    whole = check_uncertainty("uncertainty", uncertainty)
+    crop = check_uncertainty("crop_uncertainty", crop_uncertainty, len(whole), "images").to(whole.device)
+    return (crop > whole).double() + (crop == whole).double() / 2
+
+
+def rank_correlation(uncertainty: Tensor, reference: Tensor) -> float:
+    """Spearman's correlation, equal values sharing their mean rank; NaN where one side is constant.
+
+    The reference may be the entropy of human labels, or whatever else should order the images alike.
+
+    Example:
+        >>> rank_correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.3, 0.2]))
+        0.5
+    """
+    first = check_uncertainty("uncertainty", uncertainty)
+    second = check_uncertainty("reference", reference, len(first), "uncertainties").to(first.device)
+    return float(spearman(first, second, torch.ones_like(first)))
+
+
+def label_entropy(counts: Tensor) -> Tensor:
+    """The entropy in nats (N,) of the labels that people gave: counts or probabilities (N, C).
+
+    Example:
+        >>> label_entropy(torch.tensor([[10.0, 0.0], [5.0, 5.0]])).round(decimals=4).tolist()
+        [0.0, 0.6931]
+    """
+    check_matrix("counts", counts)
+    check_finite("counts", counts)
+    total = counts.double().sum(1, keepdim=True)
+    if bool((counts < 0).any()) or bool((total <= 0).any()):
+        raise ValueError(
+            "counts has a negative entry or a row without any label: each image needs at least one"
+        )
+    shares = counts.double() / total
+    entropy: Tensor = torch.special.entr(shares).sum(1)
+    return entropy
+
+
+def rank_mixture(
+    embeddings_in: Tensor,
+    labels_in: Labels,
+    embeddings_out: Tensor,
+    labels_out: Labels,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[Ranking, Tensor]:
+    """Rank a mixture that is half in and half out of the distribution; classes of the two halves never agree.
+
+    As many queries come from either side: all answerable ones of the smaller, as many of the larger drawn
+    without replacement. Each searches everything but itself. Returns the ranking and the rows of its queries,
+    where the images from outside follow those from inside.
+    """
+    labels = [as_labels("labels_in", labels_in), as_labels("labels_out", labels_out)]
+    check_length("labels_in", len(labels[0]), len(embeddings_in), "embeddings_in")
+    check_length("labels_out", len(labels[1]), len(embeddings_out), "embeddings_out")
+    chosen = []
+    for numbers in labels:
+        _, classes, sizes = torch.unique(numbers, return_inverse=True, return_counts=True)
+        chosen.append((sizes[classes] > 1).nonzero().flatten())
+    number = min(len(rows) for rows in chosen)
+    if number == 0:
+        raise ValueError(
+            "one half of the mixture has no query with a positive: no class has two images there"
+        )
+    halves = []
+    for rows in chosen:
+        order = torch.randperm(len(rows), generator=generator)[:number].sort().values
+        halves.append(rows[order.to(rows.device)])
+    own = torch.cat([halves[0], halves[1] + len(labels[0])]).to(embeddings_in.device)
+    everything = torch.cat([embeddings_in, embeddings_out.to(embeddings_in)])
+    # Classes from 0 in either half, those from outside moved past those from inside.
+    classes_in, classes_out = (torch.unique(numbers, return_inverse=True)[1] for numbers in labels)
+    both = torch.cat([classes_in, classes_out + int(classes_in.max()) + 1]).to(embeddings_in.device)
+    return rank(everything[own], both[own], database=everything, database_labels=both, own=own), own
+
+
+def mixture_r_auroc(
+    embeddings_in: Tensor,
+    labels_in: Labels,
+    uncertainty_in: Tensor,
+    embeddings_out: Tensor,
+    labels_out: Labels,
+    uncertainty_out: Tensor,
+    *,
+    generator: torch.Generator | None = None,
+) -> float:
+    """R-AUROC of queries that are half in and half out of the distribution, searching both sets together.
+
+    It rewards both a higher uncertainty outside and the right order within either half.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.6, 0.8], [0.0, 1.0]])
+        >>> mixture_r_auroc(z, [0, 0, 0, 1], torch.zeros(4), -z, [5, 6, 5, 6], torch.ones(4))
+        1.0
+    """
+    inside = check_uncertainty("uncertainty_in", uncertainty_in, len(embeddings_in), "embeddings_in")
+    outside = check_uncertainty("uncertainty_out", uncertainty_out, len(embeddings_out), "embeddings_out")
+    ranking, rows = rank_mixture(embeddings_in, labels_in, embeddings_out, labels_out, generator=generator)
+    return error_auroc(ranking, torch.cat([inside, outside.to(inside.device)])[rows.to(inside.device)])

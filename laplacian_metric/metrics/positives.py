@@ -1,0 +1,223 @@
+"""What counts as a right answer to a query: the same class, a place nearby, or whatever a function says."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite, check_matrix
+
+Labels = Tensor | Sequence[int]
+Relevant = Callable[[Tensor, Tensor], Tensor]
+
+BLOCK = 1 << 22  # pairs that are looked at together
+
+
+class Positives(ABC):
+    """Which of ``num_database`` gallery members are positives of each of ``num_queries`` queries.
+
+    ``counts`` (Q,) is the number of positives of each query, without the query itself. One-set problems pass no
+    database; the query's own row ``own`` (Q,) is then its index.
+
+    Example:
+        >>> Positives.from_labels([0, 0, 1]).counts.tolist()
+        [1, 1, 0]
+    """
+
+    num_queries: int
+    num_database: int
+    counts: Tensor
+
+    @staticmethod
+    def from_labels(
+        labels: Labels, database_labels: Labels | None = None, *, own: Tensor | None = None
+    ) -> Positives:
+        """Positive is what has the query's label."""
+        return _SameLabel(labels, database_labels, own)
+
+    @staticmethod
+    def within(
+        radius: float,
+        positions: Tensor,
+        database_positions: Tensor | None = None,
+        *,
+        own: Tensor | None = None,
+    ) -> Positives:
+        """Positive is what lies at most ``radius`` away; positions are (Q, D) and (M, D), as in place recognition.
+
+        Example:
+            >>> places = torch.tensor([[0.0, 0.0], [3.0, 4.0], [50.0, 0.0]])
+            >>> Positives.within(25.0, places).counts.tolist()
+            [1, 1, 0]
+        """
+        return _Nearby(radius, positions, database_positions, own)
+
+    @staticmethod
+    def from_function(
+        relevant: Relevant, num_queries: int, num_database: int | None = None, *, own: Tensor | None = None
+    ) -> Positives:
+        """Positive is what a function says: it gets queries (n, 1) and gallery rows (n, k) and returns bool
+        (n, k).
+
+        Example:
+            >>> next_to = lambda query, member: (query - member).abs() == 1
+            >>> Positives.from_function(next_to, num_queries=3).counts.tolist()
+            [1, 2, 1]
+        """
+        return _Function(relevant, num_queries, num_database, own)
+
+    @abstractmethod
+    def hits(self, queries: Tensor, members: Tensor) -> Tensor:
+        """Whether the gallery rows ``members`` (n, k) are positives of ``queries`` (n,): bool (n, k)."""
+
+    def _count(self, own: Tensor | None, device: torch.device) -> Tensor:
+        """Counts by looking at all pairs, block by block."""
+        members = torch.arange(self.num_database, device=device)[None]
+        counts = torch.zeros(self.num_queries, dtype=torch.int64, device=device)
+        size = max(1, BLOCK // max(1, self.num_database))
+        for rows in torch.arange(self.num_queries, device=device).split(size):
+            hits = self.hits(rows, members.expand(len(rows), -1))
+            if own is not None:
+                hits = hits & (members != own[rows, None])
+            counts[rows] = hits.sum(1)
+        return counts
+
+
+class _SameLabel(Positives):
+    """Positives by equal labels, stored as class numbers."""
+
+    def __init__(self, labels: Labels, database_labels: Labels | None, own: Tensor | None) -> None:
+        queries = as_labels("labels", labels)
+        gallery = queries if database_labels is None else as_labels("database_labels", database_labels)
+        own = _own(own, len(queries), database_labels is None, queries.device)
+        _, classes = torch.unique(torch.cat([queries, gallery]), return_inverse=True)
+        self._queries, self._gallery = classes[: len(queries)], classes[len(queries) :]
+        self.num_queries, self.num_database = len(queries), len(gallery)
+        sizes = torch.bincount(self._gallery, minlength=int(classes.max()) + 1)
+        self.counts = sizes[self._queries]
+        if own is not None:
+            known = own >= 0
+            same = self._gallery[own.clamp_min(0)] == self._queries
+            self.counts = self.counts - (known & same).long()
+
+    def hits(self, queries: Tensor, members: Tensor) -> Tensor:
+        same: Tensor = self._gallery[members] == self._queries[queries, None]
+        return same
+
+
+class _Nearby(Positives):
+    """Positives by distance between positions, in float64: map coordinates have 7 digits before the metre."""
+
+    def __init__(
+        self, radius: float, positions: Tensor, database_positions: Tensor | None, own: Tensor | None
+    ) -> None:
+        if not radius >= 0:
+            raise ValueError(f"radius is {radius}, a distance of at least 0 is needed")
+        gallery = positions if database_positions is None else database_positions
+        for name, given in (("positions", positions), ("database_positions", gallery)):
+            check_matrix(name, given)
+            check_finite(name, given)
+        if positions.shape[1] != gallery.shape[1]:
+            raise ValueError(
+                f"positions has {positions.shape[1]} coordinates and database_positions {gallery.shape[1]}"
+            )
+        self._radius = radius
+        self._queries, self._gallery = positions.detach().double(), gallery.detach().double()
+        self.num_queries, self.num_database = len(positions), len(gallery)
+        own = _own(own, len(positions), database_positions is None, positions.device)
+        self.counts = self._count(own, positions.device)
+
+    def hits(self, queries: Tensor, members: Tensor) -> Tensor:
+        # One coordinate after the other: the same sum, in the same order, whatever the shape.
+        squared = torch.zeros(members.shape, dtype=torch.float64, device=members.device)
+        for mine, theirs in zip(self._queries.T, self._gallery.T, strict=True):
+            squared += (mine[queries, None] - theirs[members]).square()
+        near: Tensor = squared.sqrt() <= self._radius
+        return near
+
+
+class _Function(Positives):
+    """Positives by a function of query and gallery row."""
+
+    def __init__(
+        self, relevant: Relevant, num_queries: int, num_database: int | None, own: Tensor | None
+    ) -> None:
+        self._relevant = relevant
+        self.num_queries = num_queries
+        self.num_database = num_queries if num_database is None else num_database
+        device = torch.device("cpu") if own is None else own.device
+        self.counts = self._count(_own(own, num_queries, num_database is None, device), device)
+
+    def hits(self, queries: Tensor, members: Tensor) -> Tensor:
+        found = self._relevant(queries[:, None], members)
+        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != members.shape:
+            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise TypeError(f"relevant returned {got}, torch.bool of shape {tuple(members.shape)} is needed")
+        return found
+
+
+def as_labels(name: str, labels: Labels) -> Tensor:
+    """Labels (N,) as a tensor of whole numbers."""
+    tensor = torch.as_tensor(labels)
+    if tensor.ndim != 1:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}, one label for each image is needed, shape (N,)"
+        )
+    if len(tensor) == 0:
+        raise ValueError(f"{name} is empty: at least one label is needed")
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise TypeError(f"{name} has dtype {tensor.dtype}, whole numbers are needed: number the classes")
+    return tensor.long()
+
+
+def check_length(name: str, found: int, number: int, what: str) -> None:
+    """Refuse another number of labels than there are embeddings."""
+    if found != number:
+        raise ValueError(f"{name} has {found} entries for {number} {what}: one label for each is needed")
+
+
+def as_positives(
+    labels: Labels | Positives,
+    database_labels: Labels | None,
+    *,
+    queries: int,
+    database: int | None,
+    own: Tensor | None = None,
+) -> Positives:
+    """Labels or positives, checked against the number of embeddings (and of those in the database)."""
+    if isinstance(labels, Positives):
+        if database_labels is not None:
+            raise ValueError(
+                "database_labels is given, but the positives passed as labels already know the database"
+            )
+        expected = queries if database is None else database
+        if (labels.num_queries, labels.num_database) != (queries, expected):
+            raise ValueError(
+                f"the positives are of {labels.num_queries} queries in {labels.num_database} gallery members, but "
+                f"there are {queries} embeddings and a gallery of {expected}"
+            )
+        return labels
+    if (database is None) != (database_labels is None):
+        given, missing = (
+            ("database_labels", "database") if database is None else ("database", "database_labels")
+        )
+        raise ValueError(f"{given} is given without {missing}: a gallery needs both")
+    pairs = [("labels", labels, queries, "embeddings")]
+    if database_labels is not None and database is not None:
+        pairs.append(("database_labels", database_labels, database, "embeddings in the database"))
+    for name, given_labels, number, what in pairs:
+        check_length(name, len(as_labels(name, given_labels)), number, what)
+    return Positives.from_labels(labels, database_labels, own=own)
+
+
+def _own(own: Tensor | None, queries: int, one_set: bool, device: torch.device) -> Tensor | None:
+    if one_set:
+        if own is not None:
+            raise ValueError("own is for a database: within one set each query is its own row")
+        return torch.arange(queries, device=device)
+    if own is not None and own.shape != (queries,):
+        raise ValueError(f"own has shape {tuple(own.shape)}, ({queries},) is needed: one row for each query")
+    return own

@@ -1,0 +1,158 @@
+"""One search, and what it says about each query: the common ground of all retrieval metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.metrics.positives import Labels, Positives, as_positives
+from laplacian_metric.metrics.uncertainty import check_uncertainty
+from laplacian_metric.neighbours import DEFAULT_MEMORY, search_blocks
+
+Normalisation = Literal["min", "positives", "hits"]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a search found for each of Q queries; metrics are means over the ``answerable`` ones.
+
+    ``hits`` (Q, k) says whether the i-th neighbour is a positive, ``positives`` (Q,) how many there are in
+    the gallery, ``nearest`` and ``distance`` (Q,) which gallery member is nearest and how far, ``ties`` (Q,)
+    how often the index decided among equal distances. ``hits_at_r`` and ``precision_at_r`` (Q,) hold the
+    share of positives and the average precision among the first R neighbours, R the number of positives,
+    where that was asked for. A query without a positive in the gallery cannot be answered: it is left out of
+    every metric.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> ranking = rank(z, [0, 0, 1])
+        >>> ranking.hits.flatten().tolist(), ranking.num_unanswerable
+        ([True, False, False], 1)
+    """
+
+    hits: Tensor
+    positives: Tensor
+    nearest: Tensor
+    distance: Tensor
+    ties: Tensor
+    hits_at_r: Tensor | None = None
+    precision_at_r: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("positives", "nearest", "distance", "ties", "hits_at_r", "precision_at_r"):
+            given = getattr(self, name)
+            if given is not None and given.shape != self.hits.shape[:1]:
+                raise ValueError(f"{name} has shape {tuple(given.shape)} for {len(self.hits)} queries")
+
+    @property
+    def answerable(self) -> Tensor:
+        """Which queries have a positive in the gallery, bool (Q,)."""
+        return self.positives > 0
+
+    @property
+    def num_unanswerable(self) -> int:
+        """How many queries have none."""
+        return int((~self.answerable).sum())
+
+    @property
+    def k(self) -> int:
+        """How deep the ranking is."""
+        return self.hits.shape[1]
+
+    def first_is_right(self) -> Tensor:
+        """Whether the nearest neighbour of each answerable query is a positive, float64 (A,)."""
+        return self.recall(1)
+
+    def recall(self, k: int) -> Tensor:
+        """For each answerable query 1 if a positive is among its first k, else 0: float64 (A,)."""
+        self._check_depth(k)
+        return self.hits[self.answerable, :k].any(1).double()
+
+    def average_precision(self, k: int, normalisation: Normalisation = "min") -> Tensor:
+        """For each answerable query the sum of the precision at its hits in the first k over min(positives,
+        k): (A,).
+
+        Other ``normalisation``: "positives" divides by all positives, "hits" by the hits found (0 if there is
+        none).
+        """
+        self._check_depth(k)
+        hits, positives = self.hits[self.answerable, :k], self.positives[self.answerable]
+        if normalisation == "min":
+            divisor = positives.clamp_max(k)
+        elif normalisation == "positives":
+            divisor = positives
+        elif normalisation == "hits":
+            divisor = hits.sum(1).clamp_min(1)
+        else:
+            raise ValueError(f'normalisation is {normalisation!r}, it can be "min", "positives" or "hits"')
+        return _precision_sum(hits) / divisor
+
+    def of_answerable(self, uncertainty: Tensor) -> Tensor:
+        """The checked uncertainty (Q,) of the answerable queries, float64 (A,)."""
+        values = check_uncertainty("uncertainty", uncertainty, len(self.hits))
+        return values.to(self.hits.device)[self.answerable]
+
+    def _check_depth(self, k: int) -> None:
+        if not 1 <= k <= self.k:
+            raise ValueError(
+                f"k is {k}, but this ranking has the first {self.k} neighbours: use a k from 1 to {self.k}"
+            )
+
+
+def rank(
+    embeddings: Tensor,
+    labels: Labels | Positives,
+    k: int = 1,
+    *,
+    database: Tensor | None = None,
+    database_labels: Labels | None = None,
+    own: Tensor | None = None,
+    at_r: bool = False,
+    memory: int = DEFAULT_MEMORY,
+) -> Ranking:
+    """Search the k nearest of each query once, for all metrics that follow.
+
+    Embeddings (Q, Z) are unit vectors. Without ``database`` (M, Z) each query searches the other embeddings.
+    ``labels`` (Q,) are classes, or `Positives` where something else decides. With ``at_r`` the search goes as
+    deep as each query has positives; nothing of that depth is kept. At least one query must have a positive.
+    """
+    positives = as_positives(
+        labels,
+        database_labels,
+        queries=len(embeddings),
+        database=None if database is None else len(database),
+        own=own,
+    )
+    counts = positives.counts.to(embeddings.device)
+    if not bool((counts > 0).any()):
+        raise ValueError(
+            f"none of the {len(counts)} queries has a positive in the gallery: no metric is defined. Check that "
+            "labels and database_labels number the classes alike"
+        )
+    depth: int | Tensor = counts.clamp_min(k) if at_r else k
+    kept: dict[str, list[Tensor]] = {}
+    for rows, found in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
+        queries = torch.arange(rows.start, rows.stop, device=embeddings.device)
+        hits = positives.hits(queries, found.indices)
+        part = {
+            "hits": hits[:, :k],
+            "nearest": found.indices[:, 0],
+            "distance": found.distances[:, 0],
+            "ties": found.ties,
+        }
+        if at_r:
+            within = hits & (torch.arange(found.k, device=hits.device) < counts[rows, None])
+            part["hits_at_r"] = within.sum(1) / counts[rows].clamp_min(1).double()
+            part["precision_at_r"] = _precision_sum(within) / counts[rows].clamp_min(1)
+        for name, tensor in part.items():
+            kept.setdefault(name, []).append(tensor)
+    return Ranking(positives=counts, **{name: torch.cat(parts) for name, parts in kept.items()})
+
+
+def _precision_sum(hits: Tensor) -> Tensor:
+    """The precision at each hit, summed over the hits: (Q,) from bool (Q, k)."""
+    places = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64, device=hits.device)
+    return (hits.cumsum(1) / places * hits).sum(1)

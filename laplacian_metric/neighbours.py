@@ -1,0 +1,320 @@
+"""Exact nearest neighbours on the unit sphere, block by block.
+
+Cosine similarity and Euclidean distance order unit vectors alike. A matrix product in float32 finds every
+candidate that could be among the nearest, given the rounding error that such a product can have; the order
+among candidates that this error leaves open is then settled in float64, by differences. The result depends
+neither on the size of the blocks nor on the precision of the product, and equal distances are recognised as
+equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite, check_matrix, check_same_device
+
+DEFAULT_MEMORY = 256 << 20
+# One similarity, its share of the mask and, should every gallery member be a candidate, its column, key and place.
+BYTES_PER_SIMILARITY = 64
+MAX_ROWS = 512  # more rows make the product no faster and leave the cache
+GROUP = 64  # columns that are first compared by their maximum alone
+EXACT_COLUMNS = 64
+PAIR_ENTRIES = 1 << 17  # of the pairs that are compared in float64 at a time: what stays in the cache
+NORM_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest gallery members of each query, the nearest first; equal distances in the order of the index.
+
+    ``indices`` (Q, k) are rows of the gallery. ``distances`` (Q, k) are Euclidean distances between the unit
+    vectors in float64: exact in the first 64 columns, beyond them at least to float32's accuracy. ``ties``
+    (Q,) counts, among a query's first k + 1 members, the places whose distance equals that of the place
+    before, so that the index decided.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+        >>> found = search(z, k=2)
+        >>> found.indices.tolist()
+        [[2, 1], [2, 0], [1, 0]]
+        >>> [round(x, 4) for x in found.similarities[2].tolist()]
+        [0.8, 0.6]
+    """
+
+    indices: Tensor
+    distances: Tensor
+    ties: Tensor
+    gallery_size: int
+
+    def __post_init__(self) -> None:
+        if self.indices.ndim != 2 or self.indices.dtype != torch.int64:
+            raise ValueError(
+                f"indices has shape {tuple(self.indices.shape)} and dtype {self.indices.dtype}, "
+                "(Q, k) and torch.int64 are needed"
+            )
+        if self.distances.shape != self.indices.shape:
+            raise ValueError(
+                f"distances has shape {tuple(self.distances.shape)}, indices {tuple(self.indices.shape)}: "
+                "there is one distance for each index"
+            )
+        if self.ties.shape != self.indices.shape[:1]:
+            raise ValueError(
+                f"ties has shape {tuple(self.ties.shape)}, ({len(self.indices)},) is needed: one count for each query"
+            )
+        if self.indices.numel():
+            low, high = (int(bound) for bound in self.indices.aminmax())
+            if low < 0 or high >= self.gallery_size:
+                raise ValueError(
+                    f"indices has the entry {low if low < 0 else high}, the gallery has {self.gallery_size} members"
+                )
+
+    @property
+    def k(self) -> int:
+        """How many neighbours each query has."""
+        return self.indices.shape[1]
+
+    @property
+    def similarities(self) -> Tensor:
+        """Cosine similarities (Q, k)."""
+        return 1 - self.distances.square() / 2
+
+
+def search(
+    embeddings: Tensor,
+    k: int,
+    *,
+    database: Tensor | None = None,
+    own: Tensor | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> Neighbours:
+    """The k nearest neighbours of each of the unit ``embeddings`` (Q, Z).
+
+    Without ``database`` each query looks among the other embeddings: its own copy is left out by its index,
+    so that a duplicate of it stays. With ``database`` (M, Z) it looks there; ``own`` (Q,) then names the row
+    that is the query itself, -1 where there is none (the default). About ``memory`` bytes are used beyond
+    input and output.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+        >>> found = search(z, k=1)
+        >>> found.indices.flatten().tolist(), found.ties.tolist()
+        ([1, 0, 0], [1, 1, 1])
+    """
+    blocks = list(search_blocks(embeddings, k, database=database, own=own, memory=memory))
+    return Neighbours(
+        indices=torch.cat([found.indices for _, found in blocks]),
+        distances=torch.cat([found.distances for _, found in blocks]),
+        ties=torch.cat([found.ties for _, found in blocks]),
+        gallery_size=blocks[0][1].gallery_size,
+    )
+
+
+def search_blocks(
+    embeddings: Tensor,
+    k: int | Tensor,
+    *,
+    database: Tensor | None = None,
+    own: Tensor | None = None,
+    memory: int = DEFAULT_MEMORY,
+) -> Iterator[tuple[slice, Neighbours]]:
+    """As `search`, one block of queries after the other, for what is too deep to be kept.
+
+    ``k`` may be a tensor (Q,): each block then is as deep as the deepest of its queries.
+
+    Example:
+        >>> z = torch.eye(3)
+        >>> [(rows, found.k) for rows, found in search_blocks(z, torch.tensor([1, 2, 1]))]
+        [(slice(0, 3, None), 2)]
+    """
+    gallery = _Unit.of(
+        "embeddings" if database is None else "database", embeddings if database is None else database
+    )
+    queries = gallery if database is None else _Unit.of("embeddings", embeddings)
+    check_same_device(embeddings=embeddings, database=database)
+    if queries.dim != gallery.dim:
+        raise ValueError(
+            f"embeddings has {queries.dim} dimensions and database {gallery.dim}: both come from one space"
+        )
+    own = _own_rows(own, len(queries), len(gallery), one_set=database is None, device=embeddings.device)
+    depth = _depths(k, len(queries), len(gallery) - int((own >= 0).any()), embeddings.device)
+    return _blocks(queries, gallery, own, depth, memory)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Checked vectors: as given with their norms, and in float32 at unit length for the matrix product."""
+
+    source: Tensor
+    norm: Tensor
+    rounded: Tensor
+
+    @staticmethod
+    def of(name: str, vectors: Tensor) -> _Unit:
+        norm = check_unit(name, vectors)
+        source = vectors.detach()
+        rounded = torch.empty(source.shape, dtype=torch.float32, device=source.device)
+        for start in range(0, len(source), 4096):
+            rows = slice(start, start + 4096)
+            rounded[rows] = source[rows].double() / norm[rows, None]
+        return _Unit(source, norm, rounded)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def dim(self) -> int:
+        return self.source.shape[1]
+
+    def exact(self, rows: Tensor) -> Tensor:
+        """Unit vectors in float64."""
+        return self.source[rows].double() / self.norm[rows, None]
+
+
+def check_unit(name: str, vectors: Tensor) -> Tensor:
+    """Refuse an empty set, NaN and vectors that are not of unit length; return the norms (N,) in float64.
+
+    Example:
+        >>> check_unit("embeddings", torch.tensor([[3.0, 4.0]]))
+        Traceback (most recent call last):
+        ...
+        ValueError: embeddings is not normalised: row 0 has norm 5, 1 of 1 rows are off by more than 0.0001. Use
+        torch.nn.functional.normalize(embeddings, dim=1)
+    """
+    check_matrix(name, vectors)
+    if 0 in vectors.shape:
+        raise ValueError(
+            f"{name} is empty, its shape is {tuple(vectors.shape)}: at least one row and column are needed"
+        )
+    check_finite(name, vectors)
+    norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
+    # A unit vector that was rounded to few digits has not quite unit length.
+    tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
+    wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
+    if len(wrong):
+        first = int(wrong[0])
+        raise ValueError(
+            f"{name} is not normalised: row {first} has norm {float(norm[first]):.6g}, {len(wrong)} of {len(norm)} "
+            f"rows are off by more than {tolerance:.3g}. Use torch.nn.functional.normalize({name}, dim=1)"
+        )
+    return norm
+
+
+def _own_rows(
+    own: Tensor | None, queries: int, gallery: int, *, one_set: bool, device: torch.device
+) -> Tensor:
+    if one_set:
+        if own is not None:
+            raise ValueError("own is for a database: within one set each query is left out by its own index")
+        return torch.arange(queries, device=device)
+    if own is None:
+        return torch.full((queries,), -1, device=device)
+    if own.shape != (queries,):
+        raise ValueError(f"own has shape {tuple(own.shape)}, ({queries},) is needed: one row for each query")
+    if own.dtype != torch.int64 or int(own.min()) < -1 or int(own.max()) >= gallery:
+        raise ValueError(
+            f"own needs int64 rows of the database, -1 to {gallery - 1}, but has {own.dtype} up to "
+            f"{int(own.max())}"
+        )
+    return own.to(device)
+
+
+def _depths(k: int | Tensor, queries: int, available: int, device: torch.device) -> Tensor:
+    depth = torch.as_tensor(k, device=device).expand(queries)
+    if depth.is_floating_point() or depth.dtype == torch.bool:
+        raise TypeError(f"k has dtype {depth.dtype}, whole numbers are needed")
+    low, high = int(depth.min()), int(depth.max())
+    if low < 1 or high > available:
+        raise ValueError(
+            f"k is {low if low < 1 else high}, but a query has {available} gallery members to choose from, its own "
+            f"copy left out: use a k from 1 to {available}"
+        )
+    return depth
+
+
+def _slack(dim: int) -> float:
+    """How far below another a float32 similarity may lie although it is the greater one in truth.
+
+    A product of two unit vectors has an error of at most dim + 2 half units in the last place, the rounding of the
+    vectors included; two such errors count, and two further units for the comparison itself.
+    """
+    slack = (dim + 4) * torch.finfo(torch.float32).eps
+    # Where the user lets products run in fewer digits (8 in bfloat16), both factors are rounded to these first.
+    return slack if torch.get_float32_matmul_precision() == "highest" else slack + 2.0**-6
+
+
+def _blocks(
+    queries: _Unit, gallery: _Unit, own: Tensor, depth: Tensor, memory: int
+) -> Iterator[tuple[slice, Neighbours]]:
+    padded = -(-len(gallery) // GROUP) * GROUP
+    size = max(1, min(MAX_ROWS, len(queries), memory // (BYTES_PER_SIMILARITY * padded)))
+    # The columns that fill the last group are never written again, so that they never are candidates.
+    buffer = torch.full((size, padded), -torch.inf, device=queries.source.device)
+    for start in range(0, len(queries), size):
+        rows = slice(start, min(start + size, len(queries)))
+        similarities = buffer[: rows.stop - start]
+        torch.mm(queries.rounded[rows], gallery.rounded.T, out=similarities[:, : len(gallery)])
+        self_rows = (own[rows] >= 0).nonzero().flatten()
+        similarities[self_rows, own[rows][self_rows]] = -torch.inf
+        yield rows, _nearest(similarities, queries, start, gallery, int(depth[rows].max()))
+
+
+def _nearest(similarities: Tensor, queries: _Unit, start: int, gallery: _Unit, k: int) -> Neighbours:
+    """The k nearest for one block of similarities (B, N padded), whose first row is query ``start``."""
+    slack = _slack(gallery.dim)
+    rows, columns = _candidates(similarities, k, slack)
+    counts = torch.bincount(rows, minlength=len(similarities))
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    shape = (len(similarities), int(counts.max()))
+    member = torch.full(shape, -1, device=rows.device)
+    member[rows, place] = columns
+    squared = torch.full(shape, torch.inf, dtype=torch.float64, device=rows.device)
+    squared[rows, place] = 2 - 2 * similarities[rows, columns].double()
+    doubtful = member >= 0 if shape[1] <= EXACT_COLUMNS else _doubtful(squared, 2 * slack)
+    rows, place = doubtful.nonzero(as_tuple=True)
+    columns = member[rows, place]
+    exact = queries.exact(torch.arange(start, start + len(similarities), device=rows.device))
+    chunk = max(1, PAIR_ENTRIES // gallery.dim)
+    for r, p, c in zip(rows.split(chunk), place.split(chunk), columns.split(chunk), strict=True):
+        squared[r, p] = (exact[r] - gallery.exact(c)).square_().sum(1)
+    # Columns are in the order of the index, and the sort is stable: equal distances stay in that order.
+    squared, order = squared.sort(dim=1, stable=True)
+    equal = (squared[:, 1 : k + 1] == squared[:, :-1][:, :k]) & squared[:, 1 : k + 1].isfinite()
+    return Neighbours(
+        indices=member.gather(1, order[:, :k]),
+        distances=squared[:, :k].clamp_min(0).sqrt(),
+        ties=equal.sum(1),
+        gallery_size=len(gallery),
+    )
+
+
+def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Tensor]:
+    """Rows and columns of all similarities that may be among their row's k greatest, in order of row and
+    column.
+    """
+    if k > 1:
+        floor = similarities.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True) - slack
+        rows, columns = (similarities >= floor).nonzero(as_tuple=True)
+        return rows, columns
+    # For the nearest alone, one pass over groups of columns is all that touches every similarity.
+    grouped = similarities.view(len(similarities), -1, GROUP)
+    highest = grouped.amax(2)
+    floor = highest.amax(1) - slack
+    rows, groups = (highest >= floor[:, None]).nonzero(as_tuple=True)
+    pair, column = (grouped[rows, groups] >= floor[rows, None]).nonzero(as_tuple=True)
+    return rows[pair], groups[pair] * GROUP + column
+
+
+def _doubtful(squared: Tensor, slack: float) -> Tensor:
+    """Which squared distances (B, C) lie so close to another that their order is open, and the first columns."""
+    ordered, order = squared.sort(dim=1)
+    close = ordered.diff(dim=1) <= slack
+    doubtful = torch.zeros_like(ordered, dtype=torch.bool)
+    doubtful[:, 1:] |= close
+    doubtful[:, :-1] |= close
+    doubtful[:, :EXACT_COLUMNS] = True
+    doubtful &= ordered.isfinite()
+    return torch.zeros_like(doubtful).scatter_(1, order, doubtful)
