@@ -3,6 +3,14 @@
 from hessians.contrastive import ContrastiveLoss
 from hessians.kronecker import KroneckerFactors, last_layer_kronecker
 from hessians.last_layer import last_layer_ggn_diagonal
+from hessians.network import ggn_diagonal
 from hessians.pairs import Pairs
 
-__all__ = ["ContrastiveLoss", "KroneckerFactors", "Pairs", "last_layer_ggn_diagonal", "last_layer_kronecker"]
+__all__ = [
+    "ContrastiveLoss",
+    "KroneckerFactors",
+    "Pairs",
+    "ggn_diagonal",
+    "last_layer_ggn_diagonal",
+    "last_layer_kronecker",
+]
