@@ -96,8 +96,7 @@ def _unpack_tar(archive: Path, work: Path, max_bytes: int, max_members: int) -> 
         for member in opened:
             budget.member()
             budget.size(max(member.size, 0))
-            if member.islnk() or member.issym():
-                raise UnsafeArchiveError(f"{archive} has a link, {member.name!r}; it was not unpacked")
+            _check_name(archive, member.name, is_link=member.islnk() or member.issym())
             try:
                 opened.extract(member, work, filter="data")
             except tarfile.FilterError as error:
@@ -113,7 +112,8 @@ def _unpack_zip(archive: Path, work: Path, max_bytes: int, max_members: int) -> 
             budget.size(max_bytes + 1)
         for member in members:
             budget.member()
-            target = work / _checked_name(archive, member)
+            _check_name(archive, member.filename, is_link=stat.S_ISLNK(member.external_attr >> 16))
+            target = work / member.filename
             if member.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
                 continue
@@ -124,13 +124,11 @@ def _unpack_zip(archive: Path, work: Path, max_bytes: int, max_members: int) -> 
                     sink.write(chunk)
 
 
-def _checked_name(archive: Path, member: zipfile.ZipInfo) -> str:
-    name = member.filename
+def _check_name(archive: Path, name: str, is_link: bool) -> None:
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or re.match(r"^[A-Za-z]:", name):
         raise UnsafeArchiveError(
             f"{archive} has the member {name!r}, which leads outside the folder; it was not unpacked"
         )
-    if stat.S_ISLNK(member.external_attr >> 16):
+    if is_link:
         raise UnsafeArchiveError(f"{archive} has a link, {name!r}; it was not unpacked")
-    return name

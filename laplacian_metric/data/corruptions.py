@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -39,20 +40,22 @@ def _crop(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.
 
 def _blur(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
     del seed  # nothing about it is random
-    deviation = WIDEST_BLUR * strength * min(image.shape[-2:])
-    return _along(_along(image, deviation).transpose(-1, -2), deviation).transpose(-1, -2)
+    height, width = image.shape[-2:]
+    deviation = WIDEST_BLUR * strength * min(height, width)
+    return _filter(height, deviation).to(image) @ image @ _filter(width, deviation).to(image).T
 
 
-def _along(image: torch.Tensor, deviation: float) -> torch.Tensor:
-    """A Gaussian filter along the last dimension; beyond the border the border's value goes on."""
+@lru_cache(maxsize=8)
+def _filter(size: int, deviation: float) -> torch.Tensor:
+    """A Gaussian filter of a line as a matrix (size, size); beyond the ends of the line its last value goes on."""
     if deviation < _NO_BLUR:
-        return image
-    reach = max(1, math.ceil(3 * deviation))
-    steps = torch.arange(-reach, reach + 1, dtype=image.dtype, device=image.device)
-    weights = torch.exp(-0.5 * (steps / deviation) ** 2)
-    weights = (weights / weights.sum())[None, None]
-    lines = F.pad(image.reshape(-1, 1, image.shape[-1]), (reach, reach), mode="replicate")
-    return F.conv1d(lines, weights).reshape(image.shape)
+        return torch.eye(size, dtype=torch.float64)
+    reach = math.ceil(3 * deviation)
+    steps = torch.arange(-reach, reach + 1)
+    weights = torch.exp(-0.5 * (steps / deviation).double() ** 2)
+    read = (torch.arange(size)[:, None] + steps).clamp(0, size - 1)
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    return matrix.scatter_add(1, read, (weights / weights.sum()).expand(size, -1))
 
 
 def _occlusion(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.Tensor:
