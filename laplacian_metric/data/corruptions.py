@@ -52,7 +52,7 @@ def _filter(size: int, deviation: float) -> torch.Tensor:
         return torch.eye(size, dtype=torch.float64)
     reach = math.ceil(3 * deviation)
     steps = torch.arange(-reach, reach + 1)
-    weights = torch.exp(-0.5 * (steps / deviation).double() ** 2)
+    weights = torch.exp(-0.5 * (steps.to(torch.float64) / deviation) ** 2)
     read = (torch.arange(size)[:, None] + steps).clamp(0, size - 1)
     matrix = torch.zeros(size, size, dtype=torch.float64)
     return matrix.scatter_add(1, read, (weights / weights.sum()).expand(size, -1))

@@ -1,0 +1,193 @@
+"""Folders of images, images that do not decode, and files that are no images."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from laplacian_metric import data
+from laplacian_metric.data import ImageFiles, MissingDataError, TestDataError, UnreadableImageError
+from tests.data import miniatures
+
+
+def names(loaded: data.LabelledImages) -> tuple[str, ...]:
+    assert isinstance(loaded.images, ImageFiles)
+    return loaded.images.names
+
+
+def test_a_flat_folder_is_divided_by_image(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    parts = {
+        split: data.load("folder", split=split, path=root) for split in ("train", "validation", "test", "all")
+    }
+    assert [len(part) for part in parts.values()] == [32, 4, 4, 40]
+    assert names(parts["validation"]) == ("apple/004.jpg", "apple/014.jpg", "pear/004.jpg", "pear/014.jpg")
+    assert names(parts["test"])[:2] == ("apple/009.jpg", "apple/019.jpg")
+    assert parts["test"].labels.tolist() == [0, 0, 1, 1]
+    assert parts["test"].class_names == ("apple", "pear")
+    assert parts["train"][0][0].shape == (3, 224, 224)
+    with pytest.raises(TestDataError):
+        data.require_selectable(parts["all"])
+
+
+def test_a_flat_folder_can_be_divided_by_class(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path, tuple("abcdefghijkl"), count=2)
+    loaded = {
+        split: data.load("folder", split=split, path=root, divide="classes", validation_share=0.34)
+        for split in ("train", "validation", "test")
+    }
+    assert {split: part.classes for split, part in loaded.items()} == {
+        "train": [0, 1, 3, 4],
+        "validation": [2, 5],
+        "test": [6, 7, 8, 9, 10, 11],
+    }
+
+
+def test_folders_for_splits_are_used(tmp_path: Path) -> None:
+    miniatures.class_folders(tmp_path / "train", ("a", "b", "c"), 3)
+    miniatures.class_folders(tmp_path / "val", ("a", "b"), 2)
+    miniatures.class_folders(tmp_path / "test", ("b", "c"), 1)
+    sizes = {"train": 9, "validation": 4, "train+validation": 13, "test": 2, "all": 15}
+    for split, size in sizes.items():
+        loaded = data.load("folder", split=split, path=tmp_path)
+        assert len(loaded) == size
+        assert loaded.class_names == ("a", "b", "c")
+    assert data.load("folder", split="test", path=tmp_path).labels.tolist() == [1, 2]
+    both = data.load("folder", split="train+validation", path=tmp_path)
+    assert [name.split("/")[1] for name in names(both)] == [both.class_names[label] for label in both.labels]
+
+
+def test_a_split_without_a_folder(tmp_path: Path) -> None:
+    miniatures.class_folders(tmp_path / "train")
+    miniatures.class_folders(tmp_path / "test")
+    with pytest.raises(ValueError, match="has no folder for the split 'validation'; it has: train, test"):
+        data.load("folder", split="validation", path=tmp_path)
+
+
+def test_a_class_may_be_called_test(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path, ("blood", "test"))
+    assert data.load("folder", split="all", path=root).class_names == ("blood", "test")
+
+
+def test_a_folder_is_looked_for_below_the_data_folders(tmp_path: Path) -> None:
+    miniatures.class_folders(tmp_path / "fruit")
+    assert len(data.load("folder", split="all", path="fruit", data_dir=tmp_path)) == 40
+    with pytest.raises(MissingDataError, match=r"there is no folder vegetables nor .*vegetables; check"):
+        data.load("folder", split="all", path="vegetables", data_dir=tmp_path)
+
+
+def test_a_file_that_is_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    (root / "apple" / "notes.txt").write_text("ripe")
+    with pytest.raises(UnreadableImageError, match=r"apple.notes.txt is no image .* skip_unreadable=True"):
+        data.load("folder", split="all", path=root)
+    with caplog.at_level(logging.WARNING):
+        loaded = data.load("folder", split="all", path=root, skip_unreadable=True)
+    assert loaded.skipped == ("apple/notes.txt",)
+    assert len(loaded) == 40
+    assert "notes.txt is no image and is skipped" in caplog.text
+
+
+def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    for name in (".DS_Store", "Thumbs.db"):
+        (root / "apple" / name).write_bytes(b"x")
+    (root / ".cache").mkdir()
+    miniatures.write_image(root / "pear" / "deeper" / "021.JPG", 3)
+    loaded = data.load("folder", split="all", path=root)
+    assert len(loaded) == 41
+    assert names(loaded)[-1] == "pear/deeper/021.JPG"
+
+
+def test_empty_folders(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    (root / "plum").mkdir()
+    with pytest.raises(ValueError, match=r"the class folder .*plum has no images; remove it or fill it"):
+        data.load("folder", split="all", path=root)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match="has no class folders"):
+        data.load("folder", split="all", path=empty)
+    few = miniatures.class_folders(tmp_path / "few", count=3)
+    with pytest.raises(ValueError, match="too few images for the split 'test': 6 in all"):
+        data.load("folder", split="test", path=few)
+    with pytest.raises(ValueError, match="divide is 'random'"):
+        data.load("folder", split="all", path=root, divide="random")
+
+
+def test_one_class_is_legal_but_said(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path, ("apple",))
+    with pytest.warns(UserWarning, match="all 20 images of folder, all are of the class 'apple'"):
+        loaded = data.load("folder", split="all", path=root)
+    assert loaded.classes == [0]
+
+
+def test_images_that_do_not_decode_are_named_and_counted(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    broken = root / "apple" / "002.jpg"
+    broken.write_bytes(broken.read_bytes()[:300])
+    (root / "pear" / "001.jpg").write_bytes(b"no image")
+    (root / "pear" / "003.jpg").write_bytes(b"")
+    loaded = data.load("folder", split="all", path=root)
+    with pytest.raises(UnreadableImageError, match=r"apple.002.jpg does not decode"):
+        loaded[2]
+    with pytest.raises(
+        UnreadableImageError, match=r"3 of 40 images .* apple/002.jpg, pear/001.jpg, pear/003.jpg;"
+    ):
+        loaded.require_readable()
+    whole = data.load("folder", split="all", path=root, skip_unreadable=True)
+    assert len(whole) == 37
+    assert whole.skipped == ("apple/002.jpg", "pear/001.jpg", "pear/003.jpg")
+    whole.require_readable()
+    assert whole.floats().shape == (37, 3, 224, 224)
+    assert whole.labels.tolist() == [0] * 19 + [1] * 18
+
+
+def test_an_image_that_is_gone(tmp_path: Path) -> None:
+    loaded = data.load("folder", split="all", path=miniatures.class_folders(tmp_path))
+    (tmp_path / "apple" / "000.jpg").unlink()
+    with pytest.raises(UnreadableImageError, match=r"000.jpg does not exist"):
+        loaded[0]
+
+
+def test_the_limit_on_pixels_stays_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = data.load("folder", split="all", path=miniatures.class_folders(tmp_path))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
+    with pytest.raises(UnreadableImageError, match="exceeds limit"):
+        loaded[0]
+
+
+def test_the_orientation_of_a_camera_is_applied(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path)
+    picture = Image.new("RGB", (12, 8))
+    picture.paste((255, 255, 255), (0, 0, 6, 8))
+    exif = picture.getexif()
+    exif[0x0112] = 6  # to be turned by a quarter clockwise
+    picture.save(root / "apple" / "000.png", exif=exif)
+    loaded = data.load("folder", split="all", path=root, image_size=None, preprocessing="unit")
+    image = loaded[names(loaded).index("apple/000.png")][0]
+    assert image.shape == (3, 12, 8)
+    assert bool((image[:, :6] == 1).all())
+    assert bool((image[:, 6:] == 0).all())
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK"])
+def test_images_of_any_mode_become_three_channels(mode: str, tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path)
+    suffix = "tif" if mode == "CMYK" else "png"
+    Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(root / "apple" / f"000.{suffix}")
+    loaded = data.load("folder", split="all", path=root, image_size=None, preprocessing="unit")
+    image = loaded[names(loaded).index(f"apple/000.{suffix}")][0]
+    assert torch.equal(image, torch.ones(3, 4, 6))
+
+
+def test_images_of_different_sizes_need_a_size_to_be_stacked(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path)
+    miniatures.write_image(root / "pear" / "100.jpg", 1, size=(30, 20))
+    with pytest.raises(ValueError, match="load them with an image_size"):
+        data.load("folder", split="all", path=root, image_size=None).floats()
+    assert data.load("folder", split="all", path=root, image_size=9).floats().shape == (41, 3, 9, 9)

@@ -1,0 +1,96 @@
+"""The real data sets, where the environment variable LAPLACIAN_METRIC_DATA says that they are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from laplacian_metric import data
+from laplacian_metric.data import LabelledImages, MissingDataError
+
+SIZES = [
+    ("fashion-mnist", {}, (55_000, 5_000, 10_000)),
+    ("mnist", {}, (55_000, 5_000, 10_000)),
+    ("cifar-10", {}, (45_000, 5_000, 10_000)),
+    ("quickdraw", {}, (13_800, 3_400, 17_300)),
+    ("n-digit-mnist", {}, (100_000, 10_000, 10_000)),
+    ("folder", {"path": "grocery"}, (675, 57, 661)),
+]
+
+
+def load(name: str, split: str, **options: Any) -> LabelledImages:
+    folder = os.environ.get("LAPLACIAN_METRIC_DATA")
+    if not folder:
+        pytest.skip("needs real data; say where with LAPLACIAN_METRIC_DATA")
+    try:
+        return data.load(name, split=split, data_dir=folder, **options)
+    except MissingDataError as error:
+        pytest.skip(f"not among the real data: {error}")
+
+
+@pytest.mark.parametrize(("name", "options", "sizes"), SIZES)
+def test_sizes_of_the_splits(name: str, options: dict[str, Any], sizes: tuple[int, int, int]) -> None:
+    for split, size in zip(("train", "validation", "test"), sizes, strict=True):
+        loaded = load(name, split, **options)
+        assert len(loaded) == size
+        image, label = loaded[size // 2]
+        assert image.isfinite().all()
+        assert label == int(loaded.labels[size // 2])
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar-10"])
+def test_validation_is_balanced(name: str) -> None:
+    assert torch.bincount(load(name, "validation").labels).tolist() == [500] * 10
+
+
+def test_pixels_are_those_of_torchvision() -> None:
+    expected = load("fashion-mnist", "train+validation")
+    datasets = pytest.importorskip("torchvision.datasets", exc_type=ImportError)
+    published = datasets.FashionMNIST(os.environ["LAPLACIAN_METRIC_DATA"], train=True)
+    assert isinstance(expected.images, torch.Tensor)
+    assert torch.equal(expected.images[:, 0], published.data)
+    assert torch.equal(expected.labels, published.targets)
+
+
+def test_people_agree_with_cifar_as_often_as_published() -> None:
+    train = load("cifar-10", "train+validation", human_labels=True)
+    wrong = (train.extras["human_labels"] != train.labels[:, None]).double().mean(dim=0)
+    # CIFAR-10N's authors give 17.23 %, 18.12 % and 17.64 % for the three people, and about 9 % for the majority.
+    torch.testing.assert_close(wrong, torch.tensor([0.1723, 0.1812, 0.1764]).double(), atol=1e-4, rtol=0)
+    majority = float((train.extras["aggregate_label"] != train.labels).double().mean())
+    assert majority == pytest.approx(0.09, abs=1e-3)
+    test = load("cifar-10", "test", human_labels=True)
+    agreed = (test.extras["human_distribution"].argmax(dim=1) == test.labels).double().mean()
+    assert float(agreed) > 0.98
+
+
+def test_zero_shot_sketches() -> None:
+    train, validation, test = (load("quickdraw", split) for split in ("train", "validation", "test"))
+    assert [len(part.classes) for part in (train, validation, test)] == [138, 34, 173]
+    assert set(train.labels.bincount().tolist()) == {0, 100}
+    assert max(train.classes) < min(test.classes)
+
+
+def test_photographs_are_read_and_decode() -> None:
+    test = load("folder", "test", path="grocery", image_size=32, preprocessing="unit")
+    test.require_readable()
+    floats = test.floats()
+    assert floats.shape == (661, 3, 32, 32)
+    means = torch.stack([floats[test.labels == label].mean(dim=0).flatten() for label in test.classes])
+    nearest = torch.cdist(floats.flatten(1), means).argmin(dim=1)
+    labels = torch.tensor(test.classes)[nearest]
+    # Chance is about 0.1: pictures and labels belong together.
+    assert float((labels == test.labels).double().mean()) > 0.3
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10", "quickdraw"])
+def test_images_of_one_class_are_alike(name: str) -> None:
+    part = load(name, "validation")
+    images = part.floats().flatten(1)
+    labels = part.relabelled().labels
+    means = torch.stack([images[labels == label].mean(dim=0) for label in range(len(part.classes))])
+    nearest = torch.cdist(images, means).argmin(dim=1)
+    assert float((nearest == labels).double().mean()) > 2.5 / len(part.classes)
