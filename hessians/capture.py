@@ -77,7 +77,8 @@ class Trace:
 
     u: Tensor
     parameters: dict[str, Tensor]
-    used: frozenset[str]  # names of the parameters that u depends on
+    # The nodes of the graph that each parameter goes into, and as which input; u does not depend on what is not here.
+    consumers: dict[str, list[tuple[Any, int]]]
 
 
 def run(model: nn.Module, inputs: Inputs, parameters: dict[str, Tensor]) -> Tensor:
@@ -112,8 +113,8 @@ def trace(model: nn.Module, inputs: Inputs, names: Sequence[str], layers: Sequen
     edges, leaves = _reachable(u)
     for layer, calls in zip(layers, recorded, strict=True):
         layer.calls = _useful_calls(layer, calls, edges, inputs.num_images)
-    used = frozenset(name for name, leaf in parameters.items() if id(leaf) in leaves)
-    return Trace(u, parameters, used)
+    consumers = {name: leaves[id(leaf)] for name, leaf in parameters.items() if id(leaf) in leaves}
+    return Trace(u, parameters, consumers)
 
 
 def _recorder(calls: list[Recorded]) -> Callable[..., None]:
@@ -127,21 +128,21 @@ def _recorder(calls: list[Recorded]) -> Callable[..., None]:
     return record
 
 
-def _reachable(u: Tensor) -> tuple[set[tuple[Any, int]], set[int]]:
-    """The edges of the graph that u depends on, and the leaves (by id): what autograd would return a gradient for."""
+def _reachable(u: Tensor) -> tuple[set[tuple[Any, int]], dict[int, list[tuple[Any, int]]]]:
+    """The edges of the graph that u depends on, and for the leaves (by id) what they go into."""
     if u.grad_fn is None:
-        return set(), set()
+        return set(), {}
     edges: set[tuple[Any, int]] = {(u.grad_fn, u.output_nr)}
-    leaves: set[int] = set()
+    leaves: dict[int, list[tuple[Any, int]]] = {}
     todo = [u.grad_fn]
     seen = {u.grad_fn}
     while todo:
         node = todo.pop()
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        for following, index in node.next_functions:
+        for position, (following, index) in enumerate(node.next_functions):
             if following is None:
                 continue
+            if hasattr(following, "variable"):
+                leaves.setdefault(id(following.variable), []).append((node, position))
             edges.add((following, index))
             if following not in seen:
                 seen.add(following)

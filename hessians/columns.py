@@ -56,7 +56,7 @@ class Waiting:
         if self.start == self.stop:
             return
         split = [
-            call.layout.split_columns(torch.cat(block))
+            _side_by_side([call.layout.split_columns(mine) for mine in block])
             for call, block in zip(self.layer.calls, self.blocks, strict=True)
         ]
         self.blocks = [[] for _ in self.layer.calls]
@@ -66,6 +66,11 @@ class Waiting:
         for name, share in self.layer.rule.diagonal(self.layer, split, part, self.memory_budget).items():
             own = self.layer.names[name]
             self.diagonal[own] = self.diagonal[own] + share if own in self.diagonal else share
+
+
+def _side_by_side(blocks: Sequence[Tensor]) -> Tensor:
+    """Cotangents (N, C, k, ...) of all columns from those of some (N, c, k, ...)."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
 
 
 def rule_diagonal(

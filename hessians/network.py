@@ -10,27 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from hessians.approximations import Approximation
-from hessians.backward import Layer, LocalRule, find_rule
 from hessians.capture import Inputs, Trace, trace, unaltered
 from hessians.columns import Settings, fallback_diagonal, joint_diagonal, rule_diagonal
 from hessians.model_checks import check_embeddings, check_independence, check_modules
 from hessians.output_hessian import OutputHessian
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
+from hessians.plan import Plan, log_once, make_plan, without
 from hessians.sketch import random_signs, sketched_diagonal
 from hessians.spot_check import failing_parameters
-
-logger = logging.getLogger(__name__)
 
 
 class Method(str, Enum):
@@ -41,14 +36,6 @@ class Method(str, Enum):
 
     SKETCH = "sketch"
     """The mean over random signs: one or two backward passes each, unbiased, for embeddings of very many dimensions."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which parameters are wanted, and which layers have a rule for them."""
-
-    names: list[str]
-    layers: list[Layer]
 
 
 def ggn_diagonal(
@@ -99,8 +86,9 @@ def ggn_diagonal(
     Example:
         >>> from hessians import ContrastiveLoss
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        >>> diagonal = ggn_diagonal(model, torch.randn(6, 4), Pairs.from_labels([0, 0, 1, 1, 2, 2]),
-        ContrastiveLoss()) >>> {name: tuple(values.shape) for name, values in diagonal.items()}
+        >>> pairs = Pairs.from_labels([0, 0, 1, 1, 2, 2])
+        >>> diagonal = ggn_diagonal(model, torch.randn(6, 4), pairs, ContrastiveLoss())
+        >>> {name: tuple(values.shape) for name, values in diagonal.items()}
         {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (2, 8), '2.bias': (2,)}
     """
     method = _parse_method(method)
@@ -118,7 +106,7 @@ def ggn_diagonal(
         traced = trace(model, given, plan.names, plan.layers)
         check_embeddings(traced.u, given)
         hessian = loss.output_hessian(traced.u, pairs, approximation)
-        if not traced.used and given.num_images:
+        if not traced.consumers and given.num_images:
             raise ValueError(
                 "the embeddings do not depend on any of the chosen parameters: is the forward pass under no_grad?"
             )
@@ -143,7 +131,7 @@ def _parse_method(method: str | Method) -> Method:
 
 
 def _used(traced: Trace) -> list[str]:
-    return [name for name in traced.parameters if name in traced.used]
+    return [name for name in traced.parameters if name in traced.consumers]
 
 
 def _exact(
@@ -155,23 +143,23 @@ def _exact(
     check: bool,
     settings: Settings,
 ) -> dict[str, Tensor]:
-    layers = [layer for layer in plan.layers if layer.calls]
+    layers = plan.for_trace(model, traced)
     # Where the shapes leave open which rows belong to which image, only a comparison can tell.
     doubtful = [layer for layer in layers if check or any(map(layer.rule.is_doubtful, layer.calls))]
     if doubtful:
         failing = failing_parameters(traced, doubtful)
         for name in sorted(failing):
-            _log_once(
+            log_once(
                 model,
                 logging.WARNING,
                 f"{name}: its layer's rule disagrees with autograd (the parameter is used elsewhere, or what went "
                 "into the layer was changed): autograd of the whole network takes its place, correct though slower",
             )
-        layers = _without(layers, failing)
+        layers = without(layers, failing)
     ruled = {name for layer in layers for name in layer.names.values()}
     rest = [name for name in _used(traced) if name not in ruled]
     if rest:
-        _log_once(
+        log_once(
             model, logging.INFO, f"no rule holds for {', '.join(rest)}: left to autograd of the whole network"
         )
     result: dict[str, Tensor] = {}
@@ -188,13 +176,6 @@ def _exact(
     return result
 
 
-def _without(layers: Sequence[Layer], failing: set[str]) -> list[Layer]:
-    """The layers without the parameters that failed."""
-    for layer in layers:
-        layer.names = {own: name for own, name in layer.names.items() if name not in failing}
-    return [layer for layer in layers if layer.names]
-
-
 def _complete(traced: Trace, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Zeros for parameters that the embeddings do not depend on; an error where the gradients were not finite."""
     result = {}
@@ -207,78 +188,3 @@ def _complete(traced: Trace, found: dict[str, Tensor]) -> dict[str, Tensor]:
                 "infinite there (a norm or a square root at 0, for example)"
             )
     return result
-
-
-def make_plan(model: nn.Module, parameters: Sequence[str] | None, rules: bool) -> Plan:
-    """Find the rule of every module that has wanted parameters of its own."""
-    names = select_parameters(model, parameters)
-    if not rules:
-        return Plan(names, [])
-    free = set(names) - _shared(model)
-    layers = []
-    for prefix, module in model.named_modules():
-        own_rule = find_rule(module)
-        for rule in (own_rule, LocalRule()):
-            if rule is None or (rule is not own_rule and module is model):
-                # The model's own parameters take autograd of the whole network in any case.
-                continue
-            full = {name: f"{prefix}.{name}" if prefix else name for name in rule.claims(module)}
-            claimed = {name: whole for name, whole in full.items() if whole in free}
-            if not claimed:
-                continue
-            if rule is not own_rule:
-                _log_once(
-                    model,
-                    logging.INFO,
-                    f"{', '.join(claimed.values())}: no rule for {type(module).__name__} holds, autograd through this "
-                    "module takes its place",
-                )
-            layers.append(Layer(module, rule, claimed))
-            free -= set(claimed.values())
-    return Plan(names, layers)
-
-
-def select_parameters(model: nn.Module, wanted: Sequence[str] | None) -> list[str]:
-    """Names of the parameters, in the model's order, that are wanted or belong to a module that is."""
-    every = dict(model.named_parameters())
-    for name, parameter in every.items():
-        if isinstance(parameter, UninitializedParameter):
-            raise ValueError(f"{name} has no shape yet: run the model once before asking for its curvature")
-    names = [name for name, parameter in every.items() if parameter.is_floating_point()]
-    if not names:
-        raise ValueError(f"{type(model).__name__} has no parameters")
-    if wanted is None:
-        return names
-    if not wanted:
-        raise ValueError("parameters is empty: name parameters or modules, or pass None for the whole model")
-    chosen: set[str] = set()
-    for one in [wanted] if isinstance(wanted, str) else wanted:
-        found = {name for name in names if name == one or name.startswith(one + ".")}
-        if not found:
-            known = sorted({name.split(".")[0] for name in names})
-            raise ValueError(
-                f"parameters has {one!r}, which is neither a parameter nor a module with parameters: the model's "
-                f"parts are {', '.join(known)}"
-            )
-        chosen |= found
-    return [name for name in names if name in chosen]
-
-
-def _shared(model: nn.Module) -> set[str]:
-    """Names of the parameters that several modules own."""
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for _, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    return {name for name, parameter in model.named_parameters() if owners[id(parameter)] > 1}
-
-
-# What was said about a model is not said again for each of its batches.
-_SAID: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
-
-
-def _log_once(model: nn.Module, level: int, message: str) -> None:
-    said = _SAID.setdefault(model, set())
-    if message not in said:
-        said.add(message)
-        logger.log(level, message)

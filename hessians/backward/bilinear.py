@@ -92,6 +92,9 @@ class BilinearRule(Rule):
 
 def weight_gradient(x: Tensor, d: Tensor) -> Tensor:
     """sum_n j_n, (G, O, K), of a single column."""
+    if d.shape[3] < x.shape[2]:
+        return (d.squeeze(2) @ x).sum(0)
+    # Fewer positions than outputs: the sum over both images and positions in one product, for which x is copied.
     return torch.einsum("ngol,nglk->gok", d.squeeze(2), x)
 
 
@@ -122,17 +125,18 @@ def _output_blocks(outputs: int, bytes_each: int, memory_budget: int) -> Iterato
 
 
 def _per_image(x: Tensor, d: Tensor, form: Quadratic, memory_budget: int) -> Tensor:
-    """j for some outputs at a time: one matrix product for j, one for the coupling of the images."""
+    """j for some columns or outputs at a time: one matrix product for j, one for the coupling of the images."""
     num_images, groups, _, inputs = x.shape
     columns, outputs = d.shape[2:4]
-    one_column = 2 * num_images * groups * inputs * x.element_size()
-    # If a single output of all columns is more than the budget, the columns are taken in turns too.
-    step = max(1, min(columns, memory_budget // max(1, one_column)))
+    one_output = 2 * num_images * groups * inputs * x.element_size()
+    limit = min(memory_budget, _BLOCK_BYTES)
+    # Whole columns where several fit; a single column is a view of d, also where only some of its outputs fit.
+    step = max(1, min(columns, limit // max(1, one_output * outputs)))
     result = x.new_zeros(groups, outputs, inputs)
     for first in range(0, columns, step):
         last = min(columns, first + step)
         part = form.select(first, last)
-        for chosen in _output_blocks(outputs, one_column * (last - first), memory_budget):
+        for chosen in _output_blocks(outputs, one_output * (last - first), limit):
             block = d[:, :, first:last, chosen]
             j = block.flatten(2, 3) @ x
             result[:, chosen] += part(j.view(*block.shape[:4], inputs), column_axis=2)
