@@ -1,10 +1,9 @@
 """Exact nearest neighbours on the unit sphere, block by block.
 
-Cosine similarity and Euclidean distance order unit vectors alike. A matrix product in float32 finds every
-candidate that could be among the nearest, given the rounding error that such a product can have; the order
-among candidates that this error leaves open is then settled in float64, by differences. The result depends
-neither on the size of the blocks nor on the precision of the product, and equal distances are recognised as
-equal.
+Cosine similarity and Euclidean distance order unit vectors alike. A matrix product finds every candidate that
+could be among the nearest, given the rounding error that such a product can have; the order among candidates
+that this error leaves open is then settled in float64, by differences. The result depends neither on the size of
+the blocks nor on the precision of the product, and equal distances are recognised as equal.
 """
 
 from __future__ import annotations
@@ -19,9 +18,12 @@ from hessians.checks import check_finite, check_matrix, check_same_device
 
 DEFAULT_MEMORY = 256 << 20
 # One similarity, its share of the mask and, should every gallery member be a candidate, its column, key and place.
-BYTES_PER_SIMILARITY = 64
+BYTES_PER_SIMILARITY = 72
 MAX_ROWS = 512  # more rows make the product no faster and leave the cache
+ROWS_TO_ROUND = 4096
 GROUP = 64  # columns that are first compared by their maximum alone
+# So many neighbours are all compared by differences. Deeper ones are too many for that: the product itself is
+# then in float64, which leaves next to no order open.
 EXACT_COLUMNS = 64
 PAIR_ENTRIES = 1 << 17  # of the pairs that are compared in float64 at a time: what stays in the cache
 NORM_TOLERANCE = 1e-4
@@ -32,9 +34,8 @@ class Neighbours:
     """The nearest gallery members of each query, the nearest first; equal distances in the order of the index.
 
     ``indices`` (Q, k) are rows of the gallery. ``distances`` (Q, k) are Euclidean distances between the unit
-    vectors in float64: exact in the first 64 columns, beyond them at least to float32's accuracy. ``ties``
-    (Q,) counts, among a query's first k + 1 members, the places whose distance equals that of the place
-    before, so that the index decided.
+    vectors in float64. ``ties`` (Q,) counts, among a query's first k + 1 members, the places whose distance
+    equals that of the place before, so that the index decided.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
@@ -146,21 +147,14 @@ def search_blocks(
 
 @dataclass(frozen=True)
 class _Unit:
-    """Checked vectors: as given with their norms, and in float32 at unit length for the matrix product."""
+    """Checked vectors (N, Z) as given, and their norms (N,)."""
 
     source: Tensor
     norm: Tensor
-    rounded: Tensor
 
     @staticmethod
     def of(name: str, vectors: Tensor) -> _Unit:
-        norm = check_unit(name, vectors)
-        source = vectors.detach()
-        rounded = torch.empty(source.shape, dtype=torch.float32, device=source.device)
-        for start in range(0, len(source), 4096):
-            rows = slice(start, start + 4096)
-            rounded[rows] = source[rows].double() / norm[rows, None]
-        return _Unit(source, norm, rounded)
+        return _Unit(vectors.detach(), check_unit(name, vectors))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -169,9 +163,17 @@ class _Unit:
     def dim(self) -> int:
         return self.source.shape[1]
 
-    def exact(self, rows: Tensor) -> Tensor:
-        """Unit vectors in float64."""
+    def exact(self, rows: Tensor | slice) -> Tensor:
+        """Some of the unit vectors, in float64."""
         return self.source[rows].double() / self.norm[rows, None]
+
+    def rounded(self, dtype: torch.dtype) -> Tensor:
+        """All unit vectors, in the precision of a matrix product."""
+        made = torch.empty(self.source.shape, dtype=dtype, device=self.source.device)
+        for start in range(0, len(made), ROWS_TO_ROUND):
+            rows = slice(start, start + ROWS_TO_ROUND)
+            made[rows] = self.exact(rows)
+        return made
 
 
 def check_unit(name: str, vectors: Tensor) -> Tensor:
@@ -235,15 +237,16 @@ def _depths(k: int | Tensor, queries: int, available: int, device: torch.device)
     return depth
 
 
-def _slack(dim: int) -> float:
-    """How far below another a float32 similarity may lie although it is the greater one in truth.
+def _slack(dim: int, dtype: torch.dtype) -> float:
+    """How far below another a similarity may be computed although it is the greater one in truth.
 
     A product of two unit vectors has an error of at most dim + 2 half units in the last place, the rounding of the
     vectors included; two such errors count, and two further units for the comparison itself.
     """
-    slack = (dim + 4) * torch.finfo(torch.float32).eps
-    # Where the user lets products run in fewer digits (8 in bfloat16), both factors are rounded to these first.
-    return slack if torch.get_float32_matmul_precision() == "highest" else slack + 2.0**-6
+    slack = (dim + 4) * torch.finfo(dtype).eps
+    # Where the user lets products run in fewer digits (8 bits in bfloat16), both factors are rounded to these first.
+    reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return slack + 2.0**-6 if reduced else slack
 
 
 def _blocks(
@@ -252,11 +255,14 @@ def _blocks(
     padded = -(-len(gallery) // GROUP) * GROUP
     size = max(1, min(MAX_ROWS, len(queries), memory // (BYTES_PER_SIMILARITY * padded)))
     # The columns that fill the last group are never written again, so that they never are candidates.
-    buffer = torch.full((size, padded), -torch.inf, device=queries.source.device)
+    dtype = torch.float32 if int(depth.max()) <= EXACT_COLUMNS else torch.float64
+    buffer = torch.full((size, padded), -torch.inf, dtype=dtype, device=queries.source.device)
+    members = gallery.rounded(dtype)
+    asked = members if queries is gallery else queries.rounded(dtype)
     for start in range(0, len(queries), size):
         rows = slice(start, min(start + size, len(queries)))
         similarities = buffer[: rows.stop - start]
-        torch.mm(queries.rounded[rows], gallery.rounded.T, out=similarities[:, : len(gallery)])
+        torch.mm(asked[rows], members.T, out=similarities[:, : len(gallery)])
         self_rows = (own[rows] >= 0).nonzero().flatten()
         similarities[self_rows, own[rows][self_rows]] = -torch.inf
         yield rows, _nearest(similarities, queries, start, gallery, int(depth[rows].max()))
@@ -264,7 +270,7 @@ def _blocks(
 
 def _nearest(similarities: Tensor, queries: _Unit, start: int, gallery: _Unit, k: int) -> Neighbours:
     """The k nearest for one block of similarities (B, N padded), whose first row is query ``start``."""
-    slack = _slack(gallery.dim)
+    slack = _slack(gallery.dim, similarities.dtype)
     rows, columns = _candidates(similarities, k, slack)
     counts = torch.bincount(rows, minlength=len(similarities))
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
@@ -276,7 +282,7 @@ def _nearest(similarities: Tensor, queries: _Unit, start: int, gallery: _Unit, k
     doubtful = member >= 0 if shape[1] <= EXACT_COLUMNS else _doubtful(squared, 2 * slack)
     rows, place = doubtful.nonzero(as_tuple=True)
     columns = member[rows, place]
-    exact = queries.exact(torch.arange(start, start + len(similarities), device=rows.device))
+    exact = queries.exact(slice(start, start + len(similarities)))
     chunk = max(1, PAIR_ENTRIES // gallery.dim)
     for r, p, c in zip(rows.split(chunk), place.split(chunk), columns.split(chunk), strict=True):
         squared[r, p] = (exact[r] - gallery.exact(c)).square_().sum(1)
