@@ -15,6 +15,18 @@ import numpy.typing as npt
 # The largest array that a file may announce: more than any data set here needs, and less than fills a machine.
 MAX_BYTES = 4 * 2**30
 
+# Bytes for each entry of those kinds of MATLAB's arrays that have fewer than 8.
+_MAT_BYTES = {
+    "uint8": 1,
+    "int8": 1,
+    "logical": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "single": 4,
+}
+
 _CIFAR_IMAGE = 3 * 32 * 32
 
 
@@ -125,7 +137,7 @@ def read_mat(path: Path, keys: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        from scipy.io import loadmat
+        from scipy.io import loadmat, whosmat
         from scipy.io.matlab import MatReadError
     except ImportError as error:
         raise ImportError(
@@ -134,7 +146,13 @@ def read_mat(path: Path, keys: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
     # What scipy raises depends on where a damaged file stops making sense.
     damaged = (MatReadError, ValueError, TypeError, OSError, EOFError, KeyError, IndexError, zlib.error)
     try:
+        # Variables may be compressed; their sizes are in the headers.
+        announced = sum(math.prod(shape) * _MAT_BYTES.get(kind, 8) for _, shape, kind in whosmat(path))
+        if announced > MAX_BYTES:
+            raise CorruptFileError(f"{path} announces {announced} bytes, more than the {MAX_BYTES} allowed")
         found = loadmat(path, squeeze_me=True, variable_names=list(keys))
+    except CorruptFileError:
+        raise
     except (*damaged, NotImplementedError) as error:
         raise CorruptFileError(f"{path} cannot be read as a MATLAB file: {error}; get it again") from error
     missing = [key for key in keys if key not in found]

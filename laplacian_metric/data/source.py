@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.download import lock_beside
+from laplacian_metric.data.download import DownloadError, lock_beside
 from laplacian_metric.data.images import ImageFiles
 from laplacian_metric.data.lookup import VARIABLE, MissingDataError, locate
 from laplacian_metric.data.splits import STANDARD, Split
@@ -98,11 +98,20 @@ class Request:
                 # Another process may have fetched it while this one waited.
                 place, incomplete = locate(self.folders, bases, needed)
                 if place is None:
-                    fetch(target)
+                    self._fetch(fetch, target)
                     place, incomplete = locate(self.folders, bases, needed)
         if place is None:
             raise MissingDataError(self._missing(incomplete, downloadable=fetch is not None))
         return place
+
+    def _fetch(self, fetch: Callable[[Path], None], target: Path) -> None:
+        try:
+            fetch(target)
+        except DownloadError as error:
+            raise DownloadError(
+                f"{error}; {self.info.title} is published at {self.info.page}, from where {self.info.layout} can be "
+                f"put into {target} by hand"
+            ) from error
 
     def _missing(self, incomplete: Sequence[str], downloadable: bool) -> str:
         looked = ", ".join(str(folder) for folder in self.folders)

@@ -110,7 +110,7 @@ def hold_out(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]
     """Which images are held out for validation: the last ones of every class, as many of each class.
 
     Where `count` is no multiple of the number of classes, the first classes give one image more. There is nothing
-    random in it. In MNIST, whose files are ordered by writer, it also keeps most writers on one side.
+    random in it.
 
     Args:
         labels: (N,), in the order of the published files.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from laplacian_metric import data
 from laplacian_metric.data import LabelledImages, MissingDataError, Preparation, Split
@@ -125,6 +128,26 @@ def test_the_sample_has_its_splits() -> None:
     assert torch.equal(both.images[:, 0], sample.images)
     assert torch.equal(both.extras["original_index"], sample.indices)
     assert torch.equal(both.floats(), sample.floats())
+
+
+def test_the_sample_is_loaded_without_heavy_imports(root: Path) -> None:
+    code = (
+        "import sys\n"
+        "from laplacian_metric import data\n"
+        "data.load('sample-mnist', split='test').floats()\n"
+        "print(sorted({'torchvision', 'scipy', 'pandas', 'PIL'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_workers_of_a_loader_get_the_same_items(tmp_path: Path) -> None:
+    miniatures.cub(tmp_path)
+    test = data.load("cub-200-2011", split="test", data_dir=tmp_path, image_size=16)
+    alone, together = (DataLoader(test, batch_size=8, num_workers=workers) for workers in (0, 2))
+    for (images, labels), (same, also) in zip(alone, together, strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(labels, also)
 
 
 def test_selecting_keeps_rows_together() -> None:

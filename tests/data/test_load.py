@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from laplacian_metric import data
-from laplacian_metric.data import CorruptFileError, LabelledImages, MissingDataError, Role, Split
+from laplacian_metric.data import CorruptFileError, LabelledImages, MissingDataError, Split
 from tests.data import miniatures
 
 # What a miniature needs beyond the defaults: it is too small to hold 5,000 images out.
@@ -235,67 +235,6 @@ def test_published_bitmaps_of_sketches(folder: Path) -> None:
     assert test.images[:, 0, 0, 0].tolist() == test.labels.tolist()
     with pytest.raises(CorruptFileError, match=r"ant.npy has 9 sketches, 10 are asked for"):
         load("quickdraw", folder, "test", per_class=10)
-
-
-def test_places_match_by_distance(folder: Path) -> None:
-    miniatures.msls(folder)
-    query = load("msls", folder, "validation", part="query")
-    database = load("msls", folder, "validation", part="database")
-    assert (len(query), len(database)) == (4, 6)  # without a panorama in each
-    assert query.positive_distance == 25.0
-    assert query.class_names[query.labels[0]] == "cph"
-    distance = torch.cdist(query.extras["positions"], database.extras["positions"])
-    same = query.labels[:, None] == database.labels[None]
-    assert torch.equal(distance <= 25.0, same)
-    assert load("msls", folder, "validation", positive_distance=10.0).positive_distance == 10.0
-    # Both cities have the same coordinates here, in zones of their own; unmoved they would coincide.
-    assert torch.equal(query.extras["utm"][:2], query.extras["utm"][2:])
-    both = load("msls", folder, "validation", part="both", cities=["sf"], panoramas=True)
-    assert both.extras["is_query"].tolist() == [True] * 3 + [False] * 4
-    assert query[0][0].shape == (3, 224, 224)
-
-
-def test_places_for_training_match_within_ten_metres(folder: Path) -> None:
-    miniatures.msls(folder, ("trondheim", "goa"))
-    train = load("msls", folder, "train", cities=["trondheim", "goa"])
-    assert train.positive_distance == 10.0
-    assert {train.class_names[label] for label in train.classes} == {"trondheim", "goa"}
-    with pytest.raises(MissingDataError, match="train_val/london/query/images"):
-        load("msls", folder, "train")
-    with pytest.raises(ValueError, match="'train' of msls has no city 'cph'"):
-        load("msls", folder, "train", cities=["cph"])
-
-
-def test_test_cities_need_no_positions(folder: Path) -> None:
-    place = folder / "test" / "miami" / "query"
-    miniatures.write_csv(place / "subtask_index.csv", [{"key": "a", "all": True}, {"key": "b", "all": True}])
-    for key in ("a", "b"):
-        miniatures.write_image(place / "images" / f"{key}.jpg", 1)
-    test = load("msls", folder, "test", cities=["miami"])
-    assert len(test) == 2
-    assert set(test.extras) == {"is_query"}
-    assert test.role is Role.EVALUATION
-
-
-def test_broken_tables_of_places(folder: Path) -> None:
-    miniatures.msls(folder)
-    table = folder / "msls" / "train_val" / "sf" / "query" / "postprocessed.csv"
-    whole = table.read_text()
-    table.write_text(whole.replace("easting", "east"))
-    with pytest.raises(CorruptFileError, match=r"postprocessed.csv has no column 'easting'"):
-        load("msls", folder, "validation")
-    table.write_text(whole.replace("500003.0", "here"))
-    with pytest.raises(CorruptFileError, match="a position that is no number"):
-        load("msls", folder, "validation")
-    table.write_text(whole + "7,sfquery9\n")
-    with pytest.raises(CorruptFileError, match="line 5 ends too early"):
-        load("msls", folder, "validation")
-    table.write_text(whole.replace("sfquery1", "other"))
-    with pytest.raises(CorruptFileError, match="no line for the image 'other'"):
-        load("msls", folder, "validation")
-    table.unlink()
-    with pytest.raises(CorruptFileError, match=r"no postprocessed\.csv"):
-        load("msls", folder, "validation")
 
 
 def test_a_list_that_does_not_match_its_images(folder: Path) -> None:

@@ -154,6 +154,19 @@ def test_matlab_files_that_are_wrong(tmp_path: Path) -> None:
         readers.read_mat(tmp_path / "absent.mat", ())
 
 
+def test_matlab_bombs_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.io import savemat
+
+    path = tmp_path / "a.mat"
+    savemat(path, {"X": np.zeros(1_000_000, dtype=np.uint8)}, do_compression=True)
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(readers, "MAX_BYTES", 999_999)
+    with pytest.raises(CorruptFileError, match="announces 1000000 bytes, more than the 999999 allowed"):
+        readers.read_mat(path, ("X",))
+    monkeypatch.setattr(readers, "MAX_BYTES", 1_000_000)
+    assert readers.read_mat(path, ("X",))["X"].size == 1_000_000
+
+
 def test_svhn_files_that_are_wrong(tmp_path: Path) -> None:
     from scipy.io import savemat
 

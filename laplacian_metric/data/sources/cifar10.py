@@ -25,8 +25,8 @@ INFO = DataSetInfo(
     layout="cifar-10-batches-bin/*.bin, and cifar10n.npz and cifar10h-probs.npy for the human labels",
     page="https://www.cs.toronto.edu/~kriz/cifar.html",
     obtain="unpack cifar-10-binary.tar.gz; the Python version is pickled and is not read",
-    licence="none stated: for research, not to be redistributed; CIFAR-10H is under CC BY-NC-SA 4.0, CIFAR-10N under "
-    "CC BY-NC 4.0",
+    licence="none stated: for research, not to be redistributed; CIFAR-10H is under CC BY-NC-SA 4.0, for CIFAR-10N see "
+    "its page",
     citation="Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009; human labels: Peterson, "
     "Battleday, Griffiths, Russakovsky: Human uncertainty makes classification more robust, 2019; Wei, Zhu, Cheng, "
     "Liu, Niu, Liu: Learning with Noisy Labels Revisited, 2022",

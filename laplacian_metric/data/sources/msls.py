@@ -19,7 +19,7 @@ INFO = DataSetInfo(
     layout="msls/{train_val,test}/CITY/{query,database}/{images/,raw.csv,postprocessed.csv}",
     page="https://www.mapillary.com/dataset/places",
     obtain="request it there, and unpack metadata.zip and all images_vol_*.zip into one folder",
-    licence="CC BY-NC-SA; see the page",
+    licence="that which is accepted on its page before downloading",
     citation="Warburg, Hauberg, Lopez-Antequera, Gargallo, Kuang, Civera: Mapillary Street-Level Sequences: A Dataset "
     "for Lifelong Place Recognition, 2020",
     preprocessing="imagenet",
@@ -71,7 +71,7 @@ def read(
     positive_distance: float | None = None,
     panoramas: bool = False,
 ) -> Content:
-    """Read the queries or the database of a split; copenhagen and san francisco are for validation.
+    """Read the queries or the database of a split; Copenhagen and San Francisco are for validation.
 
     Labels are cities. `extras["utm"]` (N, 2) are easting and northing in metres, `extras["positions"]` the same with
     the eastings of every city moved by a million metres times its label: cities lie in different zones, so that

@@ -20,7 +20,7 @@ INFO = DataSetInfo(
     page="https://github.com/googlecreativelab/quickdraw-dataset",
     obtain="gsutil -m cp 'gs://quickdraw_dataset/full/numpy_bitmap/*.npy' quickdraw/numpy_bitmap/",
     licence="CC BY 4.0, Google",
-    citation="Jongejan, Rowley, Kawashima, Kim, Fox-Gieg: The Quick, Draw! Dataset, 2016",
+    citation="Jongejan, Rowley, Kawashima, Kim, Fox-Gieg: The Quick, Draw! A.I. Experiment, 2016",
     splits=(*STANDARD, Split.ALL),
 )
 
