@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,34 +276,35 @@ def _nearest(similarities: Tensor, queries: _Unit, start: int, gallery: _Unit, k
     counts = torch.bincount(rows, minlength=len(similarities))
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
     shape = (len(similarities), int(counts.max()))
+    # What fills the shorter rows is infinitely far away.
     member = torch.full(shape, -1, device=rows.device)
     member[rows, place] = columns
     squared = torch.full(shape, torch.inf, dtype=torch.float64, device=rows.device)
     squared[rows, place] = 2 - 2 * similarities[rows, columns].double()
-    doubtful = member >= 0 if shape[1] <= EXACT_COLUMNS else _doubtful(squared, 2 * slack)
-    rows, place = doubtful.nonzero(as_tuple=True)
-    columns = member[rows, place]
-    exact = queries.exact(slice(start, start + len(similarities)))
-    chunk = max(1, PAIR_ENTRIES // gallery.dim)
-    for r, p, c in zip(rows.split(chunk), place.split(chunk), columns.split(chunk), strict=True):
-        squared[r, p] = (exact[r] - gallery.exact(c)).square_().sum(1)
-    # Columns are in the order of the index, and the sort is stable: equal distances stay in that order.
-    squared, order = squared.sort(dim=1, stable=True)
+    block = queries.exact(slice(start, start + len(similarities)))
+    if shape[1] <= EXACT_COLUMNS:
+        _compare(squared, member, member >= 0, block, gallery)
+        squared, member = _sorted(squared, member)
+    else:
+        squared, member = _sorted(squared, member)
+        close = squared.diff(dim=1) <= 2 * slack
+        doubtful = torch.nn.functional.pad(close, (1, 0)) | torch.nn.functional.pad(close, (0, 1))
+        doubtful[:, :EXACT_COLUMNS] = True
+        _compare(squared, member, doubtful & (member >= 0), block, gallery)
+        again = close.any(1).nonzero().flatten()
+        by_member = member[again].argsort(dim=1)
+        squared[again], member[again] = _sorted(
+            squared[again].gather(1, by_member), member[again].gather(1, by_member)
+        )
     equal = (squared[:, 1 : k + 1] == squared[:, :-1][:, :k]) & squared[:, 1 : k + 1].isfinite()
-    return Neighbours(
-        indices=member.gather(1, order[:, :k]),
-        distances=squared[:, :k].clamp_min(0).sqrt(),
-        ties=equal.sum(1),
-        gallery_size=len(gallery),
-    )
+    distances = squared[:, :k].clamp_min(0).sqrt()
+    return Neighbours(member[:, :k], distances, ties=equal.sum(1), gallery_size=len(gallery))
 
 
 def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Tensor]:
-    """Rows and columns of all similarities that may be among their row's k greatest, in order of row and
-    column.
-    """
+    """Rows and columns of all similarities that may be among their row's k greatest, in that order."""
     if k > 1:
-        floor = similarities.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True) - slack
+        floor = _kth_greatest(similarities, k)[:, None] - slack
         rows, columns = (similarities >= floor).nonzero(as_tuple=True)
         return rows, columns
     # For the nearest alone, one pass over groups of columns is all that touches every similarity.
@@ -314,13 +316,25 @@ def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Ten
     return rows[pair], groups[pair] * GROUP + column
 
 
-def _doubtful(squared: Tensor, slack: float) -> Tensor:
-    """Which squared distances (B, C) lie so close to another that their order is open, and the first columns."""
-    ordered, order = squared.sort(dim=1)
-    close = ordered.diff(dim=1) <= slack
-    doubtful = torch.zeros_like(ordered, dtype=torch.bool)
-    doubtful[:, 1:] |= close
-    doubtful[:, :-1] |= close
-    doubtful[:, :EXACT_COLUMNS] = True
-    doubtful &= ordered.isfinite()
-    return torch.zeros_like(doubtful).scatter_(1, order, doubtful)
+def _kth_greatest(values: Tensor, k: int) -> Tensor:
+    """The k-th greatest of each row (B, N): shape (B,)."""
+    if values.device.type == "cpu":
+        # Two to four times as fast as torch's own on processors with wide vectors, and never slower.
+        at = values.shape[1] - k
+        return torch.from_numpy(np.partition(values.numpy(), at, axis=1)[:, at])
+    return values.topk(k, dim=1, sorted=False).values.amin(1)
+
+
+def _compare(squared: Tensor, member: Tensor, where: Tensor, block: Tensor, gallery: _Unit) -> None:
+    """Put squared distances by differences, in float64, in those places of ``squared`` (B, C)."""
+    rows, places = where.nonzero(as_tuple=True)
+    columns = member[rows, places]
+    chunk = max(1, PAIR_ENTRIES // gallery.dim)
+    for r, p, c in zip(rows.split(chunk), places.split(chunk), columns.split(chunk), strict=True):
+        squared[r, p] = (block[r] - gallery.exact(c)).square_().sum(1)
+
+
+def _sorted(squared: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Both (B, C) in the order of the squared distances; equal ones stay in the order that they had."""
+    squared, order = squared.sort(dim=1, stable=True)
+    return squared, member.gather(1, order)

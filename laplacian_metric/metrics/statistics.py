@@ -30,9 +30,9 @@ def auroc(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         >>> float(auroc(scores, targets, torch.ones(4).double()))
         0.875
     """
-    groups = _Groups(scores)
-    positive = groups.sums(weights * targets)
-    negative = groups.sums(weights * (1 - targets.double()))
+    groups = _Groups(scores, weights)
+    positive = groups.sums(targets)
+    negative = groups.sums() - positive
     below = negative.cumsum(-1) - negative
     return (positive * (below + negative / 2)).sum(-1) / (positive.sum(-1) * negative.sum(-1))
 
@@ -46,9 +46,9 @@ def average_precision(scores: Tensor, targets: Tensor, weights: Tensor) -> Tenso
         >>> round(float(average_precision(scores, targets, torch.ones(4).double())), 4)
         0.8333
     """
-    groups = _Groups(scores, descending=True)
-    gained = groups.sums(weights * targets)
-    passed = groups.sums(weights).cumsum(-1)
+    groups = _Groups(scores, weights, descending=True)
+    gained = groups.sums(targets)
+    passed = groups.sums().cumsum(-1)
     precision = gained.cumsum(-1) / passed.clamp_min(1)
     return (gained * precision).sum(-1) / gained.sum(-1)
 
@@ -61,7 +61,7 @@ def spearman(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
         >>> float(spearman(a, b, torch.ones(3).double()))
         0.5
     """
-    ranks = [_Groups(values).mean_ranks(weights) for values in (first, second)]
+    ranks = [_Groups(values, weights).mean_ranks() for values in (first, second)]
     total = weights.sum(-1, keepdim=True)
     # The mean of all ranks is (n + 1)/2 whatever the ties.
     a, b = (rank - (total + 1) / 2 for rank in ranks)
@@ -124,8 +124,8 @@ def rank_calibration_gap(uncertainty: Tensor, values: Tensor, weights: Tensor, n
 
 def _sum_of_most_uncertain(uncertainty: Tensor, values: Tensor, weights: Tensor, number: Tensor) -> Tensor:
     """The expected sum of the values of the ``number`` (..., B) most uncertain items: shape (..., B)."""
-    groups = _Groups(uncertainty, descending=True)
-    size, value = groups.sums(weights), groups.sums(weights * values)
+    groups = _Groups(uncertainty, weights, descending=True)
+    size, value = groups.sums(), groups.sums(values)
     passed, gained = size.cumsum(-1), value.cumsum(-1)
     # The first group that reaches the number; it gives the share of its sum that is still missing.
     last = torch.searchsorted(passed, number.contiguous()).clamp_max(size.shape[-1] - 1)
@@ -135,22 +135,24 @@ def _sum_of_most_uncertain(uncertainty: Tensor, values: Tensor, weights: Tensor,
 
 
 class _Groups:
-    """Items (N,) in the order of their scores, equal scores together."""
+    """Weighted items (..., N) in the order of their scores (N,), equal scores together."""
 
-    def __init__(self, scores: Tensor, descending: bool = False) -> None:
+    def __init__(self, scores: Tensor, weights: Tensor, descending: bool = False) -> None:
         ordered, self.order = torch.sort(scores, descending=descending)
-        new = torch.ones_like(ordered, dtype=torch.bool)
-        new[:-1] = ordered[1:] != ordered[:-1]
-        self.ends = new.nonzero().flatten()
+        last = torch.ones_like(ordered, dtype=torch.bool)
+        last[:-1] = ordered[1:] != ordered[:-1]
+        self.ends = last.nonzero().flatten()
+        self.weights = weights.index_select(-1, self.order)
 
-    def sums(self, values: Tensor) -> Tensor:
-        """The sum of ``values`` (..., N) over each group: (..., G)."""
-        cumulative = values.double().index_select(-1, self.order).cumsum(-1).index_select(-1, self.ends)
+    def sums(self, values: Tensor | None = None) -> Tensor:
+        """The sum of the weights over each group, or of the weighted ``values`` (N,): (..., G)."""
+        terms = self.weights if values is None else self.weights * values[self.order]
+        cumulative = terms.cumsum(-1).index_select(-1, self.ends)
         return torch.diff(cumulative, dim=-1, prepend=torch.zeros_like(cumulative[..., :1]))
 
-    def mean_ranks(self, weights: Tensor) -> Tensor:
+    def mean_ranks(self) -> Tensor:
         """The mean rank (from 1) of each item's group: (..., N)."""
-        size = self.sums(weights)
+        size = self.sums()
         rank = size.cumsum(-1) - size + (size + 1) / 2
         sizes = torch.diff(self.ends, prepend=self.ends.new_full((1,), -1))
         group = torch.empty_like(self.order)
