@@ -42,7 +42,9 @@ def _blur(image: torch.Tensor, strength: float, seed: tuple[int, int]) -> torch.
     del seed  # nothing about it is random
     height, width = image.shape[-2:]
     deviation = WIDEST_BLUR * strength * min(height, width)
-    return _filter(height, deviation).to(image) @ image @ _filter(width, deviation).to(image).T
+    down, across = _filter(height, deviation).to(image), _filter(width, deviation).to(image).T
+    # Channel by channel: products of small matrices one at a time are several times faster than a batch of them.
+    return torch.stack([down @ channel @ across for channel in image])
 
 
 @lru_cache(maxsize=8)

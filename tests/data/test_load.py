@@ -251,6 +251,16 @@ def test_a_list_that_does_not_match_its_images(folder: Path) -> None:
         load("cub-200-2011", folder, "train")
 
 
+def test_a_label_without_a_class(folder: Path) -> None:
+    miniatures.cub(folder)
+    classes = folder / "CUB_200_2011" / "classes.txt"
+    classes.write_text("".join(classes.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(
+        CorruptFileError, match=r"CUB_200_2011 has labels from 0 to 19, .* but names 19 classes"
+    ):
+        load("cub-200-2011", folder, "test")
+
+
 def test_products_for_training_and_testing_must_differ(folder: Path) -> None:
     miniatures.products(folder)
     root = folder / "Stanford_Online_Products"

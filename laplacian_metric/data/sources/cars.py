@@ -9,7 +9,7 @@ import numpy as np
 from laplacian_metric.data.lookup import first_existing, locate
 from laplacian_metric.data.readers import CorruptFileError, read_mat
 from laplacian_metric.data.source import Content, DataSetInfo, Request
-from laplacian_metric.data.sources.shared import file_content, rows_of_classes
+from laplacian_metric.data.sources.shared import file_content, rows_of_first_and_second_half
 from laplacian_metric.data.splits import STANDARD, Split
 
 INFO = DataSetInfo(
@@ -52,12 +52,7 @@ def read(request: Request, validation_share: float = 0.2) -> Content:
     else:
         names, labels, class_names, folder = _read_whole(request.find(_BASES, _WHOLE))
     numbers = np.array(labels, dtype=np.int64)
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(class_names):
-        raise CorruptFileError(
-            f"{folder}: classes go from {numbers.min() + 1} to {numbers.max() + 1}, but there are "
-            f"{len(class_names)} names"
-        )
-    part = rows_of_classes(numbers, len(class_names) // 2, len(class_names), request.split, validation_share)
+    part = rows_of_first_and_second_half(folder, numbers, len(class_names), request.split, validation_share)
     return file_content(folder, names, numbers, class_names, part)
 
 

@@ -11,7 +11,7 @@ from laplacian_metric.data.sources.shared import (
     fetch_and_unpack,
     file_content,
     read_table,
-    rows_of_classes,
+    rows_of_first_and_second_half,
 )
 from laplacian_metric.data.splits import STANDARD, Split
 
@@ -59,5 +59,5 @@ def read(request: Request, validation_share: float = 0.2) -> Content:
     class_names = tuple(name for _, name in read_table(folder / "classes.txt", 2))
     order = sorted(names)
     numbers = np.array([labels[number] for number in order], dtype=np.int64)
-    part = rows_of_classes(numbers, len(class_names) // 2, len(class_names), request.split, validation_share)
+    part = rows_of_first_and_second_half(folder, numbers, len(class_names), request.split, validation_share)
     return file_content(folder / "images", [names[number] for number in order], numbers, class_names, part)

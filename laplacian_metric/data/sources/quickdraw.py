@@ -10,7 +10,7 @@ import torch
 
 from laplacian_metric.data.readers import CorruptFileError, read_npy, read_npz
 from laplacian_metric.data.source import Content, DataSetInfo, Request
-from laplacian_metric.data.sources.shared import rows_of_classes
+from laplacian_metric.data.sources.shared import rows_of_first_and_second_half
 from laplacian_metric.data.splits import STANDARD, Split
 
 INFO = DataSetInfo(
@@ -40,7 +40,7 @@ def read(request: Request, validation_share: float = 0.2, per_class: int = 100) 
         images, labels, names = _read_sample(path)
     else:
         images, labels, names = _read_bitmaps(folder / "numpy_bitmap", per_class)
-    part = rows_of_classes(labels, len(names) // 2, len(names), request.split, validation_share)
+    part = rows_of_first_and_second_half(folder, labels, len(names), request.split, validation_share)
     return Content(torch.from_numpy(images[part][:, None]), labels[part], names, part)
 
 

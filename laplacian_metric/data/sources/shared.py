@@ -93,12 +93,20 @@ def array_content(
     )
 
 
-def rows_of_classes(
-    labels: npt.NDArray[np.int64], num_train: int, num_classes: int, split: Split, validation_share: float
+def rows_of_first_and_second_half(
+    place: Path, labels: npt.NDArray[np.int64], num_classes: int, split: Split, validation_share: float
 ) -> npt.NDArray[np.int64]:
-    """Positions of the images of a zero-shot split whose first `num_train` classes are for training."""
-    train, test = np.arange(num_train), np.arange(num_train, num_classes)
-    chosen = part_of_classes(train, test, split, validation_share)
+    """Positions of the images of a zero-shot split, where the first half of the classes is for training.
+
+    Args:
+        place: where the labels come from, for the message if one of them has no class.
+    """
+    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise CorruptFileError(
+            f"{place} has labels from {labels.min()} to {labels.max()}, counted from 0, but names {num_classes} classes"
+        )
+    half = num_classes // 2
+    chosen = part_of_classes(np.arange(half), np.arange(half, num_classes), split, validation_share)
     return np.flatnonzero(np.isin(labels, chosen)).astype(np.int64)
 
 
