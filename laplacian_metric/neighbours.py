@@ -155,7 +155,8 @@ class _Unit:
 
     @staticmethod
     def of(name: str, vectors: Tensor) -> _Unit:
-        return _Unit(vectors.detach(), check_unit(name, vectors))
+        norm = check_unit(name, vectors)
+        return _Unit(vectors.detach(), norm)
 
     def __len__(self) -> int:
         return len(self.source)
