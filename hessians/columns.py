@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from hessians.backward.local import ImageGraphs
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Layer, Layout
+from hessians.backward.rules import Cotangents, Layer, Layout
 from hessians.capture import Inputs, Trace
 from hessians.output_hessian import Columns
 
@@ -56,21 +56,16 @@ class Waiting:
         if self.start == self.stop:
             return
         split = [
-            _side_by_side([call.layout.split_columns(mine) for mine in block])
+            Cotangents([call.layout.split_columns(mine) for mine in block])
             for call, block in zip(self.layer.calls, self.blocks, strict=True)
         ]
         self.blocks = [[] for _ in self.layer.calls]
         self.bytes = 0
-        part = self.form.select(self.start, self.stop).to(split[0].dtype)
+        part = self.form.select(self.start, self.stop).to(split[0].blocks[0].dtype)
         self.start = self.stop
         for name, share in self.layer.rule.diagonal(self.layer, split, part, self.memory_budget).items():
             own = self.layer.names[name]
             self.diagonal[own] = self.diagonal[own] + share if own in self.diagonal else share
-
-
-def _side_by_side(blocks: Sequence[Tensor]) -> Tensor:
-    """Cotangents (N, C, k, ...) of all columns from those of some (N, c, k, ...)."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
 
 
 def rule_diagonal(
@@ -84,7 +79,8 @@ def rule_diagonal(
         found = iter(back_to(trace.u, edges, cotangents))
         for one in waiting:
             one.add([next(found) for _ in one.layer.calls])
-        while sum(one.bytes for one in waiting) > settings.memory_budget:
+        # A part of the budget: what the rules make of the cotangents takes the rest.
+        while sum(one.bytes for one in waiting) > settings.memory_budget // 4:
             max(waiting, key=lambda one: one.bytes).flush()
     result: dict[str, Tensor] = {}
     for one in waiting:

@@ -12,12 +12,22 @@ from hessians.backward.normalization import (
     LayerNormRule,
     RMSNormRule,
 )
-from hessians.backward.rules import Call, DirectRule, Layer, Layout, Rule, find_rule, register_rule
+from hessians.backward.rules import (
+    Call,
+    Cotangents,
+    DirectRule,
+    Layer,
+    Layout,
+    Rule,
+    find_rule,
+    register_rule,
+)
 
 __all__ = [
     "BatchNormRule",
     "Call",
     "ConvolutionRule",
+    "Cotangents",
     "DirectRule",
     "EmbeddingRule",
     "GroupNormRule",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hessians.backward.bilinear import weight_diagonal, weight_gradient
 from hessians.backward.linear import linear_inputs, linear_outputs
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Call, Layer, Layout, Rule, register_rule
+from hessians.backward.rules import Call, Cotangents, Layer, Layout, Rule, register_rule
 
 _ARGUMENTS = (
     "query",
@@ -63,14 +63,14 @@ class MultiheadAttentionRule(Rule):
         )
 
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         result = {}
-        for name, parts in _projections(layer, cotangents).items():
+        for name, parts in _projections(layer, [mine.joined() for mine in cotangents]).items():
             weight, bias = _PARAMETERS[name]
             x = torch.cat([linear_inputs(part.inputs) for part in parts], dim=2)
             d = torch.cat([linear_outputs(part.cotangents) for part in parts], dim=-1)
-            result[weight] = weight_diagonal(x, d, form, memory_budget).squeeze(0)
+            result[weight] = weight_diagonal(x, [d], form, memory_budget).squeeze(0)
             result[bias] = form(d.sum(-1), column_axis=2).flatten()
         return _gather(layer, result)
 

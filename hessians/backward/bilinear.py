@@ -16,19 +16,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Call, Layer, Rule
+from hessians.backward.rules import Call, Cotangents, Layer, Rule
 
 # One element that is written to memory and read again takes about as long as this many multiplications in a matrix
 # product.
 _MEMORY_COST = 24
 # Blocks beyond this size gain nothing, and fall out of the caches.
 _BLOCK_BYTES = 16 << 20
+# How many outputs are taken at a time where there is one column only.
+_CHECKED_OUTPUTS = 64
 
 
 class BilinearRule(Rule):
@@ -46,6 +48,10 @@ class BilinearRule(Rule):
     def outputs(self, module: nn.Module, cotangents: Tensor) -> Tensor:
         """d (N, G, C, O, L) from the cotangents (N, C, k, ...) of the output."""
 
+    def direct_gradients(self, layer: Layer) -> Callable[[Tensor], Tensor] | None:
+        """A faster way from d (N, G, C, O, L) to j (N, G, C, O, K) than by ``inputs``, where there is one."""
+        return None
+
     def as_weight(self, module: nn.Module, values: Tensor) -> Tensor:
         """Values (G, O, K) of all features in the shape of the weight."""
         weight = module.weight
@@ -53,30 +59,44 @@ class BilinearRule(Rule):
         return values.reshape(weight.shape)
 
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
-        d = torch.cat([self.outputs(layer.module, mine) for mine in cotangents], dim=-1)
+        # The columns stay in the blocks that they came in: joining them is worth a copy only for the Gram matrices.
+        blocks = [
+            torch.cat([self.outputs(layer.module, mine) for mine in calls], dim=-1)
+            for calls in zip(*(mine.blocks for mine in cotangents), strict=True)
+        ]
         result = {}
         if "weight" in layer.names:
-            parts = [
-                weight_diagonal(x, d, form, memory_budget) for x in self._blocks(layer, d, memory_budget)
-            ]
-            result["weight"] = self.as_weight(layer.module, torch.cat(parts, dim=-1))
+            direct = self.direct_gradients(layer)
+            if direct is not None:
+                values = _of_direct_gradients(direct, blocks, form, memory_budget)
+            else:
+                parts = self._inputs_in_parts(layer, blocks[0], memory_budget)
+                values = torch.cat([weight_diagonal(x, blocks, form, memory_budget) for x in parts], dim=-1)
+            result["weight"] = self.as_weight(layer.module, values)
         if "bias" in layer.names:
-            result["bias"] = form(d.sum(-1), column_axis=2).flatten()
+            result["bias"] = form(torch.cat([d.sum(-1) for d in blocks], dim=2), column_axis=2).flatten()
         return result
 
     def gradient(self, layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
         d = torch.cat([self.outputs(layer.module, mine) for mine in cotangents], dim=-1)
         result = {}
         if "weight" in layer.names:
-            parts = [weight_gradient(x, d) for x in self._blocks(layer, d, 4 * _BLOCK_BYTES)]
-            result["weight"] = self.as_weight(layer.module, torch.cat(parts, dim=-1))
+            direct = self.direct_gradients(layer)
+            if direct is not None:
+                values = torch.cat(
+                    [direct(part).sum((0, 2)) for part in d.split(_CHECKED_OUTPUTS, dim=3)], dim=1
+                )
+            else:
+                parts = self._inputs_in_parts(layer, d, 4 * _BLOCK_BYTES)
+                values = torch.cat([weight_gradient(x, d) for x in parts], dim=-1)
+            result["weight"] = self.as_weight(layer.module, values)
         if "bias" in layer.names:
             result["bias"] = d.sum((0, 2, 4)).flatten()
         return result
 
-    def _blocks(self, layer: Layer, d: Tensor, memory_budget: int) -> Iterator[Tensor]:
+    def _inputs_in_parts(self, layer: Layer, d: Tensor, memory_budget: int) -> Iterator[Tensor]:
         """x of all calls side by side along their positions, some features at a time."""
         features = self.features(layer.module)
         weight = layer.module.weight
@@ -98,23 +118,36 @@ def weight_gradient(x: Tensor, d: Tensor) -> Tensor:
     return torch.einsum("ngol,nglk->gok", d.squeeze(2), x)
 
 
-def weight_diagonal(x: Tensor, d: Tensor, form: Quadratic, memory_budget: int) -> Tensor:
-    """The quadratic form of j_cn = d_cn x_n, (G, O, K), for x (N, G, L, K) and d (N, G, C, O, L)."""
+def weight_diagonal(x: Tensor, blocks: Sequence[Tensor], form: Quadratic, memory_budget: int) -> Tensor:
+    """The quadratic form of j_cn = d_cn x_n, (G, O, K), for x (N, G, L, K) and blocks of columns d (N, G, c, O, L)."""
     num_images, _, positions, inputs = x.shape
-    columns = d.shape[2]
-    rows = num_images * positions if form.edges is not None else positions
-    batches = 1 if form.edges is not None else num_images
-    coupling = num_images if form.edges is not None else 0
-    per_image = columns * num_images * inputs * (positions + coupling + _MEMORY_COST)
-    gram = batches * rows * (rows * (columns + inputs + _MEMORY_COST) + inputs * _MEMORY_COST)
-    if positions > 1 and per_image <= gram:
-        return _per_image(x, d, form, memory_budget)
+    columns = sum(d.shape[2] for d in blocks)
+    if positions > 1 and not _gram_is_cheaper(num_images, positions, inputs, columns, form):
+        result = x.new_zeros(blocks[0].shape[1], blocks[0].shape[3], inputs)
+        start = 0
+        for d in blocks:
+            stop = start + d.shape[2]
+            result += _per_image(x, d, form.select(start, stop), memory_budget)
+            start = stop
+        return result
+    d = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=2)
     result = x.new_zeros(d.shape[1], d.shape[3], inputs)
     if form.edges is not None:
         result += _gram_of_edges(x, d, form.edges, memory_budget)
     if form.nodes is not None:
         result += _gram_of_nodes(x, d, form.nodes, memory_budget)
     return result
+
+
+def _gram_is_cheaper(num_images: int, positions: int, inputs: int, columns: int, form: Quadratic) -> bool:
+    """Compare the multiplications for one output, memory traffic included."""
+    coupled = form.edges is not None
+    rows = num_images * positions if coupled else positions
+    batches = 1 if coupled else num_images
+    coupling = num_images if coupled else 0
+    per_image = columns * num_images * inputs * (positions + coupling + _MEMORY_COST)
+    gram = batches * rows * (rows * (columns + inputs + _MEMORY_COST) + inputs * _MEMORY_COST)
+    return gram < per_image
 
 
 def _output_blocks(outputs: int, bytes_each: int, memory_budget: int) -> Iterator[slice]:
@@ -140,6 +173,22 @@ def _per_image(x: Tensor, d: Tensor, form: Quadratic, memory_budget: int) -> Ten
             block = d[:, :, first:last, chosen]
             j = block.flatten(2, 3) @ x
             result[:, chosen] += part(j.view(*block.shape[:4], inputs), column_axis=2)
+    return result
+
+
+def _of_direct_gradients(
+    direct: Callable[[Tensor], Tensor], blocks: Sequence[Tensor], form: Quadratic, memory_budget: int
+) -> Tensor:
+    """The quadratic form of gradients that a function makes of one column at a time."""
+    columns: list[Tensor] = [column for d in blocks for column in d.split(1, dim=2)]
+    images, groups, _, outputs, _ = columns[0].shape
+    inputs = direct(columns[0][:, :, :, :1]).shape[-1]
+    each = 2 * images * groups * inputs * columns[0].element_size()
+    result = columns[0].new_zeros(groups, outputs, inputs)
+    for at, column in enumerate(columns):
+        for chosen in _output_blocks(outputs, each, memory_budget):
+            gradients = direct(column[:, :, :, chosen])
+            result[:, chosen] += form.select(at, at + 1)(gradients, column_axis=2)
     return result
 
 

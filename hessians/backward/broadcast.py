@@ -76,7 +76,7 @@ def _broadcast_call(node: Any, position: int, shape: Sequence[int], num_images: 
 
 def _output_shape(node: Any) -> tuple[int, ...]:
     """The shape of an operation's output: what goes into its backward node. Empty where torch does not tell."""
-    found = getattr(node, "_input_metadata", ())
+    found: Sequence[Any] = getattr(node, "_input_metadata", ())
     return tuple(found[0].shape) if len(found) == 1 else ()
 
 

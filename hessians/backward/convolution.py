@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hessians.backward.bilinear import BilinearRule
-from hessians.backward.rules import Call, Layout, register_rule
+from hessians.backward.rules import Call, Layer, Layout, register_rule
+
+# From this many positions on, the processor's own kernels for convolutions are worth their overhead.
+_LARGE_IMAGE = 200
+_FAST_DTYPES = (torch.float32,)
 
 
 def patches(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
@@ -88,6 +95,41 @@ class ConvolutionRule(PatchRule):
         return self.positions_first(
             module, call, patches(x, module.kernel_size, module.stride, module.dilation)
         )
+
+    def direct_gradients(self, layer: Layer) -> Callable[[Tensor], Tensor] | None:
+        """All images as groups of one convolution, where the processor has a kernel for the gradient of its weight.
+
+        Measured against patches: up to twice as fast for large images in single precision and without a stride, slower
+        otherwise.
+        """
+        module, call = layer.module, layer.calls[0]
+        assert isinstance(module, _ConvNd)
+        x = call.input
+        fast = isinstance(module, nn.Conv2d) and x.dtype in _FAST_DTYPES and x.device.type == "cpu"
+        plain = module.groups == 1 and set(module.stride) == {1} and len(layer.calls) == 1
+        if not (fast and plain and len(x) == call.layout.num_images):
+            return None
+        padded = pad(x, same_padding(module), module.padding_mode)
+        space = [
+            size - dilation * (kernel - 1)
+            for size, dilation, kernel in zip(
+                padded.shape[2:], module.dilation, module.kernel_size, strict=True
+            )
+        ]
+        if math.prod(space) < _LARGE_IMAGE:
+            return None
+
+        def gradients(d: Tensor) -> Tensor:
+            images, _, _, outputs, _ = d.shape
+            shape = (images * outputs, module.in_channels, *module.kernel_size)
+            together = padded.reshape(1, -1, *padded.shape[2:])
+            cotangents = d.reshape(1, -1, *space)
+            found: Tensor = conv2d_weight(
+                together, shape, cotangents, dilation=module.dilation, groups=images
+            )
+            return found.view(images, 1, 1, outputs, -1)
+
+        return gradients
 
 
 @register_rule(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Call, Layer, Rule, register_rule
+from hessians.backward.rules import Call, Cotangents, Layer, Rule, register_rule
 
 
 class Lookups(NamedTuple):
@@ -37,10 +37,10 @@ class EmbeddingRule(Rule):
         return super().is_doubtful(call) or call.input.ndim == 1
 
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         assert isinstance(layer.module, nn.Embedding)
-        found = _lookups(layer, cotangents)
+        found = _lookups(layer, [mine.joined() for mine in cotangents])
         result = torch.zeros_like(layer.module.weight, requires_grad=False)
         if form.nodes is not None:
             weight = form.nodes[found.image][..., None]

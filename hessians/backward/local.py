@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from hessians.backward.quadratic import Quadratic
-from hessians.backward.rules import Call, Layer, Layout, Rule
+from hessians.backward.rules import Call, Cotangents, Layer, Layout, Rule
 
 logger = logging.getLogger(__name__)
 
@@ -136,13 +136,14 @@ class LocalRule(Rule):
         return tuple(own)
 
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         graphs = [_graphs(layer, call) for call in layer.calls]
         result: dict[str, Tensor] = {}
-        for column in range(cotangents[0].shape[1]):
+        joined = [mine.joined() for mine in cotangents]
+        for column in range(joined[0].shape[1]):
             own = form.select(column, column + 1)
-            for name, j in _summed(graphs, [mine[:, column] for mine in cotangents]).items():
+            for name, j in _summed(graphs, [mine[:, column] for mine in joined]).items():
                 share = own(j[:, None])
                 result[name] = result[name] + share if name in result else share
         return result

@@ -102,6 +102,17 @@ class Layer:
     calls: list[Call] = field(default_factory=list)
 
 
+@dataclass
+class Cotangents:
+    """The cotangents of one call's output, in the blocks that they came in: each (N, c, k, ...) for some columns."""
+
+    blocks: list[Tensor]
+
+    def joined(self) -> Tensor:
+        """Those of all columns, (N, C, k, ...)."""
+        return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks, dim=1)
+
+
 class Rule(ABC):
     """How one kind of layer turns the cotangents of its output into the diagonal of its parameters.
 
@@ -134,13 +145,13 @@ class Rule(ABC):
 
     @abstractmethod
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         """The columns' share of the diagonal for each of ``layer.names``.
 
         Args:
             layer: the module and its calls.
-            cotangents: for each call those of its output, (N, C, k, ...).
+            cotangents: for each call those of its output.
             form: what weighs the per-image gradients.
             memory_budget: bytes that per-image gradients may take at a time.
         """
@@ -162,9 +173,10 @@ class DirectRule(Rule):
         return torch.stack([self.image_gradients(layer, name, call, mine) for call, mine in calls]).sum(0)
 
     def diagonal(
-        self, layer: Layer, cotangents: Sequence[Tensor], form: Quadratic, memory_budget: int
+        self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
-        return {name: form(self._summed(layer, name, cotangents)) for name in layer.names}
+        joined = [mine.joined() for mine in cotangents]
+        return {name: form(self._summed(layer, name, joined)) for name in layer.names}
 
     def gradient(self, layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
         return {name: self._summed(layer, name, cotangents).sum((0, 1)) for name in layer.names}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
-from hessians.backward import find_rule
-from tests.hessians.jacobians import Readout, check, fallbacks, random_input, randomise
+from hessians.backward import convolution, find_rule
+from tests.hessians.jacobians import LABELS, Readout, check, fallbacks, random_input, randomise
 
-N = 6
+N = len(LABELS)
 
 # The layer and the shape of its input beside the images.
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -94,6 +95,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 @pytest.mark.parametrize(
     ("distance", "approximation", "memory_budget"),
     [
@@ -119,6 +121,26 @@ def test_rule(
     with caplog.at_level(logging.INFO, "hessians"):
         check(model, random_input(N, *shape), **options)
     assert fallbacks(caplog) == []
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("memory_budget", [1 << 28, 1])
+@pytest.mark.parametrize("case", [name for name in LAYERS if name.startswith("conv2d")])
+def test_kernels_of_the_processor(case: str, memory_budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large images in single precision have another way to the gradients of each image: taken here in double precision."""
+    make, shape = LAYERS[case]
+    model = randomise(Readout(make()))
+    monkeypatch.setattr(convolution, "_LARGE_IMAGE", 1)
+    monkeypatch.setattr(convolution, "_FAST_DTYPES", (torch.float64,))
+    called = []
+
+    def counted(*args: Any, **options: Any) -> Tensor:
+        called.append(1)
+        return conv2d_weight(*args, **options)
+
+    monkeypatch.setattr(convolution, "conv2d_weight", counted)
+    check(model, random_input(N, *shape), memory_budget=memory_budget)
+    assert bool(called) == (model.layer.groups == 1 and model.layer.stride == (1, 1))
 
 
 EMBEDDINGS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
