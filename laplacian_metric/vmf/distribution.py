@@ -40,7 +40,7 @@ def log_density(x: Tensor, mean: Tensor, kappa: Tensor) -> Tensor:
     check_same_dim(x=x, mean=mean)
     check_broadcast(x=x.shape[:-1], mean=mean.shape[:-1], kappa=kappa.shape)
     dim, exact = mean.shape[-1], precise(kappa)
-    short = _half_squared(x, mean, -1)  # 1 - mean . x
+    short, _ = _apart(x, mean)  # 1 - mean . x
     value = evaluate(exact, dim, "scaled") - exact * short + log_uniform_density(dim)
     return value.to(result_dtype(x, mean, kappa))
 
@@ -76,7 +76,7 @@ def kl(mean_p: Tensor, kappa_p: Tensor, mean_q: Tensor, kappa_q: Tensor) -> Tens
         tensor([9.])
     """
     dim, kp, kq, dtype = _two(mean_p, kappa_p, mean_q, kappa_q)
-    apart = _half_squared(mean_p, mean_q, -1)
+    apart, _ = _apart(mean_p, mean_q)
     shift = evaluate(kp, dim, "scaled") - evaluate(kq, dim, "scaled") - evaluate(kp, dim, "gap") * (kp - kq)
     return (shift + kq * evaluate(kp, dim, "length") * apart).to(dtype)
 
@@ -139,15 +139,23 @@ def _two(
     return mean_p.shape[-1], precise(kappa_p), precise(kappa_q), dtype
 
 
-def _half_squared(one: Tensor, other: Tensor, sign: int) -> Tensor:
-    """|one + sign other|^2/2, which is 1 + sign cos for unit vectors."""
-    return precise(one + sign * other).square().sum(-1) / 2
+def _apart(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """1 - cos and 1 + cos of two unit vectors, the smaller from a difference or a sum and the larger from it.
+
+    That the two belong together matters more than their last digits: inputs of length 1 + 1e-7 are not exactly unit.
+    """
+    dtype = result_dtype(one, other)
+    one, other = one.to(dtype), other.to(dtype)
+    less = precise(one - other).square().sum(-1) / 2
+    more = precise(one + other).square().sum(-1) / 2
+    near = less < more
+    return torch.where(near, less, 2 - more), torch.where(near, 2 - less, more)
 
 
 def _combined(mean_p: Tensor, kp: Tensor, mean_q: Tensor, kq: Tensor) -> tuple[Tensor, Tensor]:
     """c = |kp mean_p + kq mean_q|, and kp + kq - c without a subtraction."""
-    squared = (kp - kq).square() + 2 * kp * kq * _half_squared(mean_p, mean_q, 1)
+    less, more = _apart(mean_p, mean_q)
+    squared = (kp - kq).square() + 2 * kp * kq * more
     # Where c is 0 so is its effect: A(0) = 0. The square root's infinite slope must not make that NaN.
     c = squared.clamp(min=1e-200).sqrt()
-    loss = 2 * kp * kq * _half_squared(mean_p, mean_q, -1) / (kp + kq + c)
-    return c, loss
+    return c, 2 * kp * kq * less / (kp + kq + c)

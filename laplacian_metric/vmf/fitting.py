@@ -119,6 +119,8 @@ def fit(samples: Tensor, *, debiased: bool = True, refine: int = 0) -> tuple[Ten
         raise ValueError(f"samples has {count} draws for each image, at least 2 are needed to see a spread")
     check_unit("samples", samples)
     dtype = result_dtype(samples)
+    if not samples.numel():
+        return samples[0].to(dtype), samples.new_zeros(0, dtype=dtype)
     variances, average = torch.var_mean(samples.to(dtype), dim=0, correction=1 if debiased else 0)
     variance = precise(variances.sum(1)).clamp(max=1)
     squared = precise(average).square().sum(1)
