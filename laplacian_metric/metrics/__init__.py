@@ -8,7 +8,6 @@ expectation.
 
 from __future__ import annotations
 
-from laplacian_metric.metrics.bootstrap import Interval, bootstrap
 from laplacian_metric.metrics.calibration import Consensus, consensus, ece_at_k, retrieval_ece
 from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
 from laplacian_metric.metrics.evaluation import Evaluation, evaluate
@@ -23,8 +22,9 @@ from laplacian_metric.metrics.out_of_distribution import (
 )
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.resampling import Interval, bootstrap
 from laplacian_metric.metrics.retrieval import map_at_k, map_at_r, r_precision, recall_at_k
-from laplacian_metric.metrics.sparsification import Sparsification, ausc, r_auroc, sparsification
+from laplacian_metric.metrics.sparsification import Sparsification, ausc, r_auroc, sparsify
 from laplacian_metric.metrics.trivial import (
     embedding_norm,
     feature_norm,
@@ -64,5 +64,5 @@ __all__ = [
     "rank_mixture",
     "recall_at_k",
     "retrieval_ece",
-    "sparsification",
+    "sparsify",
 ]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.metrics import statistics
-from laplacian_metric.metrics.bootstrap import Interval, Statistic, bootstrap_all
 from laplacian_metric.metrics.calibration import NUM_BINS, Consensus, Samples, consensus
 from laplacian_metric.metrics.out_of_distribution import crop_outcome, stacked
 from laplacian_metric.metrics.positives import Labels, Positives
 from laplacian_metric.metrics.ranking import Normalisation, Ranking, rank
+from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
 from laplacian_metric.metrics.retrieval import at_r
 from laplacian_metric.metrics.uncertainty import check_uncertainty
 

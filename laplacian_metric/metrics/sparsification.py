@@ -33,14 +33,14 @@ class Sparsification:
         return self.oracle - self.area
 
 
-def sparsification(ranking: Ranking, uncertainty: Tensor) -> Sparsification:
+def sparsify(ranking: Ranking, uncertainty: Tensor) -> Sparsification:
     """The sparsification curve of a ranking by an uncertainty (Q,); among equal uncertainties, its expectation.
 
     Example:
         >>> import torch
         >>> from laplacian_metric.metrics.ranking import rank
         >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
-        >>> found = sparsification(rank(z, [0, 0, 1, 0]), torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        >>> found = sparsify(rank(z, [0, 0, 1, 0]), torch.tensor([0.0, 0.0, 0.0, 1.0]))
         >>> round(found.random, 4), round(found.area, 4), found.gap
         (0.6667, 0.8872, 0.0)
     """
@@ -68,7 +68,7 @@ def ausc(
         1.0
     """
     ranking = rank(embeddings, labels, database=database, database_labels=database_labels)
-    return sparsification(ranking, uncertainty).area
+    return sparsify(ranking, uncertainty).area
 
 
 def r_auroc(

@@ -1,0 +1,212 @@
+"""Everything at once is the same as one after the other, from one search."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from laplacian_metric import metrics
+from laplacian_metric.data import embedded_sample
+from tests.metrics.reference import clustered, unit
+
+
+@pytest.fixture(scope="module")
+def given() -> dict[str, Any]:
+    """A set with errors and two queries that cannot be answered, and all that can be given with it."""
+    z, labels = clustered(200, 3, 8, 0.4)
+    labels[:2] = torch.tensor([50, 60])
+    generator = torch.Generator().manual_seed(0)
+    samples = torch.nn.functional.normalize(z + 0.1 * torch.randn(7, 200, 3, generator=generator), dim=2)
+    uncertainty, crop, entropy = torch.rand(3, 200, generator=generator)
+    return {
+        "embeddings": z,
+        "labels": labels,
+        "uncertainty": uncertainty,
+        "samples": samples,
+        "ood_uncertainty": torch.rand(90, generator=generator) + 0.4,
+        "crop_uncertainty": crop,
+        "label_entropy": entropy,
+        "ks": (1, 5, 20),
+    }
+
+
+@pytest.fixture(scope="module")
+def found(given: dict[str, Any]) -> metrics.Evaluation:
+    return metrics.evaluate(**given, resamples=200)
+
+
+def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metrics.Evaluation) -> None:
+    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
+    expected = {
+        "map@r": metrics.map_at_r(z, labels),
+        "r_precision": metrics.r_precision(z, labels),
+        "r_auroc": metrics.r_auroc(z, labels, uncertainty),
+        "ausc": metrics.ausc(z, labels, uncertainty),
+        "retrieval_ece": metrics.retrieval_ece(given["samples"], labels),
+        "ood_auroc": metrics.ood_auroc(uncertainty, given["ood_uncertainty"]),
+        "ood_average_precision": metrics.ood_average_precision(uncertainty, given["ood_uncertainty"]),
+        "crop_test": metrics.crop_test(uncertainty, given["crop_uncertainty"]),
+        "rank_correlation": metrics.rank_correlation(uncertainty, given["label_entropy"]),
+    }
+    for k in given["ks"]:
+        expected[f"recall@{k}"] = metrics.recall_at_k(z, labels, k)
+        expected[f"map@{k}"] = metrics.map_at_k(z, labels, k)
+        expected[f"ece@{k}"] = metrics.ece_at_k(z, labels, uncertainty, k)
+    curve = metrics.sparsify(metrics.rank(z, labels), uncertainty)
+    expected |= {"ausc_oracle": curve.oracle, "ausc_random": curve.random, "ausc_gap": curve.gap}
+    assert found.values == pytest.approx(expected, abs=1e-12)
+    assert found["recall@5"] == found.values["recall@5"]
+
+
+def test_the_counts(found: metrics.Evaluation) -> None:
+    assert (found.num_queries, found.num_answerable, found.num_unanswerable) == (200, 198, 2)
+    assert (found.gallery_size, found.num_samples, found.num_out, found.num_tied_queries) == (200, 7, 90, 0)
+
+
+def test_every_interval_holds_its_value(found: metrics.Evaluation) -> None:
+    assert set(found.intervals) == set(found.values)
+    for name, interval in found.intervals.items():
+        # Calibration errors are biased upwards in a bootstrap: only their order can be asked for.
+        assert interval.low <= interval.high
+        if "ece" not in name:
+            assert interval.low <= found[name] <= interval.high
+
+
+def test_it_can_be_written_to_a_file(found: metrics.Evaluation) -> None:
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["values"]["map@5"] == found["map@5"]
+    assert record["intervals"]["map@5"]["low"] == found.intervals["map@5"].low
+    assert record["counts"] == {
+        "queries": 200,
+        "answerable": 198,
+        "unanswerable": 2,
+        "gallery": 200,
+        "tied_queries": 0,
+        "samples": 7,
+        "out": 90,
+    }
+
+
+def test_what_is_not_defined_is_none_in_a_file() -> None:
+    z = torch.eye(2).repeat_interleave(2, dim=0)
+    perfect = metrics.evaluate(z, [0, 0, 1, 1], torch.arange(4.0), ks=(1,), resamples=20)
+    assert math.isnan(perfect["r_auroc"])
+    record = perfect.to_dict()
+    assert record["values"]["r_auroc"] is None
+    assert record["intervals"]["r_auroc"]["low"] is None
+    assert record["intervals"]["r_auroc"]["undefined"] == 20
+
+
+def test_precision_blocks_and_order_change_nothing(
+    given: dict[str, Any], found: metrics.Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    shuffled = {
+        name: value[:, order] if name == "samples" else value[order]
+        for name, value in given.items()
+        if isinstance(value, Tensor) and len(value) != 90
+    }
+    doubled = {**given, "embeddings": given["embeddings"].double(), "samples": given["samples"].double()}
+    assert metrics.evaluate(**doubled, resamples=0).values == found.values
+    assert metrics.evaluate(**{**given, **shuffled}, resamples=0).values == pytest.approx(
+        found.values, abs=1e-12
+    )
+    monkeypatch.setattr("laplacian_metric.neighbours.MAX_ROWS", 3)
+    assert metrics.evaluate(**given, resamples=0).values == pytest.approx(found.values, abs=1e-12)
+
+
+def test_a_gallery_of_its_own(given: dict[str, Any]) -> None:
+    z, labels, samples, uncertainty = (
+        given[name] for name in ("embeddings", "labels", "samples", "uncertainty")
+    )
+    data = {"database": z[80:], "database_labels": labels[80:]}
+    found = metrics.evaluate(
+        z[:80],
+        labels[:80],
+        uncertainty[:80],
+        **data,
+        samples=samples[:, :80],
+        database_samples=samples[:, 80:],
+    )
+    assert found.gallery_size == 120
+    assert found["map@r"] == metrics.map_at_r(z[:80], labels[:80], **data)
+    assert found["r_auroc"] == metrics.r_auroc(z[:80], labels[:80], uncertainty[:80], **data)
+    assert found["retrieval_ece"] == metrics.retrieval_ece(
+        samples[:, :80], labels[:80], database=samples[:, 80:], database_labels=labels[80:]
+    )
+
+
+def test_places(given: dict[str, Any]) -> None:
+    z, labels = given["embeddings"], given["labels"]
+    positives = metrics.Positives.within(0.5, labels[:, None].double())
+    found = metrics.evaluate(z, positives, given["uncertainty"], ks=(1,), resamples=0)
+    assert found["map@r"] == metrics.map_at_r(z, labels)
+    assert not found.intervals
+
+
+def test_without_anything_else_only_the_ranking_is_judged() -> None:
+    found = metrics.evaluate(unit(6, 2), [0, 0, 0, 1, 1, 1], ks=(1,), resamples=0)
+    assert sorted(found.values) == ["map@1", "map@r", "r_precision", "recall@1"]
+    with pytest.raises(KeyError, match="r_auroc was not evaluated, there are: recall@1"):
+        found["r_auroc"]
+
+
+def test_the_trivial_baseline_of_real_images() -> None:
+    """Neighbours in pixel space: the nearer, the more often right; and digits are farther than clothes."""
+    known, unknown = embedded_sample("fashion-mnist", "test"), embedded_sample("mnist", "test")
+    mean = known.images.flatten(1).double().mean(0)
+    inside, outside = (
+        torch.nn.functional.normalize(s.images.flatten(1).double() - mean, dim=1) for s in (known, unknown)
+    )
+    found = metrics.evaluate(
+        inside,
+        known.labels,
+        metrics.nearest_distance(inside),
+        ood_uncertainty=metrics.nearest_distance(outside, database=inside),
+        resamples=0,
+    )
+    assert 0.6 < found["recall@1"] < 0.9
+    assert found["r_auroc"] > 0.6
+    assert found["ood_auroc"] > 0.9
+    assert found["ausc_random"] < found["ausc"] < found["ausc_oracle"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ood_uncertainty": torch.zeros(2)}, "ood_uncertainty is given without uncertainty"),
+        ({"label_entropy": torch.zeros(4)}, "label_entropy is given without uncertainty"),
+        ({"uncertainty": torch.zeros(3)}, "uncertainty has 3 entries for 4 embeddings"),
+        (
+            {"uncertainty": torch.zeros(4), "label_entropy": torch.zeros(3)},
+            "label_entropy has 3 entries for 4",
+        ),
+        (
+            {"uncertainty": torch.zeros(4), "crop_uncertainty": torch.zeros(3)},
+            "crop_uncertainty has 3 entries",
+        ),
+        ({"database_samples": unit(4, 2)}, "database_samples is given without samples"),
+        (
+            {"samples": unit(4, 2)[None], "database": unit(4, 2), "database_labels": [0, 0, 1, 1]},
+            "database and database_samples go together",
+        ),
+        ({"ks": ()}, "ks is empty"),
+        ({"ks": (1, 4)}, "k is 4, but a query has 3 gallery members"),
+        ({"ks": (0, 1)}, "k is 0, but this ranking has the first 1 neighbours"),
+    ],
+)
+def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
+    valid: dict[str, Any] = {"embeddings": unit(4, 2), "labels": [0, 0, 1, 1], "ks": (1,)}
+    with pytest.raises(ValueError, match=message):
+        metrics.evaluate(**{**valid, **changes})
+
+
+def test_places_have_no_consensus() -> None:
+    positives = metrics.Positives.within(1.0, torch.zeros(3, 1))
+    with pytest.raises(TypeError, match="neighbours can only agree on a class"):
+        metrics.evaluate(unit(3, 2), positives, samples=unit(3, 2)[None], ks=(1,))

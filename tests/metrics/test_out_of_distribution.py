@@ -1,0 +1,176 @@
+"""Detection of what is unknown, crops, human labels and mixtures, beside scikit-learn and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor
+
+from laplacian_metric import metrics
+from laplacian_metric.metrics.statistics import auroc
+from tests.metrics import reference
+from tests.metrics.reference import clustered, unit
+
+scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
+
+
+@given(scores, scores)
+def test_auroc_is_its_definition_and_sklearns(inside: list[float], outside: list[float]) -> None:
+    found = metrics.ood_auroc(torch.tensor(inside), torch.tensor(outside))
+    assert found == pytest.approx(reference.auroc(inside, outside))
+    targets = [0] * len(inside) + [1] * len(outside)
+    assert found == pytest.approx(roc_auc_score(targets, inside + outside))
+    assert metrics.ood_auroc(torch.tensor(outside), torch.tensor(inside)) == pytest.approx(1 - found)
+
+
+@given(scores, scores)
+def test_average_precision_is_sklearns(inside: list[float], outside: list[float]) -> None:
+    targets = [0] * len(inside) + [1] * len(outside)
+    found = metrics.ood_average_precision(torch.tensor(inside), torch.tensor(outside))
+    assert found == pytest.approx(average_precision_score(targets, inside + outside))
+
+
+def test_average_precision_by_hand() -> None:
+    # From above: out (1/1), then a tie of one out and one in (2/3), then in, then out (3/5).
+    inside, outside = torch.tensor([2.0, 1.0]), torch.tensor([3.0, 2.0, 0.0])
+    expected = (1 + 2 / 3 + 3 / 5) / 3
+    assert metrics.ood_average_precision(inside, outside) == pytest.approx(expected)
+    # A trapezoid between these points would be another number.
+    assert expected != pytest.approx((1 + (1 + 2 / 3) / 2 + (1 / 2 + 3 / 5) / 2) / 3)
+
+
+def test_extremes() -> None:
+    low, high = torch.arange(50.0), torch.arange(50.0) + 100
+    assert (metrics.ood_auroc(low, high), metrics.ood_average_precision(low, high)) == (1, 1)
+    assert metrics.ood_auroc(high, low) == 0
+    same = torch.zeros(50)
+    assert (metrics.ood_auroc(same, same), metrics.ood_average_precision(same, same)) == (0.5, 0.5)
+
+
+def test_differences_below_float32_still_count() -> None:
+    inside = torch.tensor([1.0], dtype=torch.float64)
+    assert metrics.ood_auroc(inside, inside + 1e-12) == 1
+    assert metrics.ood_auroc(inside.float(), inside) == 0.5
+    assert metrics.ood_auroc(torch.tensor([1e30]), torch.tensor([torch.inf])) == 1
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "message"),
+    [
+        (torch.zeros(0), torch.zeros(2), "uncertainty_in is empty"),
+        (torch.zeros(2), torch.zeros(0), "uncertainty_out is empty"),
+        (torch.zeros(2), torch.tensor([torch.nan]), "uncertainty_out has NaN in 1 of 1"),
+    ],
+)
+def test_bad_input_is_named(inside: Tensor, outside: Tensor, message: str) -> None:
+    for metric in (metrics.ood_auroc, metrics.ood_average_precision):
+        with pytest.raises(ValueError, match=message):
+            metric(inside, outside)
+
+
+def test_crops_by_hand() -> None:
+    whole, crop = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.5, 2.0, 2.0, 9.0])
+    assert metrics.crop_test(whole, crop) == (1 + 0.5 + 0 + 1) / 4
+    assert metrics.crop_test(whole, whole) == 0.5
+    with pytest.raises(ValueError, match="crop_uncertainty has 3 entries for 4 images"):
+        metrics.crop_test(whole, crop[:3])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=20))
+def test_rank_correlation_is_scipys(pairs: list[tuple[int, int]]) -> None:
+    first, second = (list(side) for side in zip(*pairs, strict=True))
+    found = metrics.rank_correlation(torch.tensor(first), torch.tensor(second))
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(spearmanr(first, second).statistic)
+
+
+def test_rank_correlation_by_hand() -> None:
+    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4.
+    found = metrics.rank_correlation(torch.tensor([0.1, 0.5, 0.5, 9.0]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert found == pytest.approx((2.25 + 2.25) / math.sqrt(4.5 * 5))
+    with pytest.raises(ValueError, match="reference has 2 entries for 3 uncertainties"):
+        metrics.rank_correlation(torch.zeros(3), torch.zeros(2))
+
+
+def test_entropy_by_hand() -> None:
+    counts = torch.tensor([[4.0, 0.0, 0.0], [2.0, 2.0, 0.0], [1.0, 1.0, 2.0]])
+    expected = [0.0, math.log(2), 1.5 * math.log(2)]
+    assert metrics.label_entropy(counts).tolist() == pytest.approx(expected)
+    assert torch.allclose(metrics.label_entropy(counts / 4), metrics.label_entropy(counts))
+    with pytest.raises(ValueError, match="counts has a negative entry or a row without any label"):
+        metrics.label_entropy(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+
+
+def test_a_mixture_searches_both_halves_and_keeps_their_classes_apart() -> None:
+    # Both halves number their classes from 0, and each image's nearest is its twin in the other half.
+    inside, outside = unit(6, 3), unit(6, 3)
+    ranking, rows = metrics.rank_mixture(inside, [0, 0, 0, 1, 1, 1], outside, [0, 0, 0, 1, 1, 1])
+    assert rows.tolist() == list(range(12))
+    assert ranking.nearest.tolist() == [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]
+    assert not bool(ranking.hits.any())
+    assert ranking.positives.tolist() == [2] * 12
+
+
+def test_a_mixture_has_as_many_queries_from_either_half() -> None:
+    inside, labels_in = clustered(60, 3, 3, 0.3)
+    outside, labels_out = clustered(25, 3, 4, 0.3, seed=1)
+    labels_out[0] = 99  # alone in its class: no query
+    lonely = int((labels_out.bincount()[labels_out] == 1).sum())
+    ranking, rows = metrics.rank_mixture(
+        inside, labels_in, outside, labels_out, generator=torch.Generator().manual_seed(5)
+    )
+    assert int((rows < 60).sum()) == int((rows >= 60).sum()) == 25 - lonely
+    assert len(set(rows.tolist())) == len(rows)
+    assert 60 not in rows.tolist()
+    assert ranking.num_unanswerable == 0
+    again = metrics.rank_mixture(
+        inside, labels_in, outside, labels_out, generator=torch.Generator().manual_seed(5)
+    )
+    assert torch.equal(again[1], rows)
+
+
+def test_r_auroc_of_a_mixture_is_that_of_the_merged_set() -> None:
+    inside, labels_in = clustered(50, 3, 4, 0.5)
+    outside, labels_out = clustered(50, 3, 4, 0.9, seed=1)
+    labels_in[:8] = labels_out[:8] = torch.arange(4).repeat(2)
+    uncertainty = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    mixed = metrics.mixture_r_auroc(
+        inside, labels_in, uncertainty[:50], outside, labels_out, uncertainty[50:]
+    )
+    merged, labels = torch.cat([inside, outside]), torch.cat([labels_in, labels_out + 10])
+    assert mixed == pytest.approx(metrics.r_auroc(merged, labels, uncertainty))
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (1, [0, 0], "labels_in has 2 entries for 4 embeddings_in"),
+        (2, torch.zeros(3), "uncertainty_in has 3 entries for 4 embeddings_in"),
+        (4, [0, 1, 2, 3], "one half of the mixture has no query with a positive"),
+        (5, torch.zeros(3), "uncertainty_out has 3 entries for 4 embeddings_out"),
+    ],
+)
+def test_a_bad_mixture_is_named(position: int, value: object, message: str) -> None:
+    half = [unit(4, 2), [0, 0, 1, 1], torch.zeros(4)]
+    arguments = [*half, *half]
+    arguments[position] = value  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=message):
+        metrics.mixture_r_auroc(*arguments)  # type: ignore[arg-type]
+
+
+def test_weights_are_repeats() -> None:
+    generator = torch.Generator().manual_seed(0)
+    score, target = (torch.randint(high, (30,), generator=generator).double() for high in (5, 2))
+    weights = torch.randint(4, (3, 30), generator=generator)
+    found = auroc(score, target, weights.double())
+    for row, value in zip(weights, found, strict=True):
+        theirs = roc_auc_score(target.repeat_interleave(row), score.repeat_interleave(row))
+        assert float(value) == pytest.approx(theirs)
