@@ -19,6 +19,7 @@ from torch import Tensor
 from laplacian_metric.vmf.bessel import expand
 
 NODES = 64
+BLOCK = 1 << 16  # entries handled at a time: as many nodes at once as make this
 NEGLIGIBLE = 40.0  # nats by which the density has to fall before a tail is cut off
 
 
@@ -60,11 +61,13 @@ def tail_integral(
         if not bool(shorter.any()):
             break
         extent = torch.where(shorter, extent / 2, extent)
+    nodes, weights = (angle.new_tensor(x).view(-1, *[1] * angle.ndim) for x in gauss_legendre(NODES))
     total = torch.zeros_like(angle)
-    for node, weight in zip(*gauss_legendre(NODES), strict=True):
+    size = max(1, BLOCK // max(1, angle.numel()))
+    for node, weight in zip(nodes.split(size), weights.split(size), strict=True):
         step = extent * node
         value = _log_ratio(angle, step, kappa, dim).exp()
-        total += weight * (value if factor is None else value * factor(angle + step))
+        total += (weight * (value if factor is None else value * factor(angle + step))).sum(0)
     return total * extent.abs()
 
 

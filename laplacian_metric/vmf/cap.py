@@ -24,7 +24,8 @@ from laplacian_metric.vmf.checks import (
     result_dtype,
 )
 
-STEPS = 100  # of Newton or bisection; about eight are needed
+STEPS = 200  # at most, of Newton or bisection; five to ten are needed
+ENOUGH = 1e-11  # relative change after which the next Newton step is below rounding
 
 
 def cap_probability(kappa: Tensor, dim: int, angle: Tensor | float) -> Tensor:
@@ -138,14 +139,15 @@ def _solve(kappa: Tensor, dim: int, probability: Tensor) -> Tensor:
         tail, density = _tails(angle, kappa, dim, upper)
         too_far = torch.where(upper, tail < target, tail > target)
         low, high = torch.where(too_far, low, angle), torch.where(too_far, angle, high)
-        # d log(tail)/d phi is p over the tail, with a minus on the upper side.
-        step = (target - tail) * (tail - density).exp() * torch.where(upper, -1, 1)
-        following = angle + step
-        outside = ~((following > low) & (following < high))
-        following = torch.where(outside, (low + high) / 2, following)
-        done = (following - angle).abs() <= 4e-16 * angle
-        angle = following
-        if bool((done | (high - low <= 4e-16 * high)).all()):
+        # A Newton step on log(tail) as a function of the logarithm of the distance to the tail's pole, in which it is
+        # nearly linear for small distances; for small steps it is one in the angle, and loses no digits of it.
+        pole = torch.where(upper, math.pi - angle, angle)
+        step = pole * torch.expm1((target - tail) * (tail - density).exp() / pole)
+        following = angle + torch.where(upper, -step, step)
+        done = step.abs() <= ENOUGH * angle  # whatever the bracket says: one of its ends may be the solution
+        inside = (following > low) & (following < high)
+        angle = torch.where(done | inside, following, (low + high) / 2)
+        if bool(done.all()):
             break
     angle = torch.where(probability <= 0, 0, angle)
     return torch.where(probability >= 1, math.pi, angle)
