@@ -127,7 +127,7 @@ def test_rule(
 @pytest.mark.parametrize("memory_budget", [1 << 28, 1])
 @pytest.mark.parametrize("case", [name for name in LAYERS if name.startswith("conv2d")])
 def test_kernels_of_the_processor(case: str, memory_budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large images in single precision have another way to the gradients of each image: taken here in double precision."""
+    """Large images in single precision have another way to the gradients of each image; here in double precision."""
     make, shape = LAYERS[case]
     model = randomise(Readout(make()))
     monkeypatch.setattr(convolution, "_LARGE_IMAGE", 1)
