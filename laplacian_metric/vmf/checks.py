@@ -23,7 +23,7 @@ def check_entries(name: str, tensor: Tensor, low: float, high: float, remedy: st
     """Refuse entries outside of [low, high], NaN among them, naming the first."""
     check_floating(name, tensor)
     values = tensor.detach()
-    bad = (~((values >= low) & (values <= high))).nonzero()
+    bad = (~((values >= low) & (values <= high) & values.isfinite())).nonzero()
     if len(bad):
         where = tuple(int(i) for i in bad[0])
         at = f" at index {where[0] if len(where) == 1 else where}" if where else ""

@@ -67,6 +67,9 @@ def projected_normal(
     """
     _check(mean, variance, factor)
     dtype, dim = result_dtype(mean, variance), mean.shape[1]
+    if not len(mean):
+        none = mean.new_zeros(0, dtype=dtype)
+        return ProjectedNormal(mean.to(dtype), none, none, none)
     axes = None
     if factor is not None and 2 * factor.shape[2] >= dim:
         # So much of a factor saves nothing, and may leave the diagonal nothing to stand on.
@@ -125,8 +128,9 @@ def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
     """The mean in the eigenvectors of the covariance, the eigenvalues (N, Z), and the eigenvectors (N, Z, Z)."""
     eps = 100 * torch.finfo(covariance.dtype).eps
     size = covariance.detach().abs().amax((1, 2))
+    unit = torch.where(size > 0, size, 1)[:, None, None]
     skew = (covariance - covariance.mT).detach().abs().amax((1, 2)) > eps * covariance.shape[1] * size
-    values, axes = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    values, axes = torch.linalg.eigh((covariance / 2 + covariance.mT / 2) / unit)
     negative = values.detach()[:, 0] < -eps * values.detach()[:, -1].abs()
     for wrong, what in ((skew, "not symmetric"), (negative, "not positive semi-definite")):
         if bool(wrong.any()):
@@ -135,7 +139,7 @@ def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
                 f"variance is {what} for {int(wrong.sum())} of {len(wrong)} images, the first is image {row}: "
                 "covariance matrices are needed"
             )
-    return (axes.mT @ mean[..., None])[..., 0], values.clamp(min=0), axes
+    return (axes.mT @ mean[..., None])[..., 0], values.clamp(min=0) * unit[..., 0], axes
 
 
 def _row_blocks(rows: int, width: int) -> Iterator[slice]:
@@ -291,7 +295,7 @@ def _exhausted_low_rank(mean: Tensor, variance: Tensor, factor: Tensor) -> Tenso
     Variances of 0 stand for very small ones: too small to matter, large enough to leave digits after the subtraction.
     """
     floor = 1e-2 * math.sqrt(torch.finfo(mean.dtype).eps) * (variance.sum(1) + factor.square().sum((1, 2)))
-    d = torch.maximum(variance, torch.where(floor > 0, floor, 1)[:, None])
+    d = torch.maximum(variance, floor.clamp(min=math.sqrt(torch.finfo(mean.dtype).tiny))[:, None])
     b = factor / d[..., None]
     identity = torch.eye(factor.shape[2], dtype=factor.dtype, device=factor.device)
     root = torch.linalg.cholesky(identity + factor.mT @ b)
