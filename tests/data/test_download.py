@@ -262,16 +262,9 @@ def test_human_labels_are_downloaded_when_insisted_on(
     assert loaded.extras["human_distribution"].shape == (40, 10)
 
 
-def test_two_processes_download_once(site: Site, tmp_path: Path, root: Path) -> None:
-    checksums = serve_idx(site, tmp_path / "served")
-    code = (
-        "import sys\n"
-        "from laplacian_metric import data\n"
-        "from laplacian_metric.data.sources import mnist\n"
-        f"mnist.MIRROR, mnist.CHECKSUMS = {site.url!r}, {checksums!r}\n"
-        "sys.stdin.readline()\n"
-        f"print(len(data.load('mnist', split='test', data_dir={str(tmp_path / 'data')!r}, download=True)))\n"
-    )
+def in_two_processes(setup: str, call: str, root: Path) -> list[str]:
+    """What two processes print that begin the same call at the same time."""
+    code = f"import sys\nfrom laplacian_metric import data\n{setup}\nsys.stdin.readline()\nprint({call})\n"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -282,8 +275,36 @@ def test_two_processes_download_once(site: Site, tmp_path: Path, root: Path) -> 
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["30", "30"]
+    return [process.communicate(timeout=120)[0].strip() for process in processes]
+
+
+def test_two_processes_download_once(site: Site, tmp_path: Path, root: Path) -> None:
+    checksums = serve_idx(site, tmp_path / "served")
+    setup = (
+        "from laplacian_metric.data.sources import mnist\n"
+        f"mnist.MIRROR, mnist.CHECKSUMS = {site.url!r}, {checksums!r}"
+    )
+    call = f"len(data.load('mnist', split='test', data_dir={str(tmp_path / 'data')!r}, download=True))"
+    assert in_two_processes(setup, call, root) == ["30", "30"]
     assert sorted(path for path, _ in site.requests) == sorted(f"/{name}" for name in checksums)
+
+
+def test_two_processes_unpack_once(site: Site, tmp_path: Path, root: Path) -> None:
+    miniatures.cub(tmp_path / "source")
+    files = [path for path in (tmp_path / "source").rglob("*") if path.is_file()]
+    members = {path.relative_to(tmp_path / "source").as_posix(): path.read_bytes() for path in files}
+    # Enough more for the first process to be still unpacking when the second one gets there.
+    members |= {f"CUB_200_2011/attributes/{number}.txt": b"1" for number in range(2000)}
+    packed = write_tar(tmp_path / "birds.tgz", members).read_bytes()
+    site.files["/birds.tgz"] = packed
+    setup = (
+        "from laplacian_metric.data.sources import cub\n"
+        f"cub.URL, cub.MD5 = {site.url + 'birds.tgz'!r}, {md5(packed)!r}"
+    )
+    call = f"len(data.load('cub-200-2011', split='test', data_dir={str(tmp_path / 'data')!r}, download=True))"
+    assert in_two_processes(setup, call, root) == ["30", "30"]
+    assert len(site.requests) == 1
+    assert visible(tmp_path / "data") == ["CUB_200_2011", "birds.tgz"]
 
 
 def test_a_failed_download_says_where_else_the_data_are(
