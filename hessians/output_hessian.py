@@ -31,6 +31,10 @@ class IndefiniteHessianError(ValueError):
     """A positive semi-definite output Hessian is needed, and this one has negative eigenvalues."""
 
 
+class DenseSizeError(ValueError):
+    """A dense output Hessian is needed, and would not fit."""
+
+
 @dataclass(frozen=True)
 class Columns:
     r"""A group of columns into which an output Hessian falls apart.
@@ -87,7 +91,7 @@ class OutputHessian(ABC):
 def check_dense_size(num_images: int, dim: int) -> None:
     """Refuse to build an (N Z) x (N Z) matrix that would not fit."""
     if num_images * dim > DENSE_OUTPUTS:
-        raise ValueError(
+        raise DenseSizeError(
             f"the dense output Hessian of {num_images} images in {dim} dimensions would have {num_images * dim} rows, "
             f"at most {DENSE_OUTPUTS} are allowed: use batches of at most {DENSE_OUTPUTS // dim} images"
         )

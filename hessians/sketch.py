@@ -1,4 +1,7 @@
-"""An unbiased estimate of diag(J^T M J) from random signs, for networks whose exact diagonal is too dear (MATH 5)."""
+"""An unbiased estimate of diag(J^T M J) from random signs.
+
+For networks whose exact diagonal is too dear.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessians.capture import Trace
-from hessians.output_hessian import OutputHessian
+from hessians.output_hessian import DenseSizeError, IndefiniteHessianError, OutputHessian
 
 
 def random_signs(count: int, u: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -47,5 +50,5 @@ def _root(hessian: OutputHessian, signs: Tensor) -> Tensor | None:
     """B v for all sign vectors; None where M is indefinite, or so large that nobody knows."""
     try:
         return hessian.root(signs)
-    except ValueError:
+    except (IndefiniteHessianError, DenseSizeError):
         return None

@@ -102,7 +102,7 @@ def value_of_points(
     *,
     only_positives: bool = False,
 ) -> Tensor:
-    """Eq. 24 of the paper with the weights of docs/mathematics.md, pair by pair; ``only_positives`` weighs each positive 1/|P| and drops the negatives."""
+    """Eq. 24 of the paper, pair by pair; ``only_positives`` weighs each positive 1/|P| and drops the negatives."""
     num_positives, num_negatives = sum(positive.values()), sum(negative.values())
     total = points.sum() * 0
     for (i, j), times in positive.items():

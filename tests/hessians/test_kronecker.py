@@ -72,8 +72,8 @@ def test_what_cannot_be_done_is_named() -> None:
     loss = ContrastiveLoss(5.0, "euclidean", negative_weight=0.9)
     with pytest.raises(IndefiniteHessianError, match="clipped"):
         last_layer_kronecker(features, weight, None, unequal, loss, "fixed")
+    many, half = torch.randn(5000, 3), Pairs.from_labels(torch.arange(5000) % 2)
     with pytest.raises(ValueError, match="5000 images are more than 4096"):
-        many = torch.randn(5000, 3)
-        last_layer_kronecker(many, weight, None, Pairs.from_labels(torch.arange(5000) % 2), loss, "fixed")
+        last_layer_kronecker(many, weight, None, half, loss, "fixed")
     with pytest.raises(ValueError, match="features has 4 rows"):
         last_layer_kronecker(features, weight, None, Pairs.from_labels([0, 1]), loss)
