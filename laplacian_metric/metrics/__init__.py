@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from laplacian_metric.metrics.calibration import Consensus, consensus, ece_at_k, retrieval_ece
 from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
-from laplacian_metric.metrics.evaluation import Evaluation, evaluate
+from laplacian_metric.metrics.evaluation import Evaluation, evaluate, evaluate_ranking
 from laplacian_metric.metrics.out_of_distribution import (
     crop_test,
     label_entropy,
@@ -48,6 +48,7 @@ __all__ = [
     "ece_at_k",
     "embedding_norm",
     "evaluate",
+    "evaluate_ranking",
     "feature_norm",
     "label_entropy",
     "mahalanobis_distance",

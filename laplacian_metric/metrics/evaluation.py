@@ -102,40 +102,99 @@ def evaluate(
         >>> round(found["recall@1"], 4), found["r_auroc"], found.num_unanswerable
         (0.6667, 1.0, 1)
     """
-    _check_inputs(
-        uncertainty, ood_uncertainty, crop_uncertainty, label_entropy, database, samples, database_samples, ks
-    )
-    ranking = rank(embeddings, labels, max(ks), database=database, database_labels=database_labels, at_r=True)
-    metrics = _retrieval(ranking, ks, normalisation)
-    if uncertainty is not None:
-        metrics |= _errors(ranking, ranking.of_answerable(uncertainty), ks)
+    if samples is not None and (database is None) != (database_samples is None):
+        raise ValueError(
+            "with samples, database and database_samples go together: the gallery is sampled with the queries, or "
+            "pass the database itself as database_samples to keep it fixed"
+        )
+    if samples is None and database_samples is not None:
+        raise ValueError("database_samples is given without samples")
+    if not ks:
+        raise ValueError("ks is empty: give at least one k, such as ks=(1, 5, 10)")
     agreed: Consensus | None = None
+    ranking = rank(embeddings, labels, max(ks), database=database, database_labels=database_labels, at_r=True)
     if samples is not None:
         if isinstance(labels, Positives):
             raise TypeError(
                 "samples are given, but neighbours can only agree on a class: pass labels, not positives"
             )
         agreed = consensus(samples, labels, database=database_samples, database_labels=database_labels)
+    return evaluate_ranking(
+        ranking,
+        uncertainty,
+        agreed=agreed,
+        ood_uncertainty=ood_uncertainty,
+        crop_uncertainty=crop_uncertainty,
+        label_entropy=label_entropy,
+        ks=ks,
+        normalisation=normalisation,
+        resamples=resamples,
+        level=level,
+        generator=generator,
+    )
+
+
+def evaluate_ranking(
+    ranking: Ranking,
+    uncertainty: Tensor | None = None,
+    *,
+    agreed: Consensus | None = None,
+    ood_uncertainty: Tensor | None = None,
+    crop_uncertainty: Tensor | None = None,
+    label_entropy: Tensor | None = None,
+    ks: Sequence[int] = (1,),
+    normalisation: Normalisation = "min",
+    resamples: int = 1000,
+    level: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> Evaluation:
+    """As `evaluate`, of a search that was done before: for several uncertainties, or a mixture of two sets.
+
+    Example:
+        >>> from laplacian_metric.metrics.ranking import rank
+        >>> ranking = rank(torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96]]), [0, 1, 1])
+        >>> for uncertainty in (torch.tensor([0.0, 1.0, 0.5]), torch.tensor([0.0, 0.0, 1.0])):
+        ...     evaluate_ranking(ranking, uncertainty)["r_auroc"]
+        1.0
+        0.0
+    """
+    needs = {
+        "ood_uncertainty": ood_uncertainty,
+        "crop_uncertainty": crop_uncertainty,
+        "label_entropy": label_entropy,
+    }
+    for name, given in needs.items():
+        if given is not None and uncertainty is None:
+            raise ValueError(f"{name} is given without uncertainty, which it is compared with")
+    device = ranking.hits.device
+    metrics = _retrieval(ranking, ks, normalisation)
+    if agreed is not None:
+        right, confidence, bins = (
+            agreed.right.to(device),
+            agreed.confidence.to(device),
+            agreed.bins.to(device),
+        )
         metrics["retrieval_ece"] = partial(
-            statistics.calibration_gap, agreed.right, agreed.confidence, agreed.bins, num_bins=NUM_BINS
+            statistics.calibration_gap, right, confidence, bins, num_bins=NUM_BINS
         )
     groups: list[tuple[dict[str, Statistic], tuple[int, ...]]] = [(metrics, (int(ranking.answerable.sum()),))]
     if uncertainty is not None:
-        groups += _whole_set(uncertainty, crop_uncertainty, label_entropy, ood_uncertainty)
+        metrics |= _errors(ranking, ranking.of_answerable(uncertainty), ks)
+        groups += _whole_set(uncertainty.to(device), crop_uncertainty, label_entropy, ood_uncertainty)
     values: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for group, sizes in groups:
-        ones = torch.ones(sum(sizes), dtype=torch.float64, device=embeddings.device)
+        ones = torch.ones(sum(sizes), dtype=torch.float64, device=device)
         values |= {name: float(statistic(ones)) for name, statistic in group.items()}
         if resamples:
             intervals |= bootstrap_all(
-                group, sizes, resamples=resamples, level=level, generator=generator, device=embeddings.device
+                group, sizes, resamples=resamples, level=level, generator=generator, device=device
             )
     return Evaluation(
         values=values,
-        num_queries=len(embeddings),
+        num_queries=len(ranking.hits),
         num_answerable=int(ranking.answerable.sum()),
-        gallery_size=len(embeddings) if database is None else len(database),
+        gallery_size=ranking.gallery_size,
         num_tied_queries=int((ranking.ties > 0).sum()),
         num_samples=0 if agreed is None else agreed.num_samples,
         num_out=0 if ood_uncertainty is None else len(ood_uncertainty),
@@ -148,11 +207,11 @@ def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation
     for k in ks:
         metrics[f"recall@{k}"] = partial(statistics.mean, ranking.recall(k))
         metrics[f"map@{k}"] = partial(statistics.mean, ranking.average_precision(k, normalisation))
-    hits, precision = at_r(ranking)
-    return metrics | {
-        "map@r": partial(statistics.mean, precision),
-        "r_precision": partial(statistics.mean, hits),
-    }
+    if ranking.precision_at_r is not None:
+        hits, precision = at_r(ranking)
+        metrics["map@r"] = partial(statistics.mean, precision)
+        metrics["r_precision"] = partial(statistics.mean, hits)
+    return metrics
 
 
 def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[str, Statistic]:
@@ -196,31 +255,6 @@ def _whole_set(
         }
         groups.append((detection, (len(inside), len(scores) - len(inside))))
     return groups
-
-
-def _check_inputs(
-    uncertainty: Tensor | None,
-    ood: Tensor | None,
-    crop: Tensor | None,
-    entropy: Tensor | None,
-    database: Tensor | None,
-    samples: Samples | None,
-    database_samples: Samples | None,
-    ks: Sequence[int],
-) -> None:
-    needs = {"ood_uncertainty": ood, "crop_uncertainty": crop, "label_entropy": entropy}
-    for name, given in needs.items():
-        if given is not None and uncertainty is None:
-            raise ValueError(f"{name} is given without uncertainty, which it is compared with")
-    if samples is not None and (database is None) != (database_samples is None):
-        raise ValueError(
-            "with samples, database and database_samples go together: the gallery is sampled with the queries, or pass "
-            "the database itself as database_samples to keep it fixed"
-        )
-    if samples is None and database_samples is not None:
-        raise ValueError("database_samples is given without samples")
-    if not ks:
-        raise ValueError("ks is empty: give at least one k, such as ks=(1, 5, 10)")
 
 
 def _plain(value: float) -> float | None:

@@ -38,6 +38,7 @@ class Ranking:
     nearest: Tensor
     distance: Tensor
     ties: Tensor
+    gallery_size: int
     hits_at_r: Tensor | None = None
     precision_at_r: Tensor | None = None
 
@@ -136,7 +137,9 @@ def rank(
     kept: dict[str, list[Tensor]] = {}
     for rows, found in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
         queries = torch.arange(rows.start, rows.stop, device=embeddings.device)
-        hits = positives.hits(queries, found.indices)
+        # Labels may be on the CPU while embeddings are not.
+        home = positives.counts.device
+        hits = positives.hits(queries.to(home), found.indices.to(home)).to(embeddings.device)
         part = {
             "hits": hits[:, :k],
             "nearest": found.indices[:, 0],
@@ -149,7 +152,8 @@ def rank(
             part["precision_at_r"] = _precision_sum(within) / counts[rows].clamp_min(1)
         for name, tensor in part.items():
             kept.setdefault(name, []).append(tensor)
-    return Ranking(positives=counts, **{name: torch.cat(parts) for name, parts in kept.items()})
+    gathered = {name: torch.cat(parts) for name, parts in kept.items()}
+    return Ranking(positives=counts, gallery_size=found.gallery_size, **gathered)
 
 
 def _precision_sum(hits: Tensor) -> Tensor:

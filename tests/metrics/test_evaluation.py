@@ -149,6 +149,41 @@ def test_places(given: dict[str, Any]) -> None:
     assert not found.intervals
 
 
+def test_several_uncertainties_share_a_search(given: dict[str, Any]) -> None:
+    z, labels = given["embeddings"], given["labels"]
+    ranking = metrics.rank(z, labels, 5)
+    for uncertainty in (given["uncertainty"], metrics.nearest_distance(z)):
+        found = metrics.evaluate_ranking(ranking, uncertainty, ks=(5,), resamples=50)
+        assert found["r_auroc"] == metrics.r_auroc(z, labels, uncertainty)
+        assert found.intervals["r_auroc"].low <= found["r_auroc"] <= found.intervals["r_auroc"].high
+        assert "map@r" not in found.values
+
+
+def test_a_mixture_has_intervals_too(given: dict[str, Any]) -> None:
+    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
+    outside = unit(200, 3, dtype=torch.float32)
+    ranking, rows = metrics.rank_mixture(z, labels, outside, labels)
+    found = metrics.evaluate_ranking(ranking, torch.cat([uncertainty, uncertainty + 1])[rows], resamples=50)
+    assert found["r_auroc"] == metrics.mixture_r_auroc(
+        z, labels, uncertainty, outside, labels, uncertainty + 1
+    )
+    assert (found.num_queries, found.gallery_size) == (396, 400)
+    assert found.intervals["r_auroc"].low < found.intervals["r_auroc"].high
+
+
+def test_ties_are_counted_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.eye(4)[torch.arange(40) % 4]
+    labels = torch.arange(40) % 3
+    counts = []
+    for rows in (512, 3):
+        monkeypatch.setattr("laplacian_metric.neighbours.MAX_ROWS", rows)
+        counts.append(metrics.rank(z, labels, 2, at_r=True).ties.tolist())
+    assert counts[0] == counts[1]
+    # A query has 13 positives, or 12: of its first 14 (13) members 9 are its copies, and 5 (4) are at sqrt(2).
+    assert counts[0] == [12 if label == 0 else 11 for label in labels.tolist()]
+    assert metrics.evaluate(z, labels, ks=(1,), resamples=0).num_tied_queries == 40
+
+
 def test_without_anything_else_only_the_ranking_is_judged() -> None:
     found = metrics.evaluate(unit(6, 2), [0, 0, 0, 1, 1, 1], ks=(1,), resamples=0)
     assert sorted(found.values) == ["map@1", "map@r", "r_precision", "recall@1"]
