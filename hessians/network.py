@@ -61,23 +61,21 @@ def ggn_diagonal(
     parameters may be frozen.
 
     Args:
-        model: ``model(inputs)`` are raw embeddings u (N, Z), the embedding of an image independent of the other
-        images. inputs: a tensor (N, ...), a tuple of positional or a dictionary of named arguments of the model.
+        model: ``model(inputs)`` are raw embeddings u (N, Z), each independent of the other images of the batch.
+        inputs: a tensor (N, ...), a tuple of positional or a dictionary of named arguments of the model.
         pairs: which of the N images are paired.
         loss: the pair loss, e.g. :class:`ContrastiveLoss`.
         approximation: what is kept of M, see :class:`Approximation`.
         method: "exact" or "sketch", see :class:`Method`.
-        parameters: names of parameters, or of modules whose parameters are all taken; None takes those of the whole
-        model. probes: how many sign vectors a sketch takes the mean of.
+        parameters: names of parameters, or of modules whose parameters are all taken; None takes the whole model's.
+        probes: how many sign vectors a sketch takes the mean of.
         generator: where a sketch's random signs come from.
         check: compare the rules with autograd for one random column (a parameter that differs is left to autograd,
-        with a
-            warning), and the first image's embedding with the one it has alone. Costs about two backward passes:
-            worth leaving out for the further batches of a data set.
+            with a warning), and the first image's embedding with the one it has alone. Costs about two backward
+            passes: worth leaving out for the further batches of a data set.
         rules: False leaves every parameter to autograd. Slower; for comparisons.
         columns_per_pass: more than 1 carries several columns back together. On a GPU and for small networks it is
-        faster; it
-            takes their memory, and is slower for networks with pooling.
+            faster; it takes their memory, and is slower for networks with pooling.
         memory_budget: bytes that cotangents, and per-image gradients, may take at a time.
 
     Returns:

@@ -1,13 +1,11 @@
-"""Layers that are bilinear in their weight and (patches of) their input: Linear, convolutions, projections of
-attention.
+"""Layers bilinear in their weight and (patches of) their input: Linear, convolutions, attention's projections.
 
     out_cnlo = sum_k W_ok x_nlk      at L positions l of image n, so that      j_cn,ok = sum_l d_cnol x_nlk
 
 with d the cotangents of the output. Two ways to the same diagonal, and the cheaper one is taken:
 
 - per image: build j for some outputs o at a time, then the quadratic form;
-- Gram: diag_ok = sum_{nl,ml'} x_nlk T_nl,ml' x_ml'k with T = E_nm sum_c d_cnol d_cmol', which has no column left in
-it.
+- Gram: diag_ok = sum_{nl,ml'} x_nlk T_nl,ml' x_ml'k with T = E_nm sum_c d_cnol d_cmol', without columns.
 
 Channel groups (G of them) are an axis of their own: x (N, G, L, K), d (N, G, C, O, L), weight (G, O, K).
 """
@@ -24,8 +22,7 @@ from torch import Tensor, nn
 from hessians.backward.quadratic import Quadratic
 from hessians.backward.rules import Call, Cotangents, Layer, Rule
 
-# One element that is written to memory and read again takes about as long as this many multiplications in a matrix
-# product.
+# An element written to memory and read again takes about as long as this many multiplications of a matrix product.
 _MEMORY_COST = 24
 # Blocks beyond this size gain nothing, and fall out of the caches.
 _BLOCK_BYTES = 16 << 20

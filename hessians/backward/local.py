@@ -51,9 +51,8 @@ class ImageGraphs:
         }
         with torch.enable_grad(), _quiet_vmap():
             try:
-                self.outputs = self._together(
-                    args, kwargs
-                )  # (N, k, ...), or (N, L, 1, ...) for sequences first
+                # (N, k, ...), or (N, L, 1, ...) for sequences first
+                self.outputs = self._together(args, kwargs)
             except Exception as error:
                 # vmap has no common class for what it does not support, and the loop raises whatever is truly wrong.
                 logger.debug("%s is taken image by image: %s", type(module).__name__, error)

@@ -70,9 +70,8 @@ class Call:
     kwargs: dict[str, Any]
     output: int  # which of the module's output tensors the embeddings depend on
     edge: GradientEdge
-    layouts: list[
-        Layout
-    ]  # more than one where the shape leaves it open; the first is taken unless found to be wrong
+    # More than one where the shape leaves it open; the first is taken unless found to be wrong.
+    layouts: list[Layout]
 
     @property
     def layout(self) -> Layout:
@@ -120,8 +119,7 @@ class Rule(ABC):
     """
 
     parameter_names: tuple[str, ...] = ("weight", "bias")
-    # A class that overrides one of these between the registered class and the module's own makes another function
-    # of it.
+    # A subclass of the registered class that overrides one of these computes something else.
     decisive_methods: tuple[str, ...] = ("forward",)
     # Whether the images may be on the second axis of input and output (sequences first).
     sequence_first: bool = False
