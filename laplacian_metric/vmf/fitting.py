@@ -15,6 +15,7 @@ from laplacian_metric.vmf.checks import (
     result_dtype,
 )
 
+SMALLEST_VARIANCE = 1e-30  # keeps kappa finite in float32
 SHORT = "lengths of means of unit vectors are from 0 to 1"
 
 
@@ -31,7 +32,7 @@ def concentration(
     Args:
         length: R, from 0 to 1, of any shape.
         dim: D, the dimension of the space around the sphere.
-        variance: V, from 0 to 1, of the same shape; below the square of float64's precision kappa stays the same.
+        variance: V, from 0 to 1, of the same shape; below 1e-30 kappa grows no further.
         refine: Newton steps; two leave 3e-5 in two dimensions, three 1e-9.
 
     Returns:
@@ -64,7 +65,7 @@ def concentration(
 
 def solve(length: Tensor, variance: Tensor, dim: int, refine: int) -> Tensor:
     """``concentration`` of both R and V, without checks."""
-    variance = variance.clamp(min=torch.finfo(variance.dtype).eps ** 2 * torch.finfo(torch.float32).eps ** 2)
+    variance = variance.clamp(min=SMALLEST_VARIANCE)
     kappa = length * (dim - 1 + variance) / variance
     if refine < 1:
         return kappa
