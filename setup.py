@@ -40,6 +40,7 @@ EXTRAS = {
         "scikit-learn>=1.5",
         "pytorch-metric-learning>=2.6",
         "faiss-cpu>=1.8",
+        "mpmath>=1.3",
         "ruff>=0.9",
         "mypy>=1.13",
         "setuptools>=77",
