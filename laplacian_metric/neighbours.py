@@ -15,19 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessians.checks import check_finite, check_matrix, check_same_device
+from hessians.checks import check_same_device
+from laplacian_metric.unit_vectors import UnitVectors
 
-DEFAULT_MEMORY = 256 << 20
-# One similarity, its share of the mask and, should every gallery member be a candidate, its column, key and place.
-BYTES_PER_SIMILARITY = 72
+DEFAULT_MEMORY = 1 << 30
+# What one similarity costs if every gallery member is as near as the nearest, measured: the product and the mask, and
+# then its row, column, key and place, several times over. Where embeddings have not collapsed it is a thirtieth.
+BYTES_PER_SIMILARITY = 320
 MAX_ROWS = 512  # more rows make the product no faster and leave the cache
-ROWS_TO_ROUND = 4096
 GROUP = 64  # columns that are first compared by their maximum alone
 # So many neighbours are all compared by differences. Deeper ones are too many for that: the product itself is
 # then in float64, which leaves next to no order open.
 EXACT_COLUMNS = 64
 PAIR_ENTRIES = 1 << 17  # of the pairs that are compared in float64 at a time: what stays in the cache
-NORM_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def search(
 
     Without ``database`` each query looks among the other embeddings: its own copy is left out by its index,
     so that a duplicate of it stays. With ``database`` (M, Z) it looks there; ``own`` (Q,) then names the row
-    that is the query itself, -1 where there is none (the default). About ``memory`` bytes are used beyond
-    input and output.
+    that is the query itself, -1 where there is none (the default). ``memory`` bytes are the limit beyond input
+    and output, which only collapsed embeddings come near: what is usual is a thirtieth.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -133,10 +133,10 @@ def search_blocks(
         >>> [(rows, found.k) for rows, found in search_blocks(z, torch.tensor([1, 2, 1]))]
         [(slice(0, 3, None), 2)]
     """
-    gallery = _Unit.of(
+    gallery = UnitVectors.of(
         "embeddings" if database is None else "database", embeddings if database is None else database
     )
-    queries = gallery if database is None else _Unit.of("embeddings", embeddings)
+    queries = gallery if database is None else UnitVectors.of("embeddings", embeddings)
     check_same_device(embeddings=embeddings, database=database)
     if queries.dim != gallery.dim:
         raise ValueError(
@@ -145,67 +145,6 @@ def search_blocks(
     own = _own_rows(own, len(queries), len(gallery), one_set=database is None, device=embeddings.device)
     depth = _depths(k, len(queries), len(gallery) - int((own >= 0).any()), embeddings.device)
     return _blocks(queries, gallery, own, depth, memory)
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """Checked vectors (N, Z) as given, and their norms (N,)."""
-
-    source: Tensor
-    norm: Tensor
-
-    @staticmethod
-    def of(name: str, vectors: Tensor) -> _Unit:
-        norm = check_unit(name, vectors)
-        return _Unit(vectors.detach(), norm)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def dim(self) -> int:
-        return self.source.shape[1]
-
-    def exact(self, rows: Tensor | slice) -> Tensor:
-        """Some of the unit vectors, in float64."""
-        return self.source[rows].double() / self.norm[rows, None]
-
-    def rounded(self, dtype: torch.dtype) -> Tensor:
-        """All unit vectors, in the precision of a matrix product."""
-        made = torch.empty(self.source.shape, dtype=dtype, device=self.source.device)
-        for start in range(0, len(made), ROWS_TO_ROUND):
-            rows = slice(start, start + ROWS_TO_ROUND)
-            made[rows] = self.exact(rows)
-        return made
-
-
-def check_unit(name: str, vectors: Tensor) -> Tensor:
-    """Refuse an empty set, NaN and vectors that are not of unit length; return the norms (N,) in float64.
-
-    Example:
-        >>> check_unit("embeddings", torch.tensor([[3.0, 4.0]]))
-        Traceback (most recent call last):
-        ...
-        ValueError: embeddings is not normalised: row 0 has norm 5, 1 of 1 rows are off by more than 0.0001. Use
-        torch.nn.functional.normalize(embeddings, dim=1)
-    """
-    check_matrix(name, vectors)
-    if 0 in vectors.shape:
-        raise ValueError(
-            f"{name} is empty, its shape is {tuple(vectors.shape)}: at least one row and column are needed"
-        )
-    check_finite(name, vectors)
-    norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
-    # A unit vector that was rounded to few digits has not quite unit length.
-    tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
-    wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
-    if len(wrong):
-        first = int(wrong[0])
-        raise ValueError(
-            f"{name} is not normalised: row {first} has norm {float(norm[first]):.6g}, {len(wrong)} of {len(norm)} "
-            f"rows are off by more than {tolerance:.3g}. Use torch.nn.functional.normalize({name}, dim=1)"
-        )
-    return norm
 
 
 def _own_rows(
@@ -253,7 +192,7 @@ def _slack(dim: int, dtype: torch.dtype) -> float:
 
 
 def _blocks(
-    queries: _Unit, gallery: _Unit, own: Tensor, depth: Tensor, memory: int
+    queries: UnitVectors, gallery: UnitVectors, own: Tensor, depth: Tensor, memory: int
 ) -> Iterator[tuple[slice, Neighbours]]:
     padded = -(-len(gallery) // GROUP) * GROUP
     size = max(1, min(MAX_ROWS, len(queries), memory // (BYTES_PER_SIMILARITY * padded)))
@@ -271,7 +210,9 @@ def _blocks(
         yield rows, _nearest(similarities, queries, start, gallery, depth[rows])
 
 
-def _nearest(similarities: Tensor, queries: _Unit, start: int, gallery: _Unit, depth: Tensor) -> Neighbours:
+def _nearest(
+    similarities: Tensor, queries: UnitVectors, start: int, gallery: UnitVectors, depth: Tensor
+) -> Neighbours:
     """The nearest for one block of similarities (B, N padded), whose first row is query ``start``.
 
     As many for each as the deepest of them needs; ties are counted in each one's own depth (B,).
@@ -333,7 +274,7 @@ def _kth_greatest(values: Tensor, k: int) -> Tensor:
     return values.topk(k, dim=1, sorted=False).values.amin(1)
 
 
-def _compare(squared: Tensor, member: Tensor, where: Tensor, block: Tensor, gallery: _Unit) -> None:
+def _compare(squared: Tensor, member: Tensor, where: Tensor, block: Tensor, gallery: UnitVectors) -> None:
     """Put squared distances by differences, in float64, in those places of ``squared`` (B, C)."""
     rows, places = where.nonzero(as_tuple=True)
     columns = member[rows, places]

@@ -270,9 +270,9 @@ def test_sixty_thousand_never_need_a_square_matrix(long_form: bool) -> None:
     number = 60_000 if long_form else 8_000
     z = unit(number, 16)
     seen, widest = 0, 0
-    for rows, found in search_blocks(z, 3, memory=64 << 20):
+    for rows, found in search_blocks(z, 3, memory=512 << 20):
         seen += rows.stop - rows.start
         widest = max(widest, rows.stop - rows.start)
         assert found.indices.shape == (rows.stop - rows.start, 3)
     assert seen == number
-    assert widest * number * neighbours.BYTES_PER_SIMILARITY <= 64 << 20
+    assert widest * number * neighbours.BYTES_PER_SIMILARITY <= 512 << 20
