@@ -195,6 +195,8 @@ def relative_log_normalizer(kappa: Tensor, dim: int) -> Tensor:
 def mean_resultant_length(kappa: Tensor, dim: int) -> Tensor:
     """A_D(kappa) = |E x|, from 0 for the uniform distribution to 1 for a point; of the shape of kappa.
 
+    Differentiable once: a second derivative is refused.
+
     Example:
         >>> mean_resultant_length(torch.tensor([0.0, 10.0]), 3)  # coth(kappa) - 1/kappa
         tensor([0.0000, 0.9000])

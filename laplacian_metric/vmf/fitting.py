@@ -16,11 +16,10 @@ from laplacian_metric.vmf.checks import (
 )
 
 SMALLEST_VARIANCE = 1e-30  # keeps kappa finite in float32
-SHORT = "lengths of means of unit vectors are from 0 to 1"
 
 
 def concentration(
-    length: Tensor | None = None, dim: int = 0, *, variance: Tensor | None = None, refine: int = 3
+    length: Tensor | None, dim: int, *, variance: Tensor | None = None, refine: int = 3
 ) -> Tensor:
     """The kappa at which A_D(kappa) is ``length``, the inverse of ``mean_resultant_length``.
 
@@ -30,7 +29,7 @@ def concentration(
     on A_D(kappa) = R.
 
     Args:
-        length: R, from 0 to 1, of any shape.
+        length: R, from 0 to 1, of any shape; None where only V is known.
         dim: D, the dimension of the space around the sphere.
         variance: V, from 0 to 1, of the same shape; below 1e-30 kappa grows no further.
         refine: Newton steps; two leave 3e-5 in two dimensions, three 1e-9.
@@ -41,25 +40,24 @@ def concentration(
     Example:
         >>> concentration(torch.tensor([0.0, 0.9]), 3)
         tensor([ 0.0000, 10.0000])
-        >>> concentration(variance=torch.tensor([1e-12]), dim=3)
+        >>> concentration(None, 3, variance=torch.tensor([1e-12]))
         tensor([2.0000e+12])
     """
     check_dim(dim)
-    if length is None and variance is None:
-        raise ValueError("neither length nor variance is given: concentration needs one of them")
     for name, given in (("length", length), ("variance", variance)):
         if given is not None:
-            check_entries(name, given, 0.0, 1.0, SHORT)
-    if length is not None and variance is not None:
+            check_entries(name, given, 0.0, 1.0, "both are from 0 to 1 for unit vectors")
+    if variance is not None and length is not None:
         check_broadcast(length=length.shape, variance=variance.shape)
-    dtype = result_dtype(*(given for given in (length, variance) if given is not None))
-    R = None if length is None else precise(length)
-    V = None if variance is None else precise(variance)
-    if V is None:
-        assert R is not None
-        V = (1 - R) * (1 + R)
-    if R is None:
+        R, V, dtype = precise(length), precise(variance), result_dtype(length, variance)
+    elif variance is not None:
+        V, dtype = precise(variance), result_dtype(variance)
         R = safe_sqrt(1 - V)
+    elif length is not None:
+        R, dtype = precise(length), result_dtype(length)
+        V = (1 - R) * (1 + R)
+    else:
+        raise ValueError("neither length nor variance is given: concentration needs one of them")
     return solve(R, V, dim, refine).to(dtype)
 
 

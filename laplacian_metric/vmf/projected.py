@@ -75,7 +75,7 @@ def projected_normal(
         # So much of a factor saves nothing, and may leave the diagonal nothing to stand on.
         variance, factor = torch.diag_embed(variance) + factor @ factor.mT, None
     if variance.ndim == 3:
-        mean, variance, axes = _principal_axes(mean.to(dtype), variance.to(dtype))
+        mean, variance, axes = _principal_axes(mean, variance)
     parts = []
     for rows in _row_blocks(len(mean), dim * (1 if factor is None else 1 + 2 * factor.shape[2])):
         if factor is None:
@@ -85,7 +85,7 @@ def projected_normal(
             parts.append(_moments(precise(mean[rows]), precise(variance[rows]), precise(factor[rows])))
     direction, length, spread = (torch.cat(part) for part in zip(*parts, strict=True))
     if axes is not None:
-        direction = (axes @ direction[..., None])[..., 0]
+        direction = (axes @ direction.to(axes.dtype)[..., None])[..., 0]
         direction = unit_direction(direction, length > 0)
     kappa = solve(length, spread, dim, refine)
     return ProjectedNormal(*(result.to(dtype) for result in (direction, length, spread, kappa)))
@@ -126,12 +126,15 @@ def _check(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
 
 def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The mean in the eigenvectors of the covariance, the eigenvalues (N, Z), and the eigenvectors (N, Z, Z)."""
-    eps = 100 * torch.finfo(covariance.dtype).eps
-    size = covariance.detach().abs().amax((1, 2))
-    unit = torch.where(size > 0, size, 1)[:, None, None]
-    skew = (covariance - covariance.mT).detach().abs().amax((1, 2)) > eps * covariance.shape[1] * size
-    values, axes = torch.linalg.eigh((covariance / 2 + covariance.mT / 2) / unit)
-    negative = values.detach()[:, 0] < -eps * values.detach()[:, -1].abs()
+    eps = 4 * torch.finfo(covariance.dtype).eps
+    mean, covariance = precise(mean), precise(covariance)
+    size = covariance.detach().abs().amax((1, 2), keepdim=True)
+    unit = torch.where(size > 0, size, 1)
+    covariance = covariance / unit
+    skew = (covariance - covariance.mT).detach().abs().amax((1, 2)) > eps * covariance.shape[1]
+    values, axes = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    largest = values.detach()[:, -1].abs()
+    negative = values.detach()[:, 0] < -eps * covariance.shape[1] * largest
     for wrong, what in ((skew, "not symmetric"), (negative, "not positive semi-definite")):
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
@@ -139,7 +142,12 @@ def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
                 f"variance is {what} for {int(wrong.sum())} of {len(wrong)} images, the first is image {row}: "
                 "covariance matrices are needed"
             )
-    return (axes.mT @ mean[..., None])[..., 0], values.clamp(min=0) * unit[..., 0], axes
+    turned = (axes.mT @ mean[..., None])[..., 0]
+    # A mean made of rounding errors, along an axis without variance, would count as one that is certain.
+    rounding = eps * math.sqrt(mean.shape[1]) * mean.detach().abs().amax(1, keepdim=True)
+    flat = values.detach() <= eps * largest[:, None]
+    turned = torch.where(flat & (turned.detach().abs() <= rounding), 0, turned)
+    return turned, values.clamp(min=0) * unit[..., 0], axes
 
 
 def _row_blocks(rows: int, width: int) -> Iterator[slice]:

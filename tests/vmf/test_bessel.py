@@ -139,8 +139,8 @@ def test_the_inverse_returns_to_kappa(dim: int) -> None:
 def test_either_of_length_and_variance_is_enough() -> None:
     length = torch.tensor([0.0, 0.2, 0.9], dtype=float64)
     by_length = vmf.concentration(length, 5)
-    torch.testing.assert_close(vmf.concentration(variance=1 - length**2, dim=5), by_length)
-    assert float(vmf.concentration(variance=torch.tensor([1e-12]), dim=5)) == pytest.approx(4e12)
+    torch.testing.assert_close(vmf.concentration(None, 5, variance=1 - length**2), by_length)
+    assert float(vmf.concentration(None, 5, variance=torch.tensor([1e-12]))) == pytest.approx(4e12)
     assert float(by_length[0]) == 0
 
 
@@ -150,7 +150,7 @@ def test_gradients_of_the_inverse(refine: int) -> None:
     rtol = 1e-6 if refine == 0 else 1e-5
     assert torch.autograd.gradcheck(lambda R: vmf.concentration(R, 4, refine=refine), (values,), rtol=rtol)
     assert torch.autograd.gradcheck(
-        lambda V: vmf.concentration(variance=V, dim=4, refine=refine), (values,), rtol=rtol
+        lambda V: vmf.concentration(None, 4, variance=V, refine=refine), (values,), rtol=rtol
     )
 
 

@@ -54,6 +54,7 @@ def test_full_and_low_rank_covariances_of_the_table(row: dict[str, Any]) -> None
     mean = torch.tensor([row["mean"]], dtype=float64)
     variance = torch.tensor([row["variance"]], dtype=float64)
     compare(row, vmf.projected_normal(mean, torch.diag_embed(variance)), 3e-6)
+    compare(row, vmf.projected_normal(mean.float(), torch.diag_embed(variance).float()), 4e-6)
     for share in (0.5, 1.0):
         factor = torch.zeros(1, mean.shape[1], 1, dtype=float64)
         factor[0, -1, 0] = (share * variance[0, -1]).sqrt()
@@ -76,6 +77,24 @@ def test_low_rank_and_full_are_one_covariance(
     exact = vmf.projected_normal(*(x.double() for x in single))
     rounded = vmf.projected_normal(*single)
     torch.testing.assert_close(rounded.variance.double(), exact.variance, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("dim", "rank"), [(6, 2), (128, 8), (5, 4)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_a_singular_covariance_around_a_mean_in_its_range(dim: int, rank: int, scale: float) -> None:
+    """The problem of ``rank`` dimensions, turned into ``dim`` ones."""
+    mean, root = gaussian(3, rank), math.sqrt(scale) * gaussian(3, rank, rank, seed=1)
+    frame = torch.linalg.qr(gaussian(dim, rank, seed=2)).Q
+    few = vmf.projected_normal(mean, root @ root.mT)
+    factor = frame @ root
+    none = torch.zeros(3, dim, dtype=float64)
+    for many in (
+        vmf.projected_normal(mean @ frame.T, factor @ factor.mT),
+        vmf.projected_normal(mean @ frame.T, none, factor),
+    ):
+        torch.testing.assert_close(many.variance, few.variance, rtol=1e-6, atol=0)
+        torch.testing.assert_close(many.length, few.length, rtol=1e-6, atol=0)
+        torch.testing.assert_close(many.mean @ frame, few.mean, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 128, 2048])

@@ -44,9 +44,9 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "angle has the value 90: angles are in radians",
     ),
-    (lambda: vmf.concentration(dim=3), ValueError, "neither length nor variance is given"),
+    (lambda: vmf.concentration(None, 3), ValueError, "neither length nor variance is given"),
     (lambda: vmf.concentration(torch.tensor([1.1]), 3), ValueError, "length has the value 1.1 at index 0"),
-    (lambda: vmf.concentration(torch.ones(2)), ValueError, "dim is 0"),
+    (lambda: vmf.concentration(torch.ones(2), 0), ValueError, "dim is 0"),
     (
         lambda: vmf.sample(2 * mean, kappa, 1),
         ValueError,
