@@ -130,8 +130,10 @@ class _CapProbability(torch.autograd.Function):
 
 def _solve(kappa: Tensor, dim: int, probability: Tensor) -> Tensor:
     middle = middle_angle(kappa, dim)
-    upper = probability > probability_within(middle, kappa, dim)
-    target = torch.where(upper, torch.log1p(-probability), probability.log())
+    # The ends are known, and have no logarithm.
+    between = torch.where((probability > 0) & (probability < 1), probability, 0.5)
+    upper = between > probability_within(middle, kappa, dim)
+    target = torch.where(upper, torch.log1p(-between), between.log())
     low = torch.where(upper, middle, 0)
     high = torch.where(upper, math.pi, middle)
     angle = middle.clone()

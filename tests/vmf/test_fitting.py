@@ -13,8 +13,14 @@ from tests.vmf.tables import directions, relative_error
 float64 = torch.float64
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
 def test_the_formulas_by_hand() -> None:
-    samples = vmf.sample(directions(3, 7), torch.tensor([2.0, 20.0, 200.0], dtype=float64), 5)
+    samples = vmf.sample(
+        directions(3, 7), torch.tensor([2.0, 20.0, 200.0], dtype=float64), 5, generator=seeded()
+    )
     average = samples.mean(0)
     squared = average.square().sum(1)
     for debiased in (True, False):
@@ -41,14 +47,13 @@ def test_every_shape_gives_unit_means_and_finite_concentrations(
 @pytest.mark.parametrize("exponent", [2, 4, 6, 8, 10])
 def test_float32_agrees_with_float64_where_a_subtraction_would_not(exponent: int) -> None:
     """At kappa = 1e8 the variance is 1e-6: 1 - R^2 has no digits in float32."""
-    generator = torch.Generator().manual_seed(0)
     kappa = torch.full((20,), 10.0**exponent)
-    samples = vmf.sample(directions(20, 128, dtype=torch.float32), kappa, 50, generator=generator)
+    samples = vmf.sample(directions(20, 128, dtype=torch.float32), kappa, 50, generator=seeded())
     assert relative_error(vmf.fit(samples)[1], vmf.fit(samples.double())[1]) < 1e-4
 
 
 def test_refining_solves_the_likelihood_equation() -> None:
-    samples = vmf.sample(directions(1, 3), torch.tensor([3.0], dtype=float64), 20)
+    samples = vmf.sample(directions(1, 3), torch.tensor([3.0], dtype=float64), 20, generator=seeded())
     _, kappa = vmf.fit(samples, debiased=False, refine=4)
     length = samples.mean(0).norm(dim=1)
     torch.testing.assert_close(vmf.mean_resultant_length(kappa, 3), length, rtol=1e-9, atol=0)
@@ -59,8 +64,7 @@ def test_refining_solves_the_likelihood_equation() -> None:
 def test_the_fit_finds_what_was_sampled(dim: int, kappa: float) -> None:
     """The mean of 200 fits of 100 samples each; the bound is five of its standard errors and 1 % of bias at most."""
     mean = directions(1, dim).expand(200, dim)
-    generator = torch.Generator().manual_seed(0)
-    samples = vmf.sample(mean, torch.full((200,), kappa, dtype=float64), 100, generator=generator)
+    samples = vmf.sample(mean, torch.full((200,), kappa, dtype=float64), 100, generator=seeded())
     lengths = vmf.mean_resultant_length(vmf.fit(samples, refine=3)[1], dim)
     true = float(vmf.mean_resultant_length(torch.tensor(kappa, dtype=float64), dim))
     error = 5 * float(lengths.std()) / 200**0.5
@@ -70,7 +74,7 @@ def test_the_fit_finds_what_was_sampled(dim: int, kappa: float) -> None:
 @pytest.mark.statistical
 def test_debiasing_takes_the_noise_out_of_uniform_samples() -> None:
     """100 uniform samples in 2048 dimensions look like kappa = 207; half of the debiased estimates are 0."""
-    samples = vmf.sample(directions(100, 2048), torch.zeros(100, dtype=float64), 100)
+    samples = vmf.sample(directions(100, 2048), torch.zeros(100, dtype=float64), 100, generator=seeded())
     assert float(vmf.fit(samples, debiased=False)[1].median()) == pytest.approx(207, abs=3)
     share = float((vmf.fit(samples)[1] == 0).double().mean())
     assert 0.25 < share < 0.75  # five standard errors around one half
