@@ -28,8 +28,9 @@ class Evaluation:
     ``values`` has those metrics whose inputs were given: recall@k, map@k, map@r, r_precision; with an
     uncertainty r_auroc, ausc, ausc_oracle, ausc_random, ausc_gap and ece@k; with samples retrieval_ece;
     ood_auroc and ood_average_precision; crop_test; rank_correlation. A value that is not defined on these
-    data is NaN, such as the R-AUROC of a perfect retrieval. ``intervals`` are over queries (ausc_gap has none
-    of its own).
+    data is NaN, such as the R-AUROC of a perfect retrieval. ``intervals`` are over queries; those
+    of calibration errors lie a little high, since a draw with repeats is less even than the set.
+    Crop test, correlation and detection need no positives and are over all images.
     """
 
     values: dict[str, float]
