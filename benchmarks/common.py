@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,6 +91,31 @@ def environment() -> dict[str, Any]:
     }
 
 
+def origin() -> dict[str, str]:
+    """The command that is running, without its folders, and the commit of the sources it runs from."""
+    module = Path(sys.argv[0]).stem
+    arguments = [Path(argument).name if "/" in argument else argument for argument in sys.argv[1:]]
+    command = " ".join(["python", "-m", f"benchmarks.{module}", *arguments])
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    changes = [
+        *git,
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        "../hessians",
+        "../laplacian_metric",
+        ".",
+    ]
+    changed = subprocess.run(changes, capture_output=True, text=True, check=False)
+    if commit.returncode:
+        return {"command": command, "commit": "unknown"}
+    return {"command": command, "commit": commit.stdout.strip() + (" with changes" if changed.stdout else "")}
+
+
 def mebibytes(size: int | None) -> float | None:
     """A number of bytes in MiB, one decimal."""
     return None if size is None else round(size / 2**20, 1)
@@ -107,14 +134,15 @@ def show(title: str, rows: Sequence[Row]) -> None:
 def save(out: Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> list[Path]:
     """Write the rows as ``name.json`` (with the environment) and ``name.md`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    record = {"title": title, "environment": environment(), "rows": [dict(row) for row in rows]}
+    made = origin()
+    record = {"title": title, **made, "environment": environment(), "rows": [dict(row) for row in rows]}
     header = list(rows[0])
     described = ", ".join(f"{key} {value}" for key, value in environment().items() if value is not None)
     lines = [
         f"# {title}",
         "",
         *([note, ""] if note else []),
-        f"Measured with {described}.",
+        f"Made by `{made['command']}` at commit {made['commit']}, measured with {described}.",
         "",
         "| " + " | ".join(header) + " |",
         "|" + "|".join(" --- " for _ in header) + "|",
