@@ -254,7 +254,6 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         ]
         axes.bar(np.arange(len(sizes)) + (position - len(names) / 2) * 0.11, heights, 0.1, label=name)
     axes.axhline(1, color="black", linewidth=1)
-    axes.set_yscale("log")
     axes.set_xticks(np.arange(len(sizes)), sizes)
     axes.set_xlabel("images, features, dimensions")
     axes.set_ylabel("time / time of the matrix product (at least 1.5 ms)")
