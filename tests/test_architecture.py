@@ -128,5 +128,5 @@ def test_no_file_names_a_path_of_a_machine(root: Path) -> None:
 
 def test_a_path_of_a_machine_is_found() -> None:
     assert machine_paths("data = '/home/someone/data'") == ["/home/someone/data"]
-    assert machine_paths("cd /work/main && ls") == ["/work/main"]
+    assert machine_paths("cd /mnt/disk && ls") == ["/mnt/disk"]
     assert machine_paths("see docs/home/start, https://example.org/home/x and ./work/out") == []
