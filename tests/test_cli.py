@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ from laplacian_metric.cli import app
 
 
 def lam(*arguments: str | Path) -> tuple[int, str]:
-    """Exit code and everything that was printed, in one line."""
+    """Exit code and everything that was printed, in one line, without the colours that some environments ask for."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return result.exit_code, " ".join(result.output.split())
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    return result.exit_code, " ".join(plain.split())
 
 
 def test_version() -> None:
