@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hessians.checks import check_finite, check_floating
+from hessians.checks import check_finite, check_floating, check_same_device
 
 Population = tuple[float, float]
 
@@ -188,6 +188,7 @@ class ListedPairs(Pairs):
                 f"{len(indices)} index tensors were given; (anchor, positive, negative) or "
                 "(anchor, positive, anchor of the negative, negative) are needed"
             )
+        check_same_device(**{f"index tensor {at}": index for at, index in enumerate(indices)})
         names = (
             ("anchor", "positive", "negative")
             if len(indices) == 3
@@ -307,10 +308,6 @@ def _fold(names: tuple[str, str], one: Tensor, other: Tensor, num_images: int) -
     if len(one) != len(other):
         raise ValueError(
             f"{names[0]} has {len(one)} entries and {names[1]} has {len(other)}: they are read pairwise"
-        )
-    if one.device != other.device:
-        raise ValueError(
-            f"{names[0]} is on {one.device} and {names[1]} on {other.device}: one device is needed"
         )
     one, other = one.long(), other.long()
     same = (one == other).nonzero().flatten()

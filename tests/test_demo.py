@@ -16,7 +16,7 @@ from laplacian_metric.demo.compute import compute
 from laplacian_metric.demo.curvature import Curvature, brute_force, compare, pair_loss
 from laplacian_metric.demo.run import run_demo
 from laplacian_metric.demo.story import tell
-from laplacian_metric.demo.training import extract_features, recall_at_1, train
+from laplacian_metric.demo.training import extract_features, train
 from laplacian_metric.networks import fashion_network
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos", negatives="active")
@@ -73,17 +73,6 @@ def test_training_lowers_the_loss_and_is_reproducible() -> None:
 def test_no_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="epochs is 0"):
         train(embedded_sample("mnist", "test"), LOSS, epochs=0, seed=0)
-
-
-def test_recall_is_that_of_a_plain_loop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    vectors, labels = torch.randn(40, 3, generator=generator), torch.arange(40) % 4
-    hits = 0
-    for i in range(40):
-        others = [j for j in range(40) if j != i]
-        cosines = [float(F.cosine_similarity(vectors[i], vectors[j], dim=0)) for j in others]
-        hits += int(labels[others[cosines.index(max(cosines))]] == labels[i])
-    assert recall_at_1(vectors, labels) == pytest.approx(hits / 40)
 
 
 def test_the_pair_loss_is_the_loss() -> None:

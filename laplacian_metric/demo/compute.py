@@ -13,7 +13,8 @@ from hessians import ContrastiveLoss
 from laplacian_metric.data import ImageSet, embedded_sample
 from laplacian_metric.demo.curvature import Agreement, Curvature, compare, measure
 from laplacian_metric.demo.settings import COMPARED_IMAGES, CURVATURE_BATCH, MARGIN
-from laplacian_metric.demo.training import OnStep, Training, extract_features, recall_at_1, train
+from laplacian_metric.demo.training import OnStep, Training, extract_features, train
+from laplacian_metric.metrics import recall_at_k
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,10 @@ def _embed(training: Training, sample: ImageSet) -> Embedded:
     images = sample.floats()
     with torch.no_grad():
         directions = F.normalize(training.head(extract_features(training.backbone, images)), dim=1)
-    recall = recall_at_1(directions, sample.labels)
-    return Embedded(sample, directions, recall, recall_at_1(images.flatten(1), sample.labels))
+    recall = recall_at_k(directions, sample.labels)
+    return Embedded(
+        sample, directions, recall, recall_at_k(F.normalize(images.flatten(1), dim=1), sample.labels)
+    )
 
 
 def compute(seed: int, epochs: int, on_step: OnStep | None = None) -> DemoResult:

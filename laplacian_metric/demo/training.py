@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.data import ImageSet
@@ -68,18 +67,3 @@ def train(
 def extract_features(backbone: nn.Module, images: torch.Tensor, batch_size: int = 250) -> torch.Tensor:
     """The features of a frozen backbone, (N, H), computed in batches."""
     return torch.cat([backbone(batch) for batch in images.split(batch_size)])
-
-
-def recall_at_1(vectors: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of images whose nearest other image, by cosine, has their label.
-
-    Example:
-        >>> import torch
-        >>> recall_at_1(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), torch.tensor([0, 0, 1]))
-        0.6666666865348816
-    """
-    directions = F.normalize(vectors, dim=1)
-    similarity = directions @ directions.T
-    similarity.fill_diagonal_(-torch.inf)
-    nearest = similarity.argmax(dim=1)
-    return float((labels[nearest] == labels).float().mean())
