@@ -1,0 +1,65 @@
+"""A variance for every weight."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.laplace.layer.base import EigenPosterior, LayerCurvature, Structure, normal, share
+
+
+class DiagonalCurvature(LayerCurvature):
+    """diag(G), (Z, H').
+
+    Args:
+        diagonal: what was accumulated, (Z, H'); its negative entries are set to 0 here, once.
+
+    Example:
+        >>> curvature = DiagonalCurvature(torch.tensor([[3.0, -1.0]]))
+        >>> curvature.clamped, curvature.posterior(scale=2.0, prior=1.0).marginal_variance()
+        (0.5, tensor([[0.1429, 1.0000]]))
+    """
+
+    structure: ClassVar[Structure] = Structure.DIAGONAL
+
+    def __init__(self, diagonal: Tensor, clamped: float | None = None) -> None:
+        self.shape = (diagonal.shape[0], diagonal.shape[1])
+        self.clamped = share(diagonal < 0) if clamped is None else clamped
+        self._diagonal = diagonal.clamp(min=0)
+
+    def posterior(self, scale: float, prior: float) -> DiagonalPosterior:
+        return DiagonalPosterior(self._diagonal, scale, prior, self.shape)
+
+    def trace(self) -> float:
+        return float(self._diagonal.double().sum())
+
+    def diagonal(self) -> Tensor:
+        return self._diagonal
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"diagonal": self._diagonal}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], clamped: float) -> DiagonalCurvature:
+        return cls(tensors["diagonal"], clamped)
+
+
+class DiagonalPosterior(EigenPosterior):
+    """Independent weights."""
+
+    def marginal_variance(self) -> Tensor:
+        return self.precision.reciprocal()
+
+    def solve(self, vector: Tensor) -> Tensor:
+        return vector / self.precision
+
+    def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
+        """v_k = sum_h x_h^2 S_kh: a second pass of the layer."""
+        variance = self.marginal_variance().to(inputs.dtype)
+        return Gaussians(mean, inputs.square() @ variance.T)
+
+    def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:
+        return normal((k, *self.shape), generator, self.precision) * self.precision.rsqrt()
