@@ -21,7 +21,8 @@ from hessians.approximations import Approximation
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES
 from hessians.last_layer import DEFAULT_MEMORY, check_layer
-from hessians.output_hessian import DenseHessian, OutputHessian, StructuredHessian
+from hessians.output_blocks import output_blocks
+from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
 
@@ -99,7 +100,7 @@ def _nearest(
     """Power iteration in float64, where the last digits decide when to stop."""
     wide = inputs.double()
     gram = wide @ wide.T
-    blocks = _Blocks(hessian)
+    blocks = output_blocks(hessian, coupled=True)
     coupling = torch.eye(len(inputs), dtype=torch.float64, device=inputs.device)
     norm = torch.zeros((), dtype=torch.float64, device=inputs.device)
     rounding = torch.finfo(inputs.dtype).eps * blocks.absolute_contributions(gram)
@@ -123,50 +124,3 @@ def _zero(hessian: OutputHessian, inputs: Tensor) -> KroneckerFactors:
     """A curvature that is 0 everywhere."""
     identity = torch.eye(hessian.dim, dtype=inputs.dtype, device=inputs.device)
     return KroneckerFactors(identity, inputs.new_zeros(inputs.shape[1], inputs.shape[1]), exact=True)
-
-
-class _Blocks:
-    """Contractions of the blocks M_nm of an output Hessian, in float64."""
-
-    def __init__(self, hessian: OutputHessian) -> None:
-        self.matrix: Tensor | None = None
-        if isinstance(hessian, DenseHessian):
-            self.matrix = hessian.matrix.double()
-            return
-        if not isinstance(hessian, StructuredHessian) or hessian.unit is None or hessian.inverse_norm is None:
-            raise TypeError(f"there are no blocks of an output Hessian of type {type(hessian).__name__}")
-        inverse_norm = hessian.inverse_norm.double()
-        self.unit = hessian.unit.double()
-        self.weight = hessian.laplacian().double() * inverse_norm[:, None] * inverse_norm
-        radial = torch.zeros_like(self.unit) if hessian.radial is None else hessian.radial.double()
-        self.radial = radial * inverse_norm.square()[:, None]
-
-    def absolute_contributions(self, gram: Tensor) -> Tensor:
-        """What the terms of the GGN add up to if none cancels another; a curvature far below it is rounding."""
-        if self.matrix is not None:
-            return (self.matrix.abs().amax((1, 3)) * gram.abs()).sum()
-        return (self.weight.abs() * gram.abs()).sum()
-
-    def sum_over_images(self, inner: Tensor) -> Tensor:
-        """sum_nm K_nm M_nm for K (N, N); (Z, Z)."""
-        if self.matrix is not None:
-            return torch.einsum("nm,nkml->kl", inner, self.matrix)
-        # M_nm = F_nm P_n P_m: multiply the projections out.
-        weight = inner * self.weight
-        own = (self.unit * weight.sum(1, keepdim=True)).T @ self.unit
-        pairs = self.unit.T @ (weight * (self.unit @ self.unit.T)) @ self.unit
-        cross = (self.unit * inner.diagonal()[:, None]).T @ self.radial
-        identity = torch.eye(len(own), dtype=own.dtype, device=own.device)
-        total = weight.sum() * identity - own - own.T + pairs + cross + cross.T
-        return (total + total.T) / 2
-
-    def inner_products(self, output: Tensor) -> Tensor:
-        """<A, M_nm> for a symmetric A (Z, Z); (N, N)."""
-        if self.matrix is not None:
-            return torch.einsum("kl,nkml->nm", output, self.matrix)
-        half = self.unit @ output
-        between = half @ self.unit.T  # z_n^T A z_m
-        own = between.diagonal()
-        cosine = self.unit @ self.unit.T
-        product = output.trace() - own[:, None] - own[None, :] + cosine * between
-        return self.weight * product + torch.diag(2 * (half * self.radial).sum(1))
