@@ -116,14 +116,15 @@ class LayerGGN:
         may the factors be, and the product is a stationary point of the distance, not surely the nearest.
         """
         outputs = self.shape[0]
-        output = torch.eye(outputs, dtype=torch.float64, device=self.device)
+        output = identity = torch.eye(outputs, dtype=torch.float64, device=self.device)
         factor = self._input_factor(output) / outputs
         norm = output.norm() * factor.norm()
         for _ in range(max_iterations):
             square = factor.double().square().sum()
-            if not square > 0:
-                break
-            output = self._output_factor(factor) / square
+            found = self._output_factor(factor)
+            if not (square > 0 and found.abs().amax() > 0):
+                return KroneckerFactors(identity.to(self.dtype), torch.zeros_like(factor), exact=True)
+            output = found / square
             factor = self._input_factor(output) / output.square().sum()
             previous, norm = norm, output.norm() * factor.norm()
             if norm - previous <= tolerance * norm:
