@@ -110,7 +110,8 @@ class StochasticEmbedding:
         every image (calibration by neighbours) takes the joint samples of ``embed(..., samples=S)`` instead.
         """
         if self.gaussians is not None:
-            return F.normalize(self.gaussians.sample(k, generator=generator), dim=2)
+            raw = self.gaussians.sample(k, generator=generator)
+            return F.normalize(raw, dim=2, eps=torch.finfo(raw.dtype).tiny)
         return vmf.sample(self.mean, self.kappa, k, generator=generator)
 
     def with_uncertainty(self, uncertainty: Tensor) -> StochasticEmbedding:
@@ -119,7 +120,7 @@ class StochasticEmbedding:
 
     def __getitem__(self, rows: Rows) -> StochasticEmbedding:
         """Some of the images, as a StochasticEmbedding."""
-        rows = as_rows(rows)
+        rows = as_rows(rows, len(self))
         return StochasticEmbedding(
             self.point[rows],
             self.mean[rows],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hessians.checks import check_matrix, check_same_device
 from laplacian_metric.vmf import ProjectedNormal, projected_normal
+from laplacian_metric.vmf.checks import check_entries
 
 Rows = int | slice | Tensor
 
@@ -48,6 +50,9 @@ class Gaussians:
         if self.axes is not None and tuple(self.axes.shape) != (dim, dim):
             raise ValueError(f"axes has shape {tuple(self.axes.shape)}, ({dim}, {dim}) is needed")
         check_same_device(mean=self.mean, variance=self.variance, axes=self.axes)
+        if self.variance.ndim == 2:
+            largest = torch.finfo(self.variance.dtype).max
+            check_entries("variance", self.variance, 0.0, largest, "variances are finite and not negative")
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -77,7 +82,13 @@ class Gaussians:
         """Mean direction and concentration of u/|u|, exactly and without samples."""
         if self.axes is None:
             return projected_normal(self.mean, self.variance, refine=refine)
-        turned = projected_normal(self.mean @ self.axes, self.variance, refine=refine)
+        along = self.mean @ self.axes
+        # Along an axis without variance a mean made of rounding errors would count as one that is certain.
+        eps = 4 * torch.finfo(along.dtype).eps
+        rounding = eps * math.sqrt(self.dim) * self.mean.abs().amax(1, keepdim=True)
+        flat = self.variance <= eps * self.variance.amax(1, keepdim=True)
+        along = torch.where(flat & (along.abs() <= rounding), 0, along)
+        turned = projected_normal(along, self.variance, refine=refine)
         return turned._replace(mean=turned.mean @ self.axes.T)
 
     def sample(self, k: int, *, generator: torch.Generator | None = None) -> Tensor:
@@ -95,7 +106,7 @@ class Gaussians:
         return self.mean + torch.einsum("nij,knj->kni", root, noise)
 
     def __getitem__(self, rows: Rows) -> Gaussians:
-        rows = as_rows(rows)
+        rows = as_rows(rows, len(self))
         return Gaussians(self.mean[rows], self.variance[rows], self.axes)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Gaussians:
@@ -122,6 +133,13 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
-def as_rows(rows: Rows) -> slice | Tensor:
-    """An index that keeps the dimension of the images."""
-    return slice(rows, None if rows == -1 else rows + 1) if isinstance(rows, int) else rows
+def as_rows(rows: Rows, count: int) -> slice | Tensor:
+    """An index into ``count`` images that keeps their dimension."""
+    if isinstance(rows, Tensor) and rows.ndim == 0:
+        rows = int(rows)
+    if not isinstance(rows, int):
+        return rows
+    if not -count <= rows < count:
+        # Iteration ends at this error; a slice would be empty for ever.
+        raise IndexError(f"image {rows} of {count} images is asked for")
+    return slice(rows, None if rows == -1 else rows + 1)

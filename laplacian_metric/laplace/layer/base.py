@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hessians.checks import check_floating
 from laplacian_metric.gaussian import Gaussians
 
 
@@ -84,6 +85,14 @@ class LayerPosterior(ABC):
         """Z."""
         return self.shape[0]
 
+    def check_inputs(self, inputs: Tensor) -> None:
+        """Refuse inputs of another layer, and those without the 1 that stands for the bias."""
+        if inputs.ndim != 2 or inputs.shape[1] != self.shape[1]:
+            raise ValueError(
+                f"inputs has shape {tuple(inputs.shape)}, (N, {self.shape[1]}) is needed: the features, and a "
+                "column of ones where the bias is random"
+            )
+
 
 class LayerCurvature(ABC):
     """A positive semi-definite matrix over the (Z, H') weights of a layer.
@@ -133,7 +142,10 @@ class LayerCurvature(ABC):
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LayerCurvature:
         """Moved to a device or converted to a dtype."""
-        moved = {name: tensor.to(device, dtype) for name, tensor in self.tensors().items()}
+        moved = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in self.tensors().items()
+        }
         return self.from_tensors(moved, self.clamped)
 
 
@@ -141,7 +153,7 @@ class EigenPosterior(LayerPosterior):
     """What follows from the eigenvalues of a curvature alone."""
 
     def __init__(self, eigenvalues: Tensor, scale: float, prior: float, shape: tuple[int, int]) -> None:
-        check_scale(scale, prior)
+        check_scale(scale, prior, eigenvalues.dtype)
         self.shape = shape
         self.prior = prior
         self.data = eigenvalues * scale
@@ -154,8 +166,8 @@ class EigenPosterior(LayerPosterior):
         return float((self.data.double() / self.precision.double()).sum())
 
 
-def check_scale(scale: float, prior: float) -> None:
-    """Refuse what gives no proper Gaussian."""
+def check_scale(scale: float, prior: float, dtype: torch.dtype) -> None:
+    """Refuse what gives no proper Gaussian in the curvature's dtype."""
     for name, value in (("n_effective / temperature", scale), ("prior precision", prior)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} is {value}, a finite number that is not negative is needed")
@@ -164,6 +176,32 @@ def check_scale(scale: float, prior: float) -> None:
             "prior precision is 0: weights that the data say nothing about would have no variance; take any "
             "positive number"
         )
+    limits = torch.finfo(dtype)
+    if not limits.tiny <= prior <= limits.max:
+        raise ValueError(
+            f"prior precision is {prior}, {dtype} reaches from {limits.tiny:.3g} to {limits.max:.3g}: take a "
+            "number between, or a curvature in float64"
+        )
+
+
+def check_curvature(ndim: int, **tensors: Tensor) -> None:
+    """Refuse what is no floating point tensor of ``ndim`` dimensions, or has NaN or infinite entries."""
+    for name, tensor in tensors.items():
+        check_floating(name, tensor)
+        if tensor.ndim != ndim or not tensor.numel():
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, {ndim} dimensions that are not 0 are needed"
+            )
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"{name} has {int((~tensor.isfinite()).sum())} NaN or infinite entries: look for them in the "
+                "embeddings and in the output Hessian that it was accumulated from"
+            )
+
+
+def negative_share(values: Tensor, size: Tensor, terms: int) -> float:
+    """The share of values below 0 by more than the rounding of ``terms`` terms as large as ``size``."""
+    return share(values < -torch.finfo(values.dtype).eps * terms * size)
 
 
 def share(mask: Tensor) -> float:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.gaussian import Gaussians
-from laplacian_metric.laplace.layer.base import EigenPosterior, LayerCurvature, Structure, normal, share
+from laplacian_metric.laplace.layer.base import (
+    EigenPosterior,
+    LayerCurvature,
+    Structure,
+    check_curvature,
+    negative_share,
+    normal,
+)
 
 
 class DiagonalCurvature(LayerCurvature):
@@ -26,8 +33,9 @@ class DiagonalCurvature(LayerCurvature):
     structure: ClassVar[Structure] = Structure.DIAGONAL
 
     def __init__(self, diagonal: Tensor, clamped: float | None = None) -> None:
+        check_curvature(2, diagonal=diagonal)
         self.shape = (diagonal.shape[0], diagonal.shape[1])
-        self.clamped = share(diagonal < 0) if clamped is None else clamped
+        self.clamped = negative_share(diagonal, diagonal.abs().amax(), 1) if clamped is None else clamped
         self._diagonal = diagonal.clamp(min=0)
 
     def posterior(self, scale: float, prior: float) -> DiagonalPosterior:
@@ -58,6 +66,7 @@ class DiagonalPosterior(EigenPosterior):
 
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """v_k = sum_h x_h^2 S_kh: a second pass of the layer."""
+        self.check_inputs(inputs)
         variance = self.marginal_variance().to(inputs.dtype)
         return Gaussians(mean, inputs.square() @ variance.T)
 

@@ -8,10 +8,18 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.gaussian import Gaussians
-from laplacian_metric.laplace.layer.base import EigenPosterior, LayerCurvature, Structure, normal, share
+from laplacian_metric.laplace.layer.base import (
+    EigenPosterior,
+    LayerCurvature,
+    Structure,
+    check_curvature,
+    negative_share,
+    normal,
+)
 
 # Beyond this many weights a dense matrix over them is refused: its eigenvectors take minutes, and 8 n^2 bytes thrice.
 DENSE_WEIGHTS = 8192
+BLOCK = 1 << 24  # entries of the images' rows at a time
 
 
 class FullCurvature(LayerCurvature):
@@ -35,13 +43,20 @@ class FullCurvature(LayerCurvature):
         self, values: Tensor, vectors: Tensor, num_outputs: int, clamped: float | None = None
     ) -> None:
         self.shape = (num_outputs, len(values) // num_outputs)
-        rounding = values.abs().amax() * len(values) * torch.finfo(values.dtype).eps
-        self.clamped = share(values < -rounding) if clamped is None else clamped
+        self.clamped = (
+            negative_share(values, values.abs().amax(), len(values)) if clamped is None else clamped
+        )
         self.values, self.vectors = values.clamp(min=0), vectors
 
     @classmethod
     def from_matrix(cls, matrix: Tensor, num_outputs: int) -> FullCurvature:
         """From G (P, P), symmetric; takes O(P^3)."""
+        check_curvature(2, matrix=matrix)
+        if matrix.shape[0] != matrix.shape[1] or len(matrix) % num_outputs:
+            raise ValueError(
+                f"matrix has shape {tuple(matrix.shape)}, as many rows and columns as weights are needed: a multiple "
+                f"of the {num_outputs} outputs"
+            )
         check_dense_weights(num_outputs, len(matrix) // num_outputs)
         values, vectors = torch.linalg.eigh(matrix)
         return cls(values, vectors, num_outputs)
@@ -80,9 +95,13 @@ class FullPosterior(EigenPosterior):
 
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """J P^-1 J^T with J = I kron x^T: squares of the images' rows along every eigenvector."""
-        root = (self.vectors * self.precision.rsqrt()).to(inputs.dtype)
-        rows = torch.einsum("nh,khp->nkp", inputs, root.view(*self.shape, -1))
-        return Gaussians(mean, rows @ rows.mT)
+        self.check_inputs(inputs)
+        root = (self.vectors * self.precision.rsqrt()).to(inputs.dtype).view(*self.shape, -1)
+        covariances = []
+        for part in inputs.split(max(1, BLOCK // (self.num_outputs * self.num_parameters))):
+            rows = torch.einsum("nh,khp->nkp", part, root)
+            covariances.append(rows @ rows.mT)
+        return Gaussians(mean, torch.cat(covariances))
 
     def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         noise = normal((k, len(self.precision)), generator, self.precision) * self.precision.rsqrt()

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.gaussian import Gaussians
-from laplacian_metric.laplace.layer.base import EigenPosterior, LayerCurvature, Structure, normal, share
+from laplacian_metric.laplace.layer.base import (
+    EigenPosterior,
+    LayerCurvature,
+    Structure,
+    check_curvature,
+    negative_share,
+    normal,
+)
 
 
 class KroneckerCurvature(LayerCurvature):
@@ -38,13 +45,15 @@ class KroneckerCurvature(LayerCurvature):
         self.shape = (len(output_values), len(input_values))
         products = output_values[:, None] * input_values
         # What rounding leaves below 0 of an eigenvalue that is 0 has not been clamped in any sense that matters.
-        rounding = products.abs().amax() * sum(self.shape) * torch.finfo(products.dtype).eps
-        self.clamped = share(products < -rounding) if clamped is None else clamped
+        if clamped is None:
+            clamped = negative_share(products, products.abs().amax(), sum(self.shape))
+        self.clamped = clamped
         self.eigenvalues = products.clamp(min=0)
 
     @classmethod
     def from_factors(cls, output: Tensor, inputs: Tensor) -> KroneckerCurvature:
         """From A and B themselves; the eigendecomposition of B takes O(H'^3)."""
+        check_curvature(2, output=output, inputs=inputs)
         output_values, output_vectors = torch.linalg.eigh(output)
         input_values, input_vectors = torch.linalg.eigh(inputs)
         return cls(output_values, output_vectors, input_values, input_vectors)
@@ -87,6 +96,7 @@ class KroneckerPosterior(EigenPosterior):
 
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """All images share the eigenvectors of A; along them the variances are sum_h (U_B^T x)_h^2 / P_kh."""
+        self.check_inputs(inputs)
         turned = inputs @ self.input_vectors.to(inputs.dtype)
         variance = turned.square() @ self.precision.reciprocal().to(inputs.dtype).T
         return Gaussians(mean, variance, self.output_vectors.to(inputs.dtype))

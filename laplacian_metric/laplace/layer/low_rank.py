@@ -18,9 +18,10 @@ from laplacian_metric.laplace.layer.base import (
     LayerCurvature,
     LayerPosterior,
     Structure,
+    check_curvature,
     check_scale,
+    negative_share,
     normal,
-    share,
 )
 
 
@@ -40,10 +41,17 @@ class LowRankCurvature(LayerCurvature):
     structure: ClassVar[Structure] = Structure.LOW_RANK
 
     def __init__(self, rest: Tensor, factor: Tensor, clamped: float | None = None) -> None:
+        check_curvature(2, rest=rest)
+        if len(factor):
+            check_curvature(3, factor=factor)
         if factor.shape[1:] != rest.shape:
             raise ValueError(f"factor has shape {tuple(factor.shape)}, (r, *{tuple(rest.shape)}) is needed")
         self.shape = (rest.shape[0], rest.shape[1])
-        self.clamped = share(rest < 0) if clamped is None else clamped
+        if clamped is None:
+            # The rest is a difference, which is exact to the rounding of the diagonal that it is the rest of.
+            whole = (rest.abs() + factor.square().sum(0)).amax()
+            clamped = negative_share(rest, whole, 1 + len(factor))
+        self.clamped = clamped
         self.rest, self.factor = rest.clamp(min=0), factor
 
     def posterior(self, scale: float, prior: float) -> LowRankPosterior:
@@ -64,45 +72,56 @@ class LowRankCurvature(LayerCurvature):
 
 
 class LowRankPosterior(LayerPosterior):
-    """See the module; ``kept`` are the eigenvalues e, ``vectors`` is Q d^(-1/2), (r, Z, H')."""
+    """See the module; ``kept`` are the eigenvalues e, ``vectors`` is Q d^(-1/2), (r, Z, H').
+
+    In float64, whatever the curvature is in: where the data say much more than the prior, what is left of the
+    variance along the kept directions is a difference of nearly equal numbers.
+    """
 
     def __init__(self, curvature: LowRankCurvature, scale: float, prior: float) -> None:
-        check_scale(scale, prior)
+        check_scale(scale, prior, curvature.dtype)
         self.shape = curvature.shape
         self.prior = prior
-        self.diagonal = curvature.rest * scale + prior
-        scaled = (curvature.factor * (scale**0.5) * self.diagonal.rsqrt()).flatten(1)
-        values, vectors = torch.linalg.eigh((scaled @ scaled.T).double())
+        self.dtype = curvature.dtype
+        self.data = curvature.rest.double() * scale
+        self.diagonal = self.data + prior
+        scaled = (curvature.factor.double() * (scale**0.5) * self.diagonal.rsqrt()).flatten(1)
+        values, vectors = torch.linalg.eigh(scaled @ scaled.T)
         # Rows that are combinations of others add nothing.
         largest = float(values.amax()) if len(values) else 0.0
-        keep = values > largest * max(1, len(values)) * torch.finfo(scaled.dtype).eps
+        keep = values > largest * max(1, len(values)) * torch.finfo(values.dtype).eps
         self.kept = values[keep]
-        rows = (vectors[:, keep] / self.kept.sqrt()).T.to(scaled.dtype) @ scaled
+        rows = (vectors[:, keep] / self.kept.sqrt()).T @ scaled
         self.vectors = rows.view(-1, *self.shape) * self.diagonal.rsqrt()
-        self.share = (self.kept / (1 + self.kept)).to(scaled.dtype)
+        self.share = self.kept / (1 + self.kept)
 
     def log_determinant(self) -> float:
-        return float(self.diagonal.double().log().sum() + self.kept.log1p().sum())
+        return float(self.diagonal.log().sum() + self.kept.log1p().sum())
 
     def effective_parameters(self) -> float:
-        """P - prior tr(P^-1)."""
-        return self.num_parameters - self.prior * float(self.marginal_variance().double().sum())
+        """tr(P^-1 (P - prior)) without a subtraction: sum s D/d + prior sum_r e/(1+e) |Q d^(-1/2)|_r^2."""
+        along = self.vectors.square().sum((1, 2)) @ self.share
+        return float((self.data / self.diagonal).sum() + self.prior * along)
 
     def marginal_variance(self) -> Tensor:
         less = torch.einsum("r,rkh->kh", self.share, self.vectors.square())
-        return (self.diagonal.reciprocal() - less).clamp(min=0)
+        return (self.diagonal.reciprocal() - less).clamp(min=0).to(self.dtype)
 
     def solve(self, vector: Tensor) -> Tensor:
-        along = torch.einsum("rkh,kh->r", self.vectors, vector) * self.share
-        return vector / self.diagonal - torch.einsum("r,rkh->kh", along, self.vectors)
+        exact = vector.double()
+        along = torch.einsum("rkh,kh->r", self.vectors, exact) * self.share
+        solved = exact / self.diagonal - torch.einsum("r,rkh->kh", along, self.vectors)
+        return solved.to(vector.dtype)
 
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """diag_k(sum_h x_h^2/d_kh) less the part that the kept directions determine, (N, Z, Z)."""
-        wide = inputs.square() @ self.diagonal.reciprocal().to(inputs.dtype).T
-        along = torch.einsum("nh,rkh->nkr", inputs, self.vectors.to(inputs.dtype))
-        less = (along * self.share.to(inputs.dtype)) @ along.mT
+        self.check_inputs(inputs)
+        exact = inputs.double()
+        wide = exact.square() @ self.diagonal.reciprocal().T
+        along = torch.einsum("nh,rkh->nkr", exact, self.vectors)
+        less = (along * self.share) @ along.mT
         # Of an image that the kept directions determine well, the difference has only the rounding of its terms.
-        values, axes = torch.linalg.eigh((torch.diag_embed(wide) - less).double())
+        values, axes = torch.linalg.eigh(torch.diag_embed(wide) - less)
         covariance = (axes * values.clamp(min=0)[:, None, :]) @ axes.mT
         return Gaussians(mean, covariance.to(inputs.dtype))
 
@@ -111,5 +130,6 @@ class LowRankPosterior(LayerPosterior):
         noise = normal((k, *self.shape), generator, self.diagonal)
         # vectors = Q d^(-1/2), so that Q noise = vectors . (d^(1/2) noise).
         along = torch.einsum("rkh,skh->sr", self.vectors, noise * self.diagonal.sqrt())
-        along = along * (1 - (1 + self.kept).rsqrt()).to(along.dtype)
-        return noise * self.diagonal.rsqrt() - torch.einsum("sr,rkh->skh", along, self.vectors)
+        along = along * (1 - (1 + self.kept).rsqrt())
+        drawn = noise * self.diagonal.rsqrt() - torch.einsum("sr,rkh->skh", along, self.vectors)
+        return drawn.to(self.dtype)
