@@ -1,0 +1,216 @@
+"""The curvature of pair losses behind the interface of laplace-torch: its Laplace approximations for metric learning.
+
+laplace-torch is imported when it is needed and not before: it is heavy, and brings torchvision with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor, nn
+
+from hessians.approximations import Approximation
+from hessians.pair_loss import PairLoss
+from hessians.pairs import Population
+from laplacian_metric.laplace.torch_backend.batches import Batches, batch_population
+from laplacian_metric.laplace.torch_backend.curvature import SemidefiniteLoss
+from laplacian_metric.laplace.torch_backend.head import embeddings, find_last_layer, is_normalised
+from laplacian_metric.laplace.torch_backend.interface import (
+    import_laplace,
+    no_such_curvature,
+    pair_loss_curvature,
+)
+
+if TYPE_CHECKING:
+    from laplace.baselaplace import ParametricLaplace
+
+__all__ = ["batch_population", "import_laplace", "laplace_arguments", "metric_laplace", "pair_loss_curvature"]
+
+
+class Structure(str, Enum):
+    """What is kept of the curvature of the weights."""
+
+    DIAG = "diag"
+    KRON = "kron"
+    FULL = "full"
+
+
+class Subset(str, Enum):
+    """Which weights are uncertain."""
+
+    LAST_LAYER = "last_layer"
+    ALL = "all"
+
+
+_Kind = TypeVar("_Kind", bound=Enum)
+
+_CLASSES = {
+    (Subset.LAST_LAYER, Structure.DIAG): "DiagLLLaplace",
+    (Subset.LAST_LAYER, Structure.KRON): "KronLLLaplace",
+    (Subset.LAST_LAYER, Structure.FULL): "FullLLLaplace",
+    (Subset.ALL, Structure.DIAG): "DiagLaplace",
+}
+
+
+def metric_laplace(
+    model: nn.Module,
+    loader: Iterable[Any],
+    loss: PairLoss,
+    approximation: str | Approximation = Approximation.CLIPPED,
+    structure: str | Structure = Structure.DIAG,
+    subset_of_weights: str | Subset = Subset.LAST_LAYER,
+    *,
+    n_effective: float | None = None,
+    last_layer: str | None = None,
+    progress_bar: bool = False,
+    **options: Any,
+) -> ParametricLaplace:
+    """A fitted Laplace approximation of laplace-torch for a metric-learning model.
+
+    The log-posterior is -n_effective * loss / temperature - |weights|^2 * prior_precision / 2, the loss over all pairs
+    that lie inside the loader's batches. The loader is read twice: once for its labels, once for the curvature; a
+    DataLoader has the same batches both times, also if it shuffles. The model is copied and left as it was.
+
+    Args:
+        model: ``model(images)`` are raw embeddings u (N, Z), what comes out of its last linear layer; or an
+            ``Encoder``, whose norm is left out. A linear layer alone will do, with a loader of features.
+        loader: gives batches (images, labels); each should have several images of several classes.
+        loss: the pair loss the model was trained with.
+        approximation: "clipped", "positive" or "fixed"; the last two are projected batch by batch where they are
+            indefinite, which adds precision that one clamp at the end would not. "full" is refused.
+        structure: "diag", "kron" or "full".
+        subset_of_weights: "last_layer", or "all" (with "diag"), which is all parameters that require a gradient.
+        n_effective: how many independent observations the average loss stands for; the number of images by default.
+        last_layer: the name of the last linear layer, where it should not be looked for.
+        progress_bar: show the batches passing by.
+        options: for the class of laplace-torch: ``prior_precision``, ``temperature``, ``prior_mean`` ...
+
+    Returns:
+        ``laplace.DiagLLLaplace``, ``KronLLLaplace``, ``FullLLLaplace`` or ``DiagLaplace``.
+
+    Example:
+        >>> import torch
+        >>> from hessians import ContrastiveLoss
+        >>> model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> batches = [(torch.randn(6, 5), torch.tensor([0, 0, 1, 1, 2, 2])) for _ in range(3)]
+        >>> la = metric_laplace(model, batches, ContrastiveLoss(), prior_precision=2.0)
+        >>> mean, covariance = la(torch.randn(7, 5))
+        >>> type(la).__name__, mean.shape, covariance.shape
+        ('DiagLLLaplace', torch.Size([7, 2]), torch.Size([7, 2, 2]))
+    """
+    structure = _member(Structure, "structure", structure)
+    subset = _member(Subset, "subset_of_weights", subset_of_weights)
+    if (subset, structure) not in _CLASSES:
+        raise ValueError(no_such_curvature(structure.value))
+    laplace_class = getattr(import_laplace(), _CLASSES[subset, structure])
+    batches = Batches(loader)
+    positives, negatives, num_images = batches.counts
+    arguments = laplace_arguments(
+        loss, (positives, negatives), num_images if n_effective is None else n_effective, approximation
+    )
+    model = _without_norm(model)
+    images, _ = next(iter(batches))
+    if subset is Subset.LAST_LAYER:
+        name = find_last_layer(model, images, last_layer)
+        # With a name, laplace-torch keeps no training batch in what it saves.
+        options = {"last_layer_name": name, **options}
+        with _some_gradient(model, name):
+            # Makes a copy of the model by itself.
+            fitted = laplace_class(model, **arguments, **options)
+            fitted.fit(batches, progress_bar=progress_bar)
+    else:
+        _check_whole(model, images, loss)
+        fitted = laplace_class(copy.deepcopy(model), **arguments, **options)
+        fitted.fit(batches, progress_bar=progress_bar)
+    return fitted  # type: ignore[no-any-return]
+
+
+def laplace_arguments(
+    loss: PairLoss,
+    population: Population,
+    n_effective: float,
+    approximation: str | Approximation = Approximation.CLIPPED,
+) -> dict[str, Any]:
+    """The arguments that make a class of laplace-torch take the curvature of a pair loss.
+
+    For those who construct its objects by themselves, to load a saved state for example. What they hand to ``fit``
+    then has to give (images, labels) and to have a ``dataset`` as long as the images of one pass are many.
+
+    Args:
+        loss: the pair loss.
+        population: see :func:`batch_population`; all batches divide by it.
+        n_effective: how many independent observations the average loss stands for, the number of images for example.
+        approximation: "clipped", "positive" or "fixed".
+
+    Returns:
+        ``likelihood``, ``backend`` and ``backend_kwargs``. Make them anew for every object: laplace-torch writes into
+        the last.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> from laplace import KronLLLaplace
+        >>> model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> arguments = laplace_arguments(ContrastiveLoss(), population=(3, 12), n_effective=6)
+        >>> empty = KronLLLaplace(model, last_layer_name="2", **arguments)
+    """
+    if not n_effective > 0:
+        raise ValueError(f"n_effective is {n_effective}, a positive number is needed")
+    settings = {
+        "loss": SemidefiniteLoss(loss, approximation),
+        "population": (population[0], population[1]),
+        "n_effective": float(n_effective),
+    }
+    # Of laplace-torch's likelihoods the only one that takes a loss as it is: "regression" would add the logarithm of a
+    # Gaussian's normaliser, and "classification" push embeddings through a softmax.
+    return {
+        "likelihood": "reward_modeling",
+        "backend": pair_loss_curvature(),
+        "backend_kwargs": settings,
+    }
+
+
+def _without_norm(model: nn.Module) -> nn.Module:
+    """An encoder as its backbone and head alone; any other model as it is."""
+    backbone, head = getattr(model, "backbone", None), getattr(model, "head", None)
+    if hasattr(model, "raw") and isinstance(backbone, nn.Module) and isinstance(head, nn.Linear):
+        return nn.Sequential(backbone, head)
+    return model
+
+
+def _check_whole(model: nn.Module, images: Tensor, loss: PairLoss) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "no parameter of the model requires a gradient, so that none is uncertain: set requires_grad on those "
+            'that should be, or take subset_of_weights="last_layer"'
+        )
+    if getattr(loss, "normalize", False) and is_normalised(embeddings(model, images)):
+        raise ValueError(
+            "the model returns vectors of norm 1, which the loss would normalise once more: let it return the raw "
+            "output of its last linear layer"
+        )
+
+
+@contextmanager
+def _some_gradient(model: nn.Module, last_layer: str) -> Iterator[None]:
+    """laplace-torch refuses a model that is frozen altogether, even where only its last layer matters."""
+    frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    parameters = list(model.get_submodule(last_layer).parameters()) if frozen else []
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+
+def _member(kind: type[_Kind], name: str, value: str | _Kind) -> _Kind:
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise ValueError(f"{name} is {value!r}, one of {names} is needed") from None

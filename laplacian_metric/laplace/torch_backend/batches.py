@@ -1,0 +1,147 @@
+"""A loader as laplace-torch needs it, and how many pairs its batches have."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from hessians import Pairs
+from hessians.checks import CurvatureWarning
+
+
+class Counts(NamedTuple):
+    """What the batches of one pass add up to: positive pairs, negative pairs and images."""
+
+    positives: int
+    negatives: int
+    images: int
+
+    def plus(self, labels: Tensor) -> Counts:
+        """With a further batch."""
+        pairs = Pairs.from_labels(labels)
+        return Counts(
+            self.positives + int(pairs.num_positives),
+            self.negatives + int(pairs.num_negatives),
+            self.images + pairs.num_images,
+        )
+
+
+def batch_population(loader: Iterable[Any]) -> tuple[int, int]:
+    """How many positive and how many negative pairs lie inside the batches of one pass over a loader.
+
+    These are the numbers by which every batch divides, so that the batches' curvatures add up to one average over all
+    pairs that are seen. They hold for another pass only if it has the same batches: use ``shuffle=False``, or a fixed
+    list of index lists as the ``batch_sampler``.
+
+    Example:
+        >>> import torch
+        >>> images = torch.zeros(4, 3)
+        >>> batch_population([(images, torch.tensor([0, 0, 1, 1])), (images, torch.tensor([0, 0, 0, 1]))])
+        (5, 7)
+    """
+    positives, negatives, _ = count(loader)
+    return positives, negatives
+
+
+def count(loader: Iterable[Any]) -> Counts:
+    """Read one pass of a loader for its labels."""
+    counts = Counts(0, 0, 0)
+    for _, labels in read(loader):
+        counts = counts.plus(labels)
+    return counts
+
+
+def read(loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of one pass, each checked to be images and labels and nothing else."""
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(
+                f"the loader gives {_described(batch)}, laplace-torch needs batches (images, labels) and nothing else: "
+                "pick these two in the data set or in the loader's collate_fn"
+            )
+        images, labels = batch
+        if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
+            raise TypeError(
+                f"the loader gives a pair of {_described(images)} and {_described(labels)}, two tensors are needed: "
+                "images (B, ...) and labels (B,)"
+            )
+        if len(images) != labels.numel():
+            raise ValueError(
+                f"a batch has {len(images)} images and labels of shape {tuple(labels.shape)}: one label for each "
+                "image is needed"
+            )
+        yield images, labels
+
+
+def _described(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return f"a {type(given).__name__} with the keys {', '.join(map(repr, given))}"
+    if isinstance(given, tuple | list):
+        return f"a {type(given).__name__} of {len(given)}"
+    return f"a {type(given).__name__}"
+
+
+class Batches:
+    """A loader as ``fit`` of laplace-torch needs it: (images, labels), a data set with a length, batches that stay.
+
+    The batches of a plain DataLoader are drawn once and kept, as lists of indices, so that a shuffling sampler does
+    no harm. Any other loader is trusted to give the same ones in every pass, and told on if it does not.
+
+    Attributes:
+        counts: pairs and images of one pass.
+        dataset: something that has as many entries as one pass has images.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        if isinstance(loader, Iterator):
+            raise TypeError(
+                f"the loader is a {type(loader).__name__}, which can be read once only: pass a DataLoader, or a list "
+                "of batches (images, labels)"
+            )
+        self._loader = with_fixed_batches(loader)
+        self.counts = count(self._loader)
+        self.dataset = range(self.counts.images)
+        if not self.counts.images:
+            raise ValueError("the loader has no batches")
+        if not self.counts.positives + self.counts.negatives:
+            raise ValueError(
+                "no batch has two images, and pairs are taken inside of batches: use larger batches, best with "
+                "several images of several classes each"
+            )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        seen = Counts(0, 0, 0)
+        for images, labels in read(self._loader):
+            seen = seen.plus(labels)
+            yield images, labels
+        if seen != self.counts:
+            warnings.warn(
+                f"this pass over the loader had {seen.positives} positive and {seen.negatives} negative pairs in "
+                f"{seen.images} images, the pass before {self.counts.positives} and {self.counts.negatives} in "
+                f"{self.counts.images}, by which the curvature was divided: give the loader a fixed order",
+                CurvatureWarning,
+                stacklevel=2,
+            )
+
+
+def with_fixed_batches(loader: Iterable[Any]) -> Iterable[Any]:
+    """A plain DataLoader with the batches that one pass over it would have now; anything else as it is."""
+    if type(loader) is not DataLoader or loader.batch_sampler is None:
+        return loader
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=[list(batch) for batch in loader.batch_sampler],
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )

@@ -1,0 +1,160 @@
+"""A batch's curvature, positive semi-definite, in the three structures and the parameter order of laplace-torch.
+
+laplace-torch adds up what it is given batch by batch and never looks at signs: a negative precision becomes NaN samples
+(diagonal), is clamped in silence (Kronecker) or fails in a Cholesky decomposition (full). So the output Hessian of
+every batch is made positive semi-definite before it is pulled back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal, last_layer_kronecker
+from hessians.approximations import Approximation
+from hessians.checks import compute_dtype
+from hessians.contrastive import Distance, Negatives
+from hessians.output_hessian import OutputHessian
+from hessians.pair_loss import PairBlocks, PairLoss
+
+MEMORY = 64 << 20
+
+
+class LastLayer(NamedTuple):
+    """A last linear layer and what goes into it: h (N, H), W (Z, H), b (Z,) or None."""
+
+    features: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class SemidefiniteLoss(PairLoss):
+    """A pair loss whose output Hessian is one approximation, with its negative eigenvalues set to 0.
+
+    Args:
+        loss: the pair loss. Its value is that of the population, whatever negatives it is trained with: the
+            curvature belongs to that one.
+        approximation: "clipped", "positive" or "fixed". The Hessian of "positive" is positive semi-definite by
+            itself for the Euclidean distance; otherwise "positive" and "fixed" are projected.
+        offset: is added to the embeddings, (Z,).
+
+    Example:
+        >>> loss, pairs = SemidefiniteLoss(ContrastiveLoss(), "fixed"), Pairs.from_labels([0, 0, 1])
+        >>> loss.output_hessian(torch.randn(3, 2), pairs).check_positive()
+    """
+
+    def __init__(
+        self, loss: PairLoss, approximation: str | Approximation, offset: Tensor | None = None
+    ) -> None:
+        self.approximation = parse_semidefinite(approximation)
+        if isinstance(loss, ContrastiveLoss):
+            loss = dataclasses.replace(loss, negatives=Negatives.ALL)
+        self.loss = loss
+        self.negative_weight = loss.negative_weight
+        self.offset = offset
+
+    def with_offset(self, offset: Tensor | None) -> SemidefiniteLoss:
+        """The loss of embeddings from which the offset (Z,) was left out."""
+        return SemidefiniteLoss(self.loss, self.approximation, offset)
+
+    def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
+        return self.loss(self._moved(u), pairs)
+
+    def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        return self.loss.pair_values(self._moved(first), self._moved(second), positive)
+
+    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        return self.loss.is_active(self._moved(first), self._moved(second), positive)
+
+    def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
+        return self.loss.pair_blocks(self._moved(first), self._moved(second), positive)
+
+    def output_hessian(
+        self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.CLIPPED
+    ) -> OutputHessian:
+        """The projected Hessian; which approximation it is was settled when the loss was made."""
+        hessian = self.loss.output_hessian(self._moved(u), pairs, self.approximation)
+        return hessian if self._is_semidefinite() else hessian.positive_part()
+
+    def _is_semidefinite(self) -> bool:
+        """Whether the approximation is positive semi-definite as it is."""
+        if self.approximation is Approximation.POSITIVE:
+            return isinstance(self.loss, ContrastiveLoss) and self.loss.distance is Distance.EUCLIDEAN
+        return self.approximation is Approximation.CLIPPED
+
+    def _moved(self, u: Tensor) -> Tensor:
+        return u if self.offset is None else u + self.offset.detach().to(u.dtype)
+
+
+def parse_semidefinite(approximation: str | Approximation) -> Approximation:
+    """The member with this name, unless there is no semi-definite form of it."""
+    parsed = Approximation.parse(approximation)
+    if parsed is Approximation.FULL:
+        raise ValueError(
+            'approximation "full" is indefinite, and laplace-torch adds curvature up batch by batch, without a place '
+            'where it could be clamped once: take "clipped", which is "full" without its negative eigenvalues'
+        )
+    return parsed
+
+
+def last_layer_diagonal(layer: LastLayer, pairs: Pairs, loss: SemidefiniteLoss) -> Tensor:
+    """diag(J^T M J), (Z H + Z,): the weights row by row, then the biases."""
+    w, b = last_layer_ggn_diagonal(*layer, pairs, loss)
+    # What is below 0 here is rounding: M is positive semi-definite.
+    return (w.flatten() if b is None else torch.cat([w.flatten(), b])).clamp(min=0)
+
+
+def last_layer_full(layer: LastLayer, pairs: Pairs, loss: SemidefiniteLoss) -> Tensor:
+    """J^T M J, (Z H + Z, Z H + Z): the weights row by row, then the biases."""
+    inputs, u = _inputs_and_embeddings(layer)
+    hessian = loss.output_hessian(u, pairs)
+    dim, width = u.shape[1], inputs.shape[1]
+    matrix = inputs.new_empty(dim, width, dim, width)
+    chunk = max(1, MEMORY // max(1, 4 * u.numel() * u.element_size()))
+    for at in range(dim):
+        for start in range(0, width, chunk):
+            some = inputs[:, start : start + chunk].T
+            columns = u.new_zeros(len(some), *u.shape)
+            columns[:, :, at] = some
+            matrix[:, :, at, start : start + chunk] = torch.einsum(
+                "cnk,nh->khc", hessian.matmul(columns), inputs
+            )
+    order = _parameter_order(dim, width, layer.bias is not None, u.device)
+    matrix = matrix.view(dim * width, dim * width)[order][:, order]
+    return (matrix + matrix.T) / 2
+
+
+def last_layer_factors(
+    layer: LastLayer, pairs: Pairs, loss: SemidefiniteLoss
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A (Z, Z) and B (H, H) of the weights' block, tr A = Z, and the block of the biases (Z, Z).
+
+    A kron B is the nearest Kronecker product to the block of the weights; the block of the biases is exact. The
+    blocks between weights and biases are left out: laplace-torch has no room for them.
+    """
+    found = last_layer_kronecker(layer.features, layer.weight, None, pairs, loss.with_offset(layer.bias))
+    if layer.bias is None:
+        return found.output, found.input, None
+    _, u = _inputs_and_embeddings(layer)
+    ones = torch.eye(u.shape[1], dtype=u.dtype, device=u.device)[:, None, :].expand(-1, len(u), -1)
+    block = loss.output_hessian(u, pairs).matmul(ones).sum(1)
+    return found.output, found.input, (block + block.T) / 2
+
+
+def _inputs_and_embeddings(layer: LastLayer) -> tuple[Tensor, Tensor]:
+    """x = [h, 1], (N, H + 1), or h without a bias; and u, (N, Z)."""
+    dtype = compute_dtype(layer.features)
+    inputs, weight = layer.features.detach().to(dtype), layer.weight.detach().to(dtype)
+    if layer.bias is not None:
+        inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
+        weight = torch.cat([weight, layer.bias.detach().to(dtype)[:, None]], dim=1)
+    return inputs, inputs @ weight.T
+
+
+def _parameter_order(dim: int, width: int, has_bias: bool, device: torch.device) -> Tensor:
+    """Where W row by row, then b, are found in [W | b] row by row."""
+    at = torch.arange(dim * width, device=device).view(dim, width)
+    return torch.cat([at[:, :-1].flatten(), at[:, -1]]) if has_bias else at.flatten()
