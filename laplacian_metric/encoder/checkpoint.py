@@ -1,0 +1,234 @@
+"""Encoders from files of weights and into them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from laplacian_metric.encoder.weight_files import notes_of, read_weights
+from laplacian_metric.files import atomic_write
+
+if TYPE_CHECKING:
+    from laplacian_metric.encoder.encoder import Encoder
+    from laplacian_metric.encoder.zoo import Architecture, Target
+
+NAMED = 5  # how many names an error lists
+PARTS = ("all", "backbone")
+# Batch normalisation counts its batches since a later version; older files lack it, and nothing here depends on it.
+OPTIONAL = "num_batches_tracked"
+
+
+def save_encoder(encoder: Encoder, path: str | os.PathLike[str]) -> None:
+    """Write the weights of an encoder as a safetensors file: the whole file, or none.
+
+    With them goes ``normalize`` and, if the encoder came from a name, that name, so that
+    ``Encoder.from_checkpoint(path)`` needs no more.
+
+    Example:
+        >>> import tempfile
+        >>> from laplacian_metric.encoder import Encoder
+        >>> encoder = Encoder.from_name("fashion-mnist", seed=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_encoder(encoder, Path(folder) / "fashion.safetensors")
+        ...     again = Encoder.from_checkpoint(Path(folder) / "fashion.safetensors")
+        >>> again.fingerprint() == encoder.fingerprint()
+        True
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError("encoders are saved by safetensors: pip install safetensors") from error
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in encoder.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}, only tensors can be saved")
+        storage = tensor.untyped_storage().data_ptr()
+        # The format knows no tensors that share memory.
+        tensors[name] = tensor.detach().contiguous() if storage not in seen else tensor.detach().clone()
+        seen.add(storage)
+    notes = {"normalize": encoder.normalize, "recipe": encoder.recipe}
+    try:
+        told = json.dumps(notes)
+    except TypeError:  # made with options that are objects: it will have to be named again
+        told = json.dumps({**notes, "recipe": None})
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt", "encoder": told})
+
+
+def load_encoder(
+    path: str | os.PathLike[str],
+    name: str | nn.Module | Callable[[], nn.Module] | None,
+    prefix: str | None,
+    part: str,
+    head: str | None,
+    example_inputs: Any,
+    normalize: bool | None,
+    options: dict[str, Any],
+) -> Encoder:
+    """See `Encoder.from_checkpoint`."""
+    if part not in PARTS:
+        raise ValueError(f'part is {part!r}, "all" or "backbone" is needed')
+    tensors, metadata = read_weights(path)
+    file = Path(path).name
+    notes = notes_of(metadata, file)
+    if prefix is not None:
+        tensors = _below(tensors, prefix, file)
+    if normalize is None:
+        normalize = bool(notes.get("normalize", True))
+    architecture = _architecture(name, notes, head, example_inputs, normalize, options, file)
+    load_into(architecture, tensors, part, file)
+    return architecture.encoder
+
+
+def _below(tensors: dict[str, Tensor], prefix: str, file: str) -> dict[str, Tensor]:
+    found = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
+    if not found:
+        raise ValueError(f"no name in {file} begins with {prefix!r}: they are {_some(list(tensors))}")
+    return found
+
+
+def _architecture(
+    name: str | nn.Module | Callable[[], nn.Module] | None,
+    notes: dict[str, Any],
+    head: str | None,
+    example_inputs: Any,
+    normalize: bool,
+    options: dict[str, Any],
+    file: str,
+) -> Architecture:
+    from laplacian_metric.encoder.encoder import Encoder
+    from laplacian_metric.encoder.from_module import cut_module
+    from laplacian_metric.encoder.zoo import Architecture, Target, make
+
+    if name is None:
+        recipe = notes.get("recipe")
+        if not isinstance(recipe, dict) or "name" not in recipe:
+            raise ValueError(
+                f"{file} does not say what its weights are of: pass a name as in Encoder.from_name, the module, or "
+                "what makes it"
+            )
+        options = {**recipe, **options}
+        name = str(options.pop("name"))
+    if isinstance(name, str):
+        if head is not None:
+            raise TypeError(f"head is for modules: {name!r} knows its own")
+        dim, seed = options.pop("dim", None), options.pop("seed", None)
+        return make(name, dim=dim, pretrained=False, seed=seed, normalize=normalize, options=options)
+    if options:
+        raise TypeError(f"{', '.join(options)} are options of names, but a module was passed")
+    module = name if isinstance(name, nn.Module) else name()
+    if isinstance(module, Encoder):
+        module.normalize = normalize
+        return Architecture(module)
+    backbone, layer = cut_module(module, head, example_inputs)
+    encoder = Encoder(backbone, layer, normalize=normalize)
+    called = next(name for name, found in module.named_modules() if found is layer)
+    return Architecture(encoder, (Target(module, called),))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """How well the tensors of a file fit a module: what would be loaded, and what stands against it."""
+
+    module: nn.Module
+    tensors: dict[str, Tensor]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+    @property
+    def problems(self) -> int:
+        return len(self.missing) + len(self.unexpected) + len(self.mismatched)
+
+
+def load_into(architecture: Architecture, tensors: dict[str, Tensor], part: str, file: str) -> None:
+    """Load the tensors into the encoder or the module that they are named after: all that is asked for, or none."""
+    from laplacian_metric.encoder.zoo import Target
+
+    targets = (Target(architecture.encoder, "head"), *architecture.published)
+    fits = [
+        _fit(target, _without(tensors, prefix), part)
+        for target in targets
+        if target.complete or part == "backbone"
+        for prefix in _prefixes(tensors)
+    ]
+    best = min(fits, key=lambda fit: fit.problems - len(fit.tensors))
+    exact = [fit for fit in fits if not fit.problems and fit.tensors]
+    if exact:
+        best = exact[0]
+    else:
+        raise ValueError(_misfit(best, architecture.encoder, part, file))
+    for name, tensor in best.tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{name} in {file} has NaN or infinite entries: the training that made it diverged"
+            )
+    best.module.load_state_dict(best.tensors, strict=False)
+
+
+def _prefixes(tensors: dict[str, Tensor]) -> list[str]:
+    """The empty one, and whatever all names begin with up to a dot."""
+    paths = [name.split(".")[:-1] for name in tensors]
+    found = [""]
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        found.append(f"{found[-1]}{parts[0]}.")
+    return found
+
+
+def _without(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
+
+
+def _fit(target: Target, tensors: dict[str, Tensor], part: str) -> _Fit:
+    own: dict[str, Tensor] = target.module.state_dict()
+    if part == "backbone":
+        start = f"{target.head}." if target.head else ""
+        own = {name: x for name, x in own.items() if not name.startswith(start)}
+        tensors = {name: x for name, x in tensors.items() if not name.startswith(start)}
+    mismatched = [
+        f"{name} ({tuple(tensors[name].shape)} in the file, {tuple(own[name].shape)} in the model)"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    return _Fit(
+        module=target.module,
+        tensors={name: x for name, x in tensors.items() if name in own},
+        missing=[name for name in own if name not in tensors and not name.endswith(OPTIONAL)],
+        unexpected=[name for name in tensors if name not in own],
+        mismatched=mismatched,
+    )
+
+
+def _misfit(fit: _Fit, encoder: Encoder, part: str, file: str) -> str:
+    said = [
+        f"{len(names)} {what}: {_some(names)}"
+        for what, names in (
+            ("missing in the file", fit.missing),
+            ("unexpected", fit.unexpected),
+            ("of another shape", fit.mismatched),
+        )
+        if names
+    ]
+    kind = f"the encoder ({type(encoder.backbone).__name__} and its head)"
+    model = kind if fit.module is encoder else f"{type(fit.module).__name__}"
+    remedy = "pass the architecture that the weights were saved from"
+    if fit.unexpected:
+        remedy += ", or prefix= to pick those whose names begin with it"
+    if part == "all":
+        remedy += ', or part="backbone" to leave the head out'
+    return f"the weights in {file} are not those of {model}, nothing was loaded. {'; '.join(said)}. Remedy: {remedy}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -1,0 +1,268 @@
+"""The encoder: a backbone, a linear head and, usually, the l2 norm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessians.checks import compute_dtype
+from laplacian_metric.encoder.checks import check_features, check_head, check_inputs
+from laplacian_metric.encoder.fingerprint import digest
+
+
+class Encoder(nn.Module):
+    """inputs -> backbone -> features h (N, H) -> head -> u (N, Z) -> z = u/|u| (N, Z).
+
+    It holds the modules that it is given, without copying them, and never changes their training mode.
+
+    Args:
+        backbone: returns one row of H floats for each image; ``nn.Identity()`` where the inputs are features.
+        head: a linear layer, or of a subclass of it that computes the same.
+        normalize: whether embeddings are put on the unit sphere.
+
+    Example:
+        >>> encoder = Encoder(nn.Flatten(), nn.Linear(12, 3))
+        >>> images = torch.rand(5, 3, 2, 2)
+        >>> encoder.num_features, encoder.dim, tuple(encoder.features(images).shape)
+        (12, 3, (5, 12))
+        >>> bool((encoder(images).norm(dim=1) - 1).abs().max() < 1e-6)
+        True
+    """
+
+    backbone: nn.Module
+    head: nn.Linear
+
+    def __init__(self, backbone: nn.Module, head: nn.Linear, normalize: bool = True) -> None:
+        super().__init__()
+        if not isinstance(backbone, nn.Module):
+            raise TypeError(
+                f"backbone is a {type(backbone).__name__}, a torch.nn.Module is needed: nn.Identity() for features, "
+                "SentenceBackbone(model) for a sentence encoder"
+            )
+        check_head(head, backbone)
+        self.backbone = backbone
+        self.head = head
+        self.normalize = bool(normalize)
+        self.training = backbone.training
+        # How to make this architecture again, where it came from a name: what a saved file tells about itself.
+        self.recipe: dict[str, Any] | None = None
+
+    # --- ways to one ---
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        head: str | None = None,
+        *,
+        example_inputs: Any = None,
+        normalize: bool = True,
+    ) -> Encoder:
+        """Cut any module before its head; the parameters are shared with it, and it is left as it was.
+
+        That the module's output is the head's output, or the l2 norm of it, is checked: with ``example_inputs`` at
+        once, otherwise by the first inputs that the encoder sees.
+
+        Args:
+            module: returns embeddings (N, Z), normalised or not.
+            head: the dotted name of the linear layer that makes them. Without it: the last one that ran on
+                ``example_inputs``, or else the last one that the module registered.
+            example_inputs: a few inputs; a tensor, a tuple of positional or a dictionary of named arguments.
+            normalize: whether the encoder normalises, no matter whether the module does.
+
+        Example:
+            >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+            >>> encoder = Encoder.from_module(module)
+            >>> encoder.head is module[3], len(encoder.backbone)
+            (True, 3)
+        """
+        from laplacian_metric.encoder.from_module import cut_module
+
+        return cls(*cut_module(module, head, example_inputs), normalize=normalize)
+
+    @classmethod
+    def from_name(
+        cls,
+        name: str,
+        *,
+        dim: int | None = None,
+        pretrained: bool = False,
+        seed: int | None = None,
+        normalize: bool = True,
+        **options: Any,
+    ) -> Encoder:
+        """A ready-made encoder: "fashion-mnist", "cifar-10", "resnet50-gem", "timm:NAME" or "torchvision:NAME".
+
+        Photographs go in as RGB floats in [0, 1]: the normalisation that the weights were trained with is the first
+        layer of the backbone.
+
+        Args:
+            name: one of `encoder_names()`, or a model of timm or torchvision after its library's name and a colon.
+            dim: Z. By default what the architecture is known with; the classes for timm's and torchvision's models.
+            pretrained: with published weights, which are downloaded. A new head is still random.
+            seed: where random weights come from, torch's global generator without it.
+            normalize: see the class.
+            options: passed on to what makes the model of timm or torchvision.
+
+        Example:
+            >>> encoder = Encoder.from_name("fashion-mnist", dim=3, seed=0)
+            >>> encoder.num_features, encoder.dim
+            (9216, 3)
+        """
+        from laplacian_metric.encoder.zoo import make
+
+        return make(
+            name, dim=dim, pretrained=pretrained, seed=seed, normalize=normalize, options=options
+        ).encoder
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: str | os.PathLike[str],
+        name: str | nn.Module | Callable[[], nn.Module] | None = None,
+        *,
+        prefix: str | None = None,
+        part: str = "all",
+        head: str | None = None,
+        example_inputs: Any = None,
+        normalize: bool | None = None,
+        **options: Any,
+    ) -> Encoder:
+        """An encoder with the weights of a file: safetensors, or what torch saved of a state dictionary.
+
+        Nothing is loaded unless all of it fits. A module that is passed gets the weights itself.
+
+        Args:
+            path: files that would have to run code to be read (pickled modules, TorchScript) are refused.
+            name: what the weights are of: a name as in `from_name`, a module, or what makes one. Not needed for
+                what `save_encoder` wrote of an encoder that came from a name.
+            prefix: only the entries that begin with it count, without it. A prefix that all share is found.
+            part: "backbone" leaves the file's own head out and the encoder's as it was initialised.
+            head, example_inputs: as in `from_module`, where ``name`` is a module.
+            normalize: by default as the file says, else True.
+            options: ``dim``, ``seed`` and others that `from_name` takes.
+        """
+        from laplacian_metric.encoder.checkpoint import load_encoder
+
+        return load_encoder(path, name, prefix, part, head, example_inputs, normalize, options)
+
+    @classmethod
+    def with_head(
+        cls,
+        backbone: nn.Module,
+        features: int | Any,
+        *,
+        dim: int | None = None,
+        init: str = "identity",
+        seed: int | None = None,
+        normalize: bool = True,
+    ) -> Encoder:
+        """A head on top of a model that has none: a sentence encoder, a descriptor, features from anywhere.
+
+        Args:
+            backbone: see the class.
+            features: H, or inputs to find it out with.
+            dim: Z; H by default.
+            init: "identity" leaves the directions of the features as they are, and so has Z = H; "random" is a
+                start for training. `train_head` and `whitening_head` make heads for features.
+            seed: where a random head comes from.
+            normalize: see the class.
+
+        Example:
+            >>> encoder = Encoder.with_head(nn.Identity(), 4)
+            >>> encoder(torch.tensor([[3.0, 0.0, 4.0, 0.0]])).tolist()
+            [[0.6..., 0.0, 0.8..., 0.0]]
+        """
+        from laplacian_metric.encoder.heads import head_for
+
+        return cls(backbone, head_for(backbone, features, dim=dim, init=init, seed=seed), normalize=normalize)
+
+    # --- what it computes ---
+
+    @property
+    def num_features(self) -> int:
+        """H, what the backbone gives for each image."""
+        return self.head.in_features
+
+    @property
+    def dim(self) -> int:
+        """Z, the number of dimensions of the embeddings."""
+        return self.head.out_features
+
+    def features(self, *inputs: Any, **named: Any) -> Tensor:
+        """What goes into the head, h (N, H).
+
+        Inputs are one tensor, one tuple of the backbone's positional or one dictionary of its named arguments, or
+        these arguments themselves. Tensors of whole numbers are refused unless the backbone has an embedding layer.
+        """
+        args, kwargs = arguments(inputs, named)
+        check_inputs(args, kwargs, self.backbone)
+        features = self.backbone(*args, **kwargs)
+        check_features(features, args, kwargs, self.backbone, self.head)
+        return features  # type: ignore[no-any-return]
+
+    def raw(self, *inputs: Any, **named: Any) -> Tensor:
+        """The embeddings before the norm, u (N, Z)."""
+        return self.head(self.features(*inputs, **named))  # type: ignore[no-any-return]
+
+    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+        """The embeddings (N, Z): of unit length if ``normalize``, else raw."""
+        u = self.raw(*inputs, **named)
+        return unit_rows(u) if self.normalize else u
+
+    def fingerprint(self) -> str:
+        """A digest of names, shapes, dtypes and values of all parameters and buffers, and of ``normalize``.
+
+        It depends neither on the device, the training mode nor on what requires a gradient, and is computed anew each
+        time. What is no tensor, such as the stride of a convolution, is not in it.
+
+        Example:
+            >>> encoder = Encoder.from_name("fashion-mnist", seed=0)
+            >>> before = encoder.fingerprint()
+            >>> _ = encoder.eval().head.bias.data[0].add_(1e-3)
+            >>> len(before), encoder.fingerprint() == before
+            (64, False)
+        """
+        return digest(self, {"normalize": self.normalize})
+
+    def extra_repr(self) -> str:
+        return f"normalize={self.normalize}"
+
+
+def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
+    if len(inputs) == 1 and not named:
+        (given,) = inputs
+        if isinstance(given, dict):
+            return (), dict(given)
+        if isinstance(given, tuple | list) and any(isinstance(x, Tensor) for x in given):
+            return tuple(given), {}
+    return inputs, named
+
+
+def unit_rows(u: Tensor) -> Tensor:
+    """z = u/|u|, row by row; rows without a direction are refused, except while a graph is traced."""
+    norm: Tensor = torch.linalg.vector_norm(u, dim=1, keepdim=True, dtype=compute_dtype(u))
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        _check_norms(norm.detach()[:, 0])
+    unit: Tensor = (u / norm).to(u.dtype)
+    return unit
+
+
+def _check_norms(norm: Tensor) -> None:
+    good = (norm >= torch.finfo(norm.dtype).tiny ** 0.5) & (norm < torch.inf)
+    try:
+        if bool(good.all()):
+            return
+    except RuntimeError:  # inside vmap, where no value may be looked at
+        return
+    row = int((~good).nonzero()[0])
+    what = "norm zero" if float(norm[row]) < 1 else "NaN or infinite entries"
+    raise ValueError(
+        f"{int((~good).sum())} of {len(norm)} embeddings have no direction; the first is row {row}, which has {what}: "
+        "remove those images, mend the network that made them, or use normalize=False"
+    )

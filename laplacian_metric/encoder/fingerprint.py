@@ -1,0 +1,38 @@
+"""A digest of everything in a module that is a tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def digest(module: nn.Module, settings: Mapping[str, Any]) -> str:
+    """SHA-256 of names, shapes, dtypes and bytes of all parameters and buffers, and of some settings; 64 hex digits.
+
+    Example:
+        >>> digest(nn.Linear(2, 2), {}) == digest(nn.Linear(2, 2), {})
+        False
+    """
+    found = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
+    tensors = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
+        # Lengths first, so that no two lists of tensors give the same bytes.
+        head = json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode()
+        found.update(len(head).to_bytes(8, "little") + head)
+        found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
+    found: memoryview = flat.view(torch.uint8).numpy().data  # through bytes: numpy has no bfloat16
+    return found

@@ -1,0 +1,140 @@
+"""Reading a file of weights without running anything that is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Where training scripts put the state dictionary beside the optimizer's, the most telling name first.
+WRAPPINGS = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "net",
+    "network",
+    "encoder",
+    "weights",
+)
+STATE_DICT_REMEDY = "torch.save(model.state_dict(), path)"
+
+
+def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file by name, on the CPU, and the notes (metadata) that a safetensors file has."""
+    file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder, a file of weights is needed")
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    start = _start_of(file)
+    if len(start) > 8 and start[8:9] == b"{":
+        return _read_safetensors(file)
+    if start.startswith(b"version https://git-lfs"):
+        raise ValueError(
+            f"{file.name} is a pointer to a large file, not the file: fetch it with git lfs pull"
+        )
+    if zipfile.is_zipfile(file):
+        _refuse_programs(file)
+    elif file.suffix == ".safetensors":
+        raise ValueError(f"{file.name} is no safetensors file: it is damaged or something else")
+    return _state_dict(_load(file), file.name), {}
+
+
+def _start_of(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(64)
+
+
+def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(f"{file.name} is read by safetensors: pip install safetensors") from error
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file.name} is no whole safetensors file ({error}): copy or download it again"
+        ) from error
+
+
+def _refuse_programs(file: Path) -> None:
+    """Refuse archives of torch that hold code, by what they contain."""
+    with zipfile.ZipFile(file) as archive:
+        inside = [name.partition("/")[2] for name in archive.namelist()]
+    if any(name == "constants.pkl" or name.startswith("code/") for name in inside):
+        raise ValueError(
+            f"{file.name} is a TorchScript archive, which holds code: save its weights instead, "
+            f"model = torch.jit.load(path), {STATE_DICT_REMEDY}, where you trust it"
+        )
+    if "data.pkl" not in inside:
+        raise ValueError(
+            f"{file.name} is an archive, but not one of weights that torch.save or safetensors made: export those of "
+            f"the Python module, {STATE_DICT_REMEDY}"
+        )
+
+
+def _load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" in str(error) or "global" in str(error) or "Unsupported class" in str(error):
+            raise ValueError(
+                f"{file.name} holds more than weights, a pickled module or other objects, and reading it would run "
+                f"their code: where you trust it, load it in the project that it comes from, {STATE_DICT_REMEDY} "
+                f"there, and use that file. torch says: {_first_line(error)}"
+            ) from error
+        raise ValueError(
+            f"{file.name} is no file of weights or a damaged one: {_first_line(error)}"
+        ) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file.name} is no file of weights or a damaged one: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    return (told or lines or [type(error).__name__])[0][:300]
+
+
+def _state_dict(found: Any, name: str) -> dict[str, Tensor]:
+    """The state dictionary in what a torch file holds, out of its usual wrappings."""
+    for _ in range(3):
+        if not isinstance(found, Mapping):
+            break
+        tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+        wrapped = next((key for key in WRAPPINGS if isinstance(found.get(key), Mapping)), None)
+        if wrapped is None:
+            if tensors:
+                return tensors
+            break
+        found = found[wrapped]
+    listed = f" with the entries {', '.join(map(str, list(found)[:8]))}" if isinstance(found, Mapping) else ""
+    raise ValueError(
+        f"{name} holds a {type(found).__name__}{listed} where a state dictionary is needed: {STATE_DICT_REMEDY}"
+    )
+
+
+def notes_of(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+    """What `save_encoder` wrote about the encoder; empty for other files."""
+    if "encoder" not in metadata:
+        return {}
+    try:
+        found = json.loads(metadata["encoder"])
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the notes about the encoder in {name} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"the notes about the encoder in {name} are a {type(found).__name__}, no dictionary")
+    return found

@@ -1,0 +1,205 @@
+"""Encoders by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from laplacian_metric.encoder.encoder import Encoder
+from laplacian_metric.encoder.from_module import cut_module, linears, list_linears
+from laplacian_metric.networks import resnet
+from laplacian_metric.networks.scaling import IMAGENET_MEAN, IMAGENET_STD, PixelScaling
+from laplacian_metric.networks.small import (
+    CIFAR_FEATURES,
+    FASHION_FEATURES,
+    cifar_backbone,
+    fashion_backbone,
+    seeded,
+)
+
+VISION = 'pip install "laplacian-metric[vision]"'
+LIBRARIES = ("timm", "torchvision")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module that the weights of a file may be those of, and how its head is called there.
+
+    ``complete`` says that the module has all that the encoder needs: if not, only its backbone can be read from there.
+    """
+
+    module: nn.Module
+    head: str
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An encoder, and the modules whose names published files of weights use; they share its parameters."""
+
+    encoder: Encoder
+    published: tuple[Target, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    dim: int | None
+    pretrained: bool
+    options: dict[str, Any]
+
+
+def _fashion(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    return fashion_backbone(), nn.Linear(FASHION_FEATURES, wanted.dim or 3), ()
+
+
+def _cifar(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    return cifar_backbone(), nn.Linear(CIFAR_FEATURES, wanted.dim or 16), ()
+
+
+def _resnet50_gem(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    model = _torchvision_model("resnet50", wanted.pretrained, wanted.options)
+    return _with_gem(model, PixelScaling.of_imagenet(), wanted)
+
+
+def _resnet50_gem_v1(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    model = resnet.original_v1(_torchvision_model("resnet50", False, wanted.options))
+    return _with_gem(model, PixelScaling.of_original_resnet(), wanted)
+
+
+def _with_gem(
+    model: nn.Module, scaling: PixelScaling, wanted: _Wanted
+) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    backbone = resnet.resnet50_gem(model, scaling)
+    head = nn.Linear(resnet.RESNET50_FEATURES, wanted.dim or resnet.RESNET50_FEATURES)
+    return backbone, head, (Target(backbone.get_submodule("trunk"), "fc", complete=False),)
+
+
+_Maker = Callable[[_Wanted], tuple[nn.Module, nn.Linear, tuple[Target, ...]]]
+_MAKERS: dict[str, _Maker] = {
+    "fashion-mnist": _fashion,
+    "cifar-10": _cifar,
+    "resnet50-gem": _resnet50_gem,
+    "resnet50-gem-v1": _resnet50_gem_v1,
+}
+_WITH_WEIGHTS = ("resnet50-gem",)
+_WITH_OPTIONS = ("resnet50-gem", "resnet50-gem-v1")
+
+
+def encoder_names() -> tuple[str, ...]:
+    """The names of our own that `Encoder.from_name` knows.
+
+    Example:
+        >>> encoder_names()
+        ('fashion-mnist', 'cifar-10', 'resnet50-gem', 'resnet50-gem-v1')
+    """
+    return tuple(_MAKERS)
+
+
+def make(
+    name: str,
+    *,
+    dim: int | None,
+    pretrained: bool,
+    seed: int | None,
+    normalize: bool,
+    options: dict[str, Any],
+) -> Architecture:
+    """The architecture of a name; see `Encoder.from_name`."""
+    if dim is not None and dim < 2:
+        raise ValueError(f"dim is {dim}; a direction on a sphere needs at least 2")
+    library, colon, model_name = name.partition(":")
+    wanted = _Wanted(dim, pretrained, options)
+    with seeded(seed):
+        if colon and library in LIBRARIES:
+            backbone, head, published = _from_library(library, model_name, wanted)
+        elif name in _MAKERS:
+            _check_options(name, wanted)
+            backbone, head, published = _MAKERS[name](wanted)
+        else:
+            raise ValueError(
+                f"there is no encoder {name!r}: the names are {', '.join(_MAKERS)}, and timm:NAME or torchvision:NAME "
+                "for the models of these libraries"
+            )
+    encoder = Encoder(backbone, head, normalize=normalize)
+    encoder.recipe = {"name": name, "dim": encoder.dim, **options}
+    return Architecture(encoder, published)
+
+
+def _check_options(name: str, wanted: _Wanted) -> None:
+    if wanted.pretrained and name not in _WITH_WEIGHTS:
+        raise ValueError(
+            f"there are no weights to download for {name!r}: train it, or load a file with Encoder.from_checkpoint("
+            f"path, {name!r})"
+        )
+    if wanted.options and name not in _WITH_OPTIONS:
+        raise TypeError(f"{name!r} takes no option {', '.join(wanted.options)}")
+
+
+# --- torchvision and timm ---
+
+
+def _from_library(
+    library: str, name: str, wanted: _Wanted
+) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    if library == "timm":
+        model, scaling = _timm_model(name, wanted.pretrained, wanted.options)
+    else:
+        model = _torchvision_model(name, wanted.pretrained, wanted.options)
+        scaling = PixelScaling.of_imagenet()
+    if not linears(model):
+        raise ValueError(
+            f"{library}:{name} has no linear layer that could be its head: make the model, and put a head on top with "
+            "Encoder.with_head(model, example_inputs)"
+        )
+    head_name = list(linears(model))[-1]
+    if wanted.dim is not None:
+        _replace_head(model, head_name, wanted.dim)
+    backbone, head = cut_module(model, head_name, None)
+    scaled = nn.Sequential()
+    scaled.add_module("scaling", scaling)
+    scaled.add_module("model", backbone)
+    return scaled, head, (Target(model, head_name),)
+
+
+def _replace_head(model: nn.Module, name: str, dim: int) -> None:
+    """Another head for a model that was made here: the old one's classes are not ours."""
+    before = model.get_submodule(name)
+    assert isinstance(before, nn.Linear), list_linears(model)
+    parent, _, last = name.rpartition(".")
+    after = nn.Linear(before.in_features, dim)
+    model.get_submodule(parent)._modules[last] = after
+
+
+def _torchvision_model(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    try:
+        from torchvision import models
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # it raises the latter beside a torch that it was not built for
+        raise ImportError(f"torchvision:{name} needs torchvision: {VISION} ({error})") from error
+    try:
+        weights = models.get_model_weights(name).DEFAULT if pretrained else None
+        return models.get_model(name, weights=weights, **options)  # type: ignore[no-any-return]
+    except ValueError as error:
+        if name in models.list_models():
+            raise
+        raise ValueError(
+            f"torchvision has no model {name!r}: torchvision.models.list_models() lists them"
+        ) from error
+
+
+def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[nn.Module, PixelScaling]:
+    try:
+        import timm
+        from timm.data import resolve_model_data_config
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(f"timm:{name} needs timm: {VISION} ({error})") from error
+    if not timm.is_model(name.partition(".")[0]):
+        raise ValueError(f"timm has no model {name!r}: timm.list_models() lists them")
+    model = timm.create_model(name, pretrained=pretrained, **options)
+    found = resolve_model_data_config(model)
+    return model, PixelScaling(found.get("mean", IMAGENET_MEAN), found.get("std", IMAGENET_STD))

@@ -1,0 +1,106 @@
+"""Small networks as the LAM paper (appendix G.2) uses them: for 28x28 grey images, and for 32x32 colour images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+FASHION_FEATURES = 64 * 12 * 12
+CIFAR_FEATURES = 64 * 12 * 12
+
+
+def fashion_backbone() -> nn.Sequential:
+    """Two unpadded 3x3 convolutions and a pooling: (N, 1, 28, 28) -> (N, 9216).
+
+    The weights come from torch's global generator, as those of every torch module do; `fashion_network` takes a
+    seed instead.
+
+    Example:
+        >>> import torch
+        >>> tuple(fashion_backbone()(torch.zeros(2, 1, 28, 28)).shape)
+        (2, 9216)
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+
+
+def cifar_backbone() -> nn.Sequential:
+    """Three unpadded 3x3 convolutions, a pooling after the second: (N, 3, 32, 32) -> (N, 9216).
+
+    As appendix G.2 prints it, with three input channels where it says one: the sides are 32, 30, 28, 14 and 12, and
+    64 * 12 * 12 is the 9216 that it gives for the linear layer.
+
+    Example:
+        >>> import torch
+        >>> tuple(cifar_backbone()(torch.zeros(2, 3, 32, 32)).shape)
+        (2, 9216)
+    """
+    return nn.Sequential(
+        nn.Conv2d(3, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+
+
+def fashion_network(dimensions: int = 3, seed: int | None = None) -> tuple[nn.Sequential, nn.Linear]:
+    """The backbone and the linear head of the FashionMNIST network.
+
+    Args:
+        dimensions: Z, the number of dimensions of the embedding.
+        seed: where the initial weights come from; the global generator is left as it was. Without a seed it is
+            the global generator that they come from.
+
+    Returns:
+        The backbone, (N, 1, 28, 28) -> (N, 9216), and the head, (N, 9216) -> (N, Z).
+
+    Example:
+        >>> backbone, head = fashion_network(seed=0)
+        >>> tuple(head.weight.shape)
+        (3, 9216)
+    """
+    _check_dimensions(dimensions)
+    with seeded(seed):
+        return fashion_backbone(), nn.Linear(FASHION_FEATURES, dimensions)
+
+
+def cifar_network(dimensions: int = 16, seed: int | None = None) -> tuple[nn.Sequential, nn.Linear]:
+    """The backbone and the linear head of the CIFAR-10 network; see `fashion_network`.
+
+    Example:
+        >>> backbone, head = cifar_network(seed=0)
+        >>> tuple(head.weight.shape)
+        (16, 9216)
+    """
+    _check_dimensions(dimensions)
+    with seeded(seed):
+        return cifar_backbone(), nn.Linear(CIFAR_FEATURES, dimensions)
+
+
+def _check_dimensions(dimensions: int) -> None:
+    if dimensions < 2:
+        raise ValueError(f"dimensions is {dimensions}; a direction on a sphere needs at least 2")
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Inside, torch's global generator starts at ``seed``; afterwards it is as it was. Without a seed: no effect."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
