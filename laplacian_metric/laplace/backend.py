@@ -113,9 +113,8 @@ def metric_laplace(
         loss, (positives, negatives), num_images if n_effective is None else n_effective, approximation
     )
     model = _without_norm(model)
-    images, _ = next(iter(batches))
     if subset is Subset.LAST_LAYER:
-        name = find_last_layer(model, images, last_layer)
+        name = find_last_layer(model, batches.first, last_layer)
         # With a name, laplace-torch keeps no training batch in what it saves.
         options = {"last_layer_name": name, **options}
         with _some_gradient(model, name):
@@ -123,7 +122,7 @@ def metric_laplace(
             fitted = laplace_class(model, **arguments, **options)
             fitted.fit(batches, progress_bar=progress_bar)
     else:
-        _check_whole(model, images, loss)
+        _check_whole(model, batches.first, loss)
         fitted = laplace_class(copy.deepcopy(model), **arguments, **options)
         fitted.fit(batches, progress_bar=progress_bar)
     return fitted  # type: ignore[no-any-return]

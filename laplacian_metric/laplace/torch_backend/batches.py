@@ -6,11 +6,15 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from hessians import Pairs
 from hessians.checks import CurvatureWarning
+
+# A model that normalises is known by several outputs; a norm of 1 may happen to one of them.
+FIRST_IMAGES = 8
 
 
 class Counts(NamedTuple):
@@ -43,16 +47,10 @@ def batch_population(loader: Iterable[Any]) -> tuple[int, int]:
         >>> batch_population([(images, torch.tensor([0, 0, 1, 1])), (images, torch.tensor([0, 0, 0, 1]))])
         (5, 7)
     """
-    positives, negatives, _ = count(loader)
-    return positives, negatives
-
-
-def count(loader: Iterable[Any]) -> Counts:
-    """Read one pass of a loader for its labels."""
     counts = Counts(0, 0, 0)
     for _, labels in read(loader):
         counts = counts.plus(labels)
-    return counts
+    return counts.positives, counts.negatives
 
 
 def read(loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -94,6 +92,7 @@ class Batches:
     Attributes:
         counts: pairs and images of one pass.
         dataset: something that has as many entries as one pass has images.
+        first: a few images.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -103,10 +102,14 @@ class Batches:
                 "of batches (images, labels)"
             )
         self._loader = with_fixed_batches(loader)
-        self.counts = count(self._loader)
-        self.dataset = range(self.counts.images)
+        self.counts, self.first = Counts(0, 0, 0), torch.empty(0)
+        for images, labels in read(self._loader):
+            if not self.counts.images:
+                self.first = images[:FIRST_IMAGES].clone()
+            self.counts = self.counts.plus(labels)
         if not self.counts.images:
             raise ValueError("the loader has no batches")
+        self.dataset = range(self.counts.images)
         if not self.counts.positives + self.counts.negatives:
             raise ValueError(
                 "no batch has two images, and pairs are taken inside of batches: use larger batches, best with "

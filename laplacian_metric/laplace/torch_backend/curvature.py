@@ -39,44 +39,36 @@ class SemidefiniteLoss(PairLoss):
             curvature belongs to that one.
         approximation: "clipped", "positive" or "fixed". The Hessian of "positive" is positive semi-definite by
             itself for the Euclidean distance; otherwise "positive" and "fixed" are projected.
-        offset: is added to the embeddings, (Z,).
 
     Example:
         >>> loss, pairs = SemidefiniteLoss(ContrastiveLoss(), "fixed"), Pairs.from_labels([0, 0, 1])
         >>> loss.output_hessian(torch.randn(3, 2), pairs).check_positive()
     """
 
-    def __init__(
-        self, loss: PairLoss, approximation: str | Approximation, offset: Tensor | None = None
-    ) -> None:
+    def __init__(self, loss: PairLoss, approximation: str | Approximation) -> None:
         self.approximation = parse_semidefinite(approximation)
         if isinstance(loss, ContrastiveLoss):
             loss = dataclasses.replace(loss, negatives=Negatives.ALL)
         self.loss = loss
         self.negative_weight = loss.negative_weight
-        self.offset = offset
-
-    def with_offset(self, offset: Tensor | None) -> SemidefiniteLoss:
-        """The loss of embeddings from which the offset (Z,) was left out."""
-        return SemidefiniteLoss(self.loss, self.approximation, offset)
 
     def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
-        return self.loss(self._moved(u), pairs)
+        return self.loss(u, pairs)
 
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return self.loss.pair_values(self._moved(first), self._moved(second), positive)
+        return self.loss.pair_values(first, second, positive)
 
     def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return self.loss.is_active(self._moved(first), self._moved(second), positive)
+        return self.loss.is_active(first, second, positive)
 
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
-        return self.loss.pair_blocks(self._moved(first), self._moved(second), positive)
+        return self.loss.pair_blocks(first, second, positive)
 
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.CLIPPED
     ) -> OutputHessian:
         """The projected Hessian; which approximation it is was settled when the loss was made."""
-        hessian = self.loss.output_hessian(self._moved(u), pairs, self.approximation)
+        hessian = self.loss.output_hessian(u, pairs, self.approximation)
         return hessian if self._is_semidefinite() else hessian.positive_part()
 
     def _is_semidefinite(self) -> bool:
@@ -85,8 +77,18 @@ class SemidefiniteLoss(PairLoss):
             return isinstance(self.loss, ContrastiveLoss) and self.loss.distance is Distance.EUCLIDEAN
         return self.approximation is Approximation.CLIPPED
 
-    def _moved(self, u: Tensor) -> Tensor:
-        return u if self.offset is None else u + self.offset.detach().to(u.dtype)
+
+class KnownHessian(SemidefiniteLoss):
+    """The same at embeddings where the Hessian has been computed, which is dear."""
+
+    def __init__(self, loss: SemidefiniteLoss, hessian: OutputHessian) -> None:
+        super().__init__(loss.loss, loss.approximation)
+        self.hessian = hessian
+
+    def output_hessian(
+        self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.CLIPPED
+    ) -> OutputHessian:
+        return self.hessian
 
 
 def parse_semidefinite(approximation: str | Approximation) -> Approximation:
@@ -135,12 +137,13 @@ def last_layer_factors(
     A kron B is the nearest Kronecker product to the block of the weights; the block of the biases is exact. The
     blocks between weights and biases are left out: laplace-torch has no room for them.
     """
-    found = last_layer_kronecker(layer.features, layer.weight, None, pairs, loss.with_offset(layer.bias))
+    _, u = _inputs_and_embeddings(layer)
+    hessian = loss.output_hessian(u, pairs)
+    found = last_layer_kronecker(layer.features, layer.weight, None, pairs, KnownHessian(loss, hessian))
     if layer.bias is None:
         return found.output, found.input, None
-    _, u = _inputs_and_embeddings(layer)
     ones = torch.eye(u.shape[1], dtype=u.dtype, device=u.device)[:, None, :].expand(-1, len(u), -1)
-    block = loss.output_hessian(u, pairs).matmul(ones).sum(1)
+    block = hessian.matmul(ones).sum(1)
     return found.output, found.input, (block + block.T) / 2
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# A model that normalises is known by several outputs; a norm of 1 may happen to one of them.
-PROBE_IMAGES = 8
+from hessians.checks import check_finite
+
 # Relative to the largest entry: what rounding, also that of a reduced matrix product, leaves of an equality.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 
@@ -49,17 +49,17 @@ def find_last_layer(model: nn.Module, images: Tensor, name: str | None = None) -
 
 
 def embeddings(model: nn.Module, images: Tensor) -> Tensor:
-    """What the model makes of the first few images in evaluation mode, (at most 8, Z)."""
+    """What the model makes of images in evaluation mode, (N, Z)."""
     parameter = next(model.parameters(), None)
-    probe = images[:PROBE_IMAGES]
     with torch.no_grad(), evaluating(model):
-        u = model(probe if parameter is None else probe.to(parameter.device))
-    if not isinstance(u, Tensor) or u.ndim != 2 or len(u) != len(probe):
+        u = model(images if parameter is None else images.to(parameter.device))
+    if not isinstance(u, Tensor) or u.ndim != 2 or len(u) != len(images):
         given = f"shape {tuple(u.shape)}" if isinstance(u, Tensor) else f"type {type(u).__name__}"
         raise ValueError(
-            f"for {len(probe)} images the model returns something of {given}, embeddings ({len(probe)}, Z) are "
+            f"for {len(images)} images the model returns something of {given}, embeddings ({len(images)}, Z) are "
             "needed: wrap it in a module that returns them"
         )
+    check_finite("the model's output", u)
     return u
 
 

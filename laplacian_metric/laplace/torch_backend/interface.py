@@ -56,7 +56,6 @@ class PairLossMethods:
     model: Any
     last_layer: bool
     params_dict: dict[str, nn.Parameter]
-    subnetwork_indices: Tensor | None
 
     def __init__(
         self,
@@ -90,8 +89,6 @@ class PairLossMethods:
         self._checked = True
         # Below 0 is rounding: the output Hessian is positive semi-definite.
         diagonal = torch.cat([found[name].flatten() for name in self.params_dict]).clamp(min=0)
-        if self.subnetwork_indices is not None:
-            diagonal = diagonal[self.subnetwork_indices]
         return value, self.n_effective * diagonal
 
     def full(self, x: Tensor, y: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
