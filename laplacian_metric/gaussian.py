@@ -76,7 +76,7 @@ class Gaussians:
             return self.variance
         if self.axes is None:
             return torch.diag_embed(self.variance)
-        return (self.axes * self.variance[:, None, :]) @ self.axes.T
+        return symmetric((self.axes * self.variance[:, None, :]) @ self.axes.T)
 
     def direction(self, refine: int = 0) -> ProjectedNormal:
         """Mean direction and concentration of u/|u|, exactly and without samples."""
@@ -131,6 +131,11 @@ class Gaussians:
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def symmetric(matrices: Tensor) -> Tensor:
+    """Without what rounding, whose order of summation may differ between both halves, leaves of a skew part."""
+    return (matrices + matrices.mT) / 2
 
 
 def as_rows(rows: Rows, count: int) -> slice | Tensor:

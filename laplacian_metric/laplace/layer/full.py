@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.gaussian import Gaussians, symmetric
 from laplacian_metric.laplace.layer.base import (
     EigenPosterior,
     LayerCurvature,
@@ -100,7 +100,7 @@ class FullPosterior(EigenPosterior):
         covariances = []
         for part in inputs.split(max(1, BLOCK // (self.num_outputs * self.num_parameters))):
             rows = torch.einsum("nh,khp->nkp", part, root)
-            covariances.append(rows @ rows.mT)
+            covariances.append(symmetric(rows @ rows.mT))
         return Gaussians(mean, torch.cat(covariances))
 
     def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.gaussian import Gaussians, symmetric
 from laplacian_metric.laplace.layer.base import (
     LayerCurvature,
     LayerPosterior,
@@ -122,7 +122,7 @@ class LowRankPosterior(LayerPosterior):
         less = (along * self.share) @ along.mT
         # Of an image that the kept directions determine well, the difference has only the rounding of its terms.
         values, axes = torch.linalg.eigh(torch.diag_embed(wide) - less)
-        covariance = (axes * values.clamp(min=0)[:, None, :]) @ axes.mT
+        covariance = symmetric((axes * values.clamp(min=0)[:, None, :]) @ axes.mT)
         return Gaussians(mean, covariance.to(inputs.dtype))
 
     def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:

@@ -1,0 +1,128 @@
+"""The ends of what a layer's posterior is asked for: all prior or no prior, float32's last digits, wrong numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from laplacian_metric import vmf
+from laplacian_metric.laplace.layer import (
+    DiagonalCurvature,
+    FullCurvature,
+    KroneckerCurvature,
+    LowRankCurvature,
+)
+from tests.laplace.layer_cases import (
+    SMALL,
+    Make,
+    Problem,
+    dense_precision,
+    every_structure,
+    float64,
+    gaussian,
+    jacobian,
+)
+
+close = torch.testing.assert_close
+
+
+@every_structure
+@pytest.mark.parametrize("prior", [1e-300, 1e300])
+def test_the_prior_alone(make: Make, prior: float) -> None:
+    posterior = make(Problem(2, 3, 4, "zero", seed=0))[0].posterior(1e3, prior)
+    assert posterior.effective_parameters() == 0
+    assert posterior.log_determinant() == pytest.approx(6 * math.log(prior))
+    close(posterior.marginal_variance() * prior, torch.ones(2, 3, dtype=float64))
+    alone = make(SMALL)[0].posterior(0.0, 4.0)
+    close(alone.marginal_variance(), torch.full((3, 4), 0.25, dtype=float64))
+
+
+@every_structure
+@pytest.mark.parametrize("prior", [1e6, 1e10, 1e16])
+def test_effective_parameters_under_a_huge_prior(make: Make, prior: float) -> None:
+    """They are tr(scale G)/prior to first order, far below the rounding of Z H'."""
+    curvature = make(SMALL)[0]
+    for each in (curvature, curvature.to(dtype=torch.float32)):
+        expected = 2 * curvature.trace() / prior
+        assert each.posterior(2.0, prior).effective_parameters() == pytest.approx(expected, rel=1e-3)
+
+
+def test_rounding_is_not_clamped() -> None:
+    """A rest that is the difference of a diagonal and of the squares of all its eigenvectors; products of zeros."""
+    matrix = gaussian(12, 3, seed=0) @ gaussian(12, 3, seed=0).T
+    for dtype in (torch.float32, float64):
+        values, vectors = torch.linalg.eigh(matrix.to(dtype))
+        factor = (vectors * values.clamp(min=0).sqrt()).T
+        rest = matrix.to(dtype).diagonal() - factor.square().sum(0)
+        curvature = LowRankCurvature(rest.view(3, 4), factor.view(12, 3, 4))
+        assert (rest < 0).any()
+        assert curvature.clamped == 0
+        assert FullCurvature.from_matrix(matrix.to(dtype), 3).clamped == 0
+        assert KroneckerCurvature.from_factors(torch.ones(3, 3, dtype=dtype), matrix.to(dtype)).clamped == 0
+        tiny = torch.tensor([[1.0, -torch.finfo(dtype).eps / 2]], dtype=dtype)
+        assert DiagonalCurvature(tiny).clamped == 0
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e5, 1e8, 1e12])
+def test_low_rank_in_float32_where_the_directions_determine_the_image(scale: float) -> None:
+    """The variance left is a millionth of what is subtracted from; it must be there, and be a covariance."""
+    outputs, inputs, rank = 4, 5, 20
+    factor = gaussian(rank, outputs, inputs, seed=0).float()
+    curvature = LowRankCurvature(torch.full((outputs, inputs), 1e-9), factor)
+    images, mean = gaussian(6, inputs, seed=1).float(), gaussian(6, outputs, seed=2).float()
+    gaussians = curvature.posterior(scale, 1.0).predictive(images, mean)
+    covariance = gaussians.covariance.double()
+    values = torch.linalg.eigvalsh(covariance)
+    assert bool((values >= -1e-6 * values.amax(1, keepdim=True)).all())
+    flat = factor.double().flatten(1)
+    dense = flat.T @ flat + 1e-9 * torch.eye(rank, dtype=float64)
+    J = jacobian(images, outputs)
+    expected = J @ torch.linalg.inv(dense_precision(dense, scale, 1.0)) @ J.mT
+    expected = (expected + expected.mT) / 2
+    size = expected.diagonal(dim1=1, dim2=2).amax()
+    close(covariance, expected, rtol=1e-3, atol=float(size) * 1e-3)
+    direction = vmf.projected_normal(mean, gaussians.variance)
+    exact = vmf.projected_normal(mean.double(), expected)
+    close(direction.kappa.double(), exact.kappa, rtol=1e-2, atol=0)
+
+
+@every_structure
+def test_refusals(make: Make) -> None:
+    curvature = make(SMALL)[0]
+    cases: list[tuple[Any, Any, str]] = [
+        (1.0, 0.0, "prior precision is 0"),
+        (1.0, -1.0, "prior precision is -1.0"),
+        (1.0, math.nan, "prior precision is nan"),
+        (1.0, math.inf, "prior precision is inf"),
+        (-2.0, 1.0, "n_effective / temperature is -2.0"),
+        (math.nan, 1.0, "n_effective / temperature is nan"),
+    ]
+    for scale, prior, message in cases:
+        with pytest.raises(ValueError, match=message):
+            curvature.posterior(scale, prior)
+    for prior in (1e-60, 1e60):
+        with pytest.raises(ValueError, match=r"prior precision is 1e[+-]60, torch.float32 reaches"):
+            curvature.to(dtype=torch.float32).posterior(1.0, prior)
+    with pytest.raises(ValueError, match=r"inputs has shape \(2, 3\), \(N, 4\) is needed"):
+        curvature.posterior(1.0, 1.0).predictive(torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_refused_curvatures() -> None:
+    nan, ones = torch.tensor([[1.0, math.nan], [0.0, 1.0]]), torch.ones(2, 2)
+    with pytest.raises(ValueError, match="diagonal has 1 NaN or infinite"):
+        DiagonalCurvature(nan)
+    with pytest.raises(ValueError, match=r"diagonal has shape \(2,\), 2 dimensions"):
+        DiagonalCurvature(torch.ones(2))
+    with pytest.raises(ValueError, match="inputs has 1 NaN"):
+        KroneckerCurvature.from_factors(ones, nan)
+    with pytest.raises(ValueError, match="factor has 2 NaN"):
+        LowRankCurvature(ones, torch.stack((nan, nan)))
+    with pytest.raises(ValueError, match=r"factor has shape \(0, 2, 3\), \(r, \*\(2, 2\)\) is needed"):
+        LowRankCurvature(ones, torch.ones(0, 2, 3))
+    with pytest.raises(ValueError, match=r"matrix has shape \(3, 3\), .* a multiple of the 2 outputs"):
+        FullCurvature.from_matrix(torch.eye(3), 2)
+    with pytest.raises(ValueError, match=r'structure "full" of a layer of 2 x 4097 .* take "lowrank"'):
+        FullCurvature.from_matrix(torch.ones(1).expand(8194, 8194), 2)
