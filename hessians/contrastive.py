@@ -178,7 +178,7 @@ class ContrastiveLoss(PairLoss):
         u = self.checked(u, pairs)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
-        row_sums, product = _row_sums_and_product(self.graph(points, pairs), points)
+        row_sums, product = row_sums_and_product(self.graph(points, pairs), points)
         gradient = row_sums[:, None] * points - product  # L z, L the graph Laplacian of Y
         if inverse is None:
             return gradient
@@ -238,7 +238,7 @@ class ContrastiveLoss(PairLoss):
     def _structured(
         self, points: Tensor, inverse: Tensor | None, graph: PairGraph, kept: PairGraph | None
     ) -> StructuredHessian:
-        row_sums, product = _row_sums_and_product(graph, points)
+        row_sums, product = row_sums_and_product(graph, points)
         if inverse is None:
             return StructuredHessian(None, None, row_sums, kept, None, points.shape[1])
         if self.distance is Distance.EUCLIDEAN:
@@ -261,7 +261,7 @@ class ContrastiveLoss(PairLoss):
             )
 
 
-def _row_sums_and_product(graph: PairGraph, points: Tensor) -> tuple[Tensor, Tensor]:
+def row_sums_and_product(graph: PairGraph, points: Tensor) -> tuple[Tensor, Tensor]:
     """Y 1, (N,), and Y z, (N, Z), in one pass over Y."""
     sums = graph.product(torch.cat([points.new_ones(len(points), 1), points], dim=1))
     return sums[:, 0], sums[:, 1:]

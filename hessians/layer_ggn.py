@@ -46,7 +46,7 @@ class LayerGGN:
         batches: whose contributions are summed; population counts in their pairs make the sum a data set's.
         num_outputs: Z.
         bias: whether x ends with a 1, H' = H + 1, or H' = H.
-        reduce: adds up a tensor over processes, in place or not; nothing by default.
+        reduce: adds up a tensor over processes, in place or not; None where there is one process.
 
     Example:
         >>> from hessians import ContrastiveLoss, Pairs
@@ -65,7 +65,7 @@ class LayerGGN:
         num_outputs: int,
         bias: bool,
         *,
-        reduce: Reduce = _same,
+        reduce: Reduce | None = None,
         memory_budget: int = DEFAULT_MEMORY,
     ) -> None:
         if not batches:
@@ -76,7 +76,7 @@ class LayerGGN:
         self.shape = (num_outputs, self.readers[0].width + int(bias))
         self.dtype = self.readers[0].dtype
         self.device = batches[0].features.device
-        self._reduce = reduce
+        self._reduce = reduce or _same
 
     def _inputs(self, reader: FeatureReader, start: int, stop: int) -> Tensor:
         """x, (stop - start, H')."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -101,6 +102,17 @@ class Pairs(ABC):
         for start, stop in row_blocks(self.num_images):
             sums[start:stop] = self.block(start, stop)[0].to(values.dtype) @ values
         return sums
+
+    def with_population(self, population: Population) -> Pairs:
+        """The same pairs, to be divided by other counts of positives and negatives.
+
+        Example:
+            >>> Pairs.from_labels([0, 0, 1]).with_population((10, 20)).num_negatives
+            20
+        """
+        other = copy(self)
+        other._set_population((self.num_positives, self.num_negatives), population)
+        return other
 
     def _set_population(self, own: Population, population: Population | None) -> None:
         if population is not None:
