@@ -66,9 +66,10 @@ class StochasticEmbedding:
 
         With joint samples (S, N, Z) these only ride along: mean and kappa are those of the closed form.
         """
+        point = unit_rows(gaussians.mean)
         direction = gaussians.direction()
         return StochasticEmbedding(
-            point=unit_rows(gaussians.mean),
+            point=point,
             mean=direction.mean,
             kappa=direction.kappa,
             uncertainty=direction.kappa.reciprocal(),
@@ -152,6 +153,12 @@ class StochasticEmbedding:
         samples = [part.samples for part in parts if part.samples is not None]
         if len(gaussians) not in (0, len(parts)) or len(samples) not in (0, len(parts)):
             raise ValueError("some parts have Gaussians or samples and some have not: embed them alike")
+        dims, counts = sorted({part.dim for part in parts}), sorted({len(drawn) for drawn in samples})
+        for what, numbers in (("dimensions", dims), ("joint samples", counts)):
+            if len(numbers) > 1:
+                raise ValueError(
+                    f"the parts have different numbers of {what}, {' and '.join(map(str, numbers))}: embed them alike"
+                )
         return StochasticEmbedding(
             torch.cat([part.point for part in parts]),
             torch.cat([part.mean for part in parts]),

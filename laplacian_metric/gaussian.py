@@ -122,6 +122,12 @@ class Gaussians:
         first = parts[0]
         if not all(_same(part.axes, first.axes) for part in parts):
             raise ValueError("these Gaussians have different axes: they are of different posteriors")
+        forms = sorted({tuple(part.variance.shape[1:]) for part in parts})
+        if len(forms) > 1:
+            raise ValueError(
+                f"these Gaussians have variances of different forms, {' and '.join(map(str, forms))} for an image: "
+                "they are of different posteriors"
+            )
         return Gaussians(
             torch.cat([part.mean for part in parts]),
             torch.cat([part.variance for part in parts]),
