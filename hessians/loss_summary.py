@@ -64,9 +64,8 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
     # The weights of active negatives are -2w/|Q| each.
     total = -float(negative[0].sum(dtype=torch.float64)) / 2
     value = (squares[0] + squares[1] + loss.margin**2 * total) / 2
-    return LossSummary(
-        value, gradients[0], gradients[1], total / weights.negative if weights.negative else 0.0
-    )
+    active = max(0.0, total / weights.negative) if weights.negative else 0.0
+    return LossSummary(value, gradients[0], gradients[1], active)
 
 
 def _by_autograd(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:

@@ -1,10 +1,39 @@
 """Uncertainty for metric learning: every image becomes a distribution on the unit sphere.
 
-Importing this package is light: it loads no data set, no model zoo and no plotting library.
+Importing this package is light: it loads no data set, no model zoo and no plotting library, and not even torch before
+one of its names is used.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["LAM", "Encoder", "StochasticEmbedding", "__version__", "metrics", "vmf"]
+
+if TYPE_CHECKING:
+    from laplacian_metric import metrics, vmf
+    from laplacian_metric.embedding import StochasticEmbedding
+    from laplacian_metric.encoder import Encoder
+    from laplacian_metric.laplace.posthoc import LAM
+
+_HOMES = {
+    "LAM": "laplacian_metric.laplace.posthoc",
+    "Encoder": "laplacian_metric.encoder",
+    "StochasticEmbedding": "laplacian_metric.embedding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name in ("metrics", "vmf"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

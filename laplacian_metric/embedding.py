@@ -119,6 +119,10 @@ class StochasticEmbedding:
         """The same directions, with another score (N,) as their uncertainty."""
         return replace(self, uncertainty=uncertainty)
 
+    def with_samples(self, samples: Tensor) -> StochasticEmbedding:
+        """The same distributions with joint samples (S, N, Z) beside them."""
+        return replace(self, samples=samples)
+
     def __getitem__(self, rows: Rows) -> StochasticEmbedding:
         """Some of the images, as a StochasticEmbedding."""
         rows = as_rows(rows, len(self))

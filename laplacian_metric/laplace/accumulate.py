@@ -1,0 +1,249 @@
+"""The curvature of the last layer over a data set: one structure at a time, from features that may be mapped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hessians import Pairs, last_layer_ggn_diagonal
+from hessians.approximations import Approximation
+from hessians.layer_ggn import LayerBatch, LayerGGN
+from hessians.output_hessian import DenseHessian, OutputHessian
+from hessians.pair_loss import PairLoss
+from laplacian_metric.laplace.batches import BATCH_SIZE, class_balanced_batches, pair_counts
+from laplacian_metric.laplace.layer import (
+    DiagonalCurvature,
+    FullCurvature,
+    KroneckerCurvature,
+    LayerCurvature,
+    LowRankCurvature,
+    Structure,
+)
+from laplacian_metric.laplace.layer.full import check_dense_weights
+from laplacian_metric.progress import track
+
+LOGGER = logging.getLogger(__name__)
+
+Reduce = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a curvature is accumulated.
+
+    Attributes:
+        structure: what is kept of the covariances.
+        approximation: what is kept of the output Hessian.
+        batch_size: of the class-balanced batches, where there are batches.
+        rank: how many eigenvectors "lowrank" keeps.
+        power_iterations: of the subspace that finds them.
+        generator: of the batches and of the subspace's start.
+        reduce: adds a tensor up over processes.
+        progress: whether to show a bar; None asks the terminal.
+    """
+
+    structure: Structure
+    approximation: Approximation
+    batch_size: int = BATCH_SIZE
+    rank: int = 50
+    power_iterations: int = 2
+    generator: torch.Generator | None = None
+    reduce: Reduce | None = None
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class LayerData:
+    """Features (N, H), labels (N,) or pairs, embeddings u (N, Z), and the layer; ``bias`` where it is random too."""
+
+    features: Tensor
+    labels: Tensor | Pairs
+    embeddings: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    loss: PairLoss
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """A curvature with the pairs that it is of: ``batches`` of (rows, None for all; pairs that know all counts)."""
+
+    curvature: LayerCurvature
+    num_positives: float
+    num_negatives: float
+    batches: list[tuple[Tensor | None, Pairs]]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch: its rows (None for all of them) and its pairs, with the population counts of all batches."""
+
+    data: LayerData
+    rows: Tensor | None
+    pairs: Pairs
+    approximation: Approximation
+    _known: list[OutputHessian] = field(default_factory=list)
+
+    @property
+    def features(self) -> Tensor:
+        rows = self.rows
+        return self.data.features if rows is None else self.data.features[rows.to(self.data.features.device)]
+
+    @property
+    def embeddings(self) -> Tensor:
+        return self.data.embeddings if self.rows is None else self.data.embeddings[self.rows]
+
+    def hessian(self) -> OutputHessian:
+        """Kept once it is known, unless it is dense."""
+        if self._known:
+            return self._known[0]
+        hessian = self.data.loss.output_hessian(self.embeddings, self.pairs, self.approximation)
+        if not isinstance(hessian, DenseHessian):
+            self._known.append(hessian)
+        return hessian
+
+
+def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None = None) -> Accumulated:
+    """The curvature of the loss, averaged over the data set's pairs, in the weights of the layer.
+
+    Without ``batches``, "fixed" and "positive" are over all pairs of the data set, and "full" and "clipped" over the
+    pairs inside class-balanced batches, each batch standing for its share: the counts are summed over all batches
+    and divided by once.
+    """
+    parts, population = _parts(data, settings, batches)
+    make = {
+        Structure.DIAGONAL: _diagonal,
+        Structure.KRONECKER: _kronecker,
+        Structure.LOW_RANK: _low_rank,
+        Structure.FULL: _full,
+    }[settings.structure]
+    curvature = make(data, parts, settings)
+    return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts])
+
+
+def _parts(
+    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None
+) -> tuple[list[_Part], tuple[float, float]]:
+    labels, approximation = data.labels, settings.approximation
+    if settings.structure is Structure.KRONECKER and approximation is Approximation.FULL:
+        raise ValueError(
+            'structure "kron" of the indefinite approximation "full" has no nearest positive semi-definite product '
+            'that could be found: take approximation="clipped", its positive part, or "fixed"'
+        )
+    if isinstance(labels, Pairs):
+        if batches is not None:
+            raise ValueError("batches are given with pairs: pass labels, or pairs of one batch")
+        counts = _reduced_counts(
+            (labels.num_positives, labels.num_negatives), data.embeddings, settings.reduce
+        )
+        return [_Part(data, None, labels.with_population(counts), approximation)], counts
+    if batches is None and _in_batches(settings):
+        batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
+    own = pair_counts(labels, None if batches is None else list(batches))
+    population = _reduced_counts(own, data.embeddings, settings.reduce)
+    if batches is None:
+        return [
+            _Part(data, None, Pairs.from_labels(labels, population=population), approximation)
+        ], population
+    return [
+        _Part(data, rows, Pairs.from_labels(labels[rows], population=population), approximation)
+        for rows in batches
+    ], population
+
+
+def _in_batches(settings: Settings) -> bool:
+    """Whether the pairs of the whole data set are too many for this approximation and structure."""
+    if settings.approximation in (Approximation.FULL, Approximation.CLIPPED):
+        return True
+    return settings.structure is Structure.KRONECKER and settings.approximation is Approximation.POSITIVE
+
+
+def _reduced_counts(own: tuple[float, float], like: Tensor, reduce: Reduce | None) -> tuple[float, float]:
+    if reduce is None:
+        return own
+    total = reduce(torch.tensor(own, dtype=torch.float64, device=like.device))
+    return float(total[0]), float(total[1])
+
+
+def _diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+    return DiagonalCurvature(_summed_diagonal(data, parts, settings))
+
+
+def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> Tensor:
+    """diag(G) without a clamp, (Z, H'), summed in float64."""
+    inputs = data.weight.shape[1] + int(data.bias is not None)
+    total = torch.zeros(len(data.weight), inputs, dtype=torch.float64, device=data.embeddings.device)
+    show = settings.progress if len(parts) > 1 else False
+    for part in track(parts, "curvature", show=show):
+        w, b = last_layer_ggn_diagonal(
+            part.features,
+            data.weight,
+            data.bias,
+            part.pairs,
+            data.loss,
+            settings.approximation,
+            embeddings=part.embeddings,
+        )
+        total += w if b is None else torch.cat([w, b[:, None]], dim=1)
+    total = total if settings.reduce is None else settings.reduce(total)
+    return total.to(data.embeddings.dtype)
+
+
+def _operator(data: LayerData, parts: list[_Part], settings: Settings) -> LayerGGN:
+    batches = [LayerBatch(part.features, part.hessian) for part in parts]
+    return LayerGGN(batches, len(data.weight), data.bias is not None, reduce=settings.reduce)
+
+
+def _kronecker(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+    width = data.weight.shape[1] + 1
+    _announce(f"the Kronecker factors and eigenvectors of {width} inputs", 4 * width**2, data.embeddings)
+    factors = _operator(data, parts, settings).kronecker(tolerance=1e-3, max_iterations=10)
+    return KroneckerCurvature.from_factors(factors.output, factors.input)
+
+
+def _full(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+    ggn = _operator(data, parts, settings)
+    check_dense_weights(*ggn.shape)
+    _announce("the dense curvature and its eigenvectors", 4 * math.prod(ggn.shape) ** 2, data.embeddings)
+    return FullCurvature.from_matrix(ggn.dense(), len(data.weight))
+
+
+def _low_rank(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+    """The largest positive eigenpairs by subspace iteration, and what they leave of the diagonal."""
+    ggn = _operator(data, parts, settings)
+    size = math.prod(ggn.shape)
+    rank = min(settings.rank, size)
+    width = min(size, rank + 10)
+    _announce(f"{width} vectors over the weights", 3 * width * size, data.embeddings)
+    values, vectors = largest_eigenpairs(ggn, width, settings.power_iterations, settings.generator)
+    keep = values.argsort(descending=True)[:rank]
+    keep = keep[values[keep] > 0]
+    factor = (vectors[keep] * values[keep].sqrt()[:, None]).view(-1, *ggn.shape)
+    diagonal = _summed_diagonal(data, parts, settings)
+    return LowRankCurvature(diagonal - factor.square().sum(0), factor)
+
+
+def largest_eigenpairs(
+    ggn: LayerGGN, width: int, iterations: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (width,) and eigenvectors (width, Z H') of G in the span of its powers of random vectors."""
+    size = math.prod(ggn.shape)
+    start = torch.randn(width, size, generator=generator, dtype=ggn.dtype, device=ggn.device)
+    basis = torch.linalg.qr(start.T).Q.T
+    for _ in range(iterations + 1):
+        product = ggn.matmul(basis.reshape(width, *ggn.shape)).view(width, size)
+        basis = torch.linalg.qr(product.T).Q.T
+    product = ggn.matmul(basis.reshape(width, *ggn.shape)).view(width, size)
+    small = (basis @ product.T).double()
+    values, turn = torch.linalg.eigh((small + small.T) / 2)
+    return values.to(ggn.dtype), turn.T.to(ggn.dtype) @ basis
+
+
+def _announce(what: str, elements: float, like: Tensor) -> None:
+    """Say beforehand what memory it will take."""
+    LOGGER.info("%s take about %.2f GiB", what, elements * like.element_size() / 2**30)

@@ -1,0 +1,137 @@
+"""Is this posterior to be trusted? What was clamped, what the data determine, and whether theta* is a mode at all."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hessians.checks import CurvatureWarning
+from hessians.features import FeatureReader
+from hessians.loss_summary import LossSummary, summarise, trained_gradient
+from hessians.pair_loss import PairLoss
+from laplacian_metric.embedding import unit_rows
+from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce
+from laplacian_metric.laplace.head import HeadPosterior
+from laplacian_metric.laplace.layer import LayerPosterior
+from laplacian_metric.metrics import recall_at_k
+
+FEATURE_MEMORY = 64 << 20
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """What to look at before a posterior is used.
+
+    Attributes:
+        loss_value: L(theta*), over the pairs that the curvature is of.
+        gradient_norm: |dL/dtheta| at theta*, of the loss as it is trained.
+        steps_to_mode: the Newton step from theta* to the posterior's mode, in standard deviations of the posterior:
+            sqrt(g^T P^-1 g). Much above ``expected_steps`` theta* is no mode of its loss.
+        expected_steps: the square root of the number of effective parameters, how far a typical draw is away.
+        clamped: the share of the curvature's entries (or eigenvalues) that were negative and set to 0.
+        prior_to_data: the prior precision over the mean precision that the data give a weight.
+        effective_parameters: how many parameters the data determine rather than the prior.
+        parameters: how many there are.
+    """
+
+    loss_value: float
+    gradient_norm: float
+    steps_to_mode: float
+    expected_steps: float
+    clamped: float
+    prior_to_data: float
+    effective_parameters: float
+    parameters: int
+
+    @property
+    def is_mode(self) -> bool:
+        """Whether theta* is as near to the mode as a draw of the posterior is."""
+        return self.steps_to_mode <= max(1.0, self.expected_steps)
+
+    def to_dict(self) -> dict[str, float]:
+        """Plain numbers, for a result file."""
+        return asdict(self)
+
+
+def diagnose(
+    posterior: LayerPosterior,
+    gradient: Tensor,
+    theta: Tensor,
+    *,
+    scale: float,
+    loss_value: float,
+    clamped: float,
+    trace: float,
+) -> Diagnostics:
+    """The numbers of a posterior at theta (Z, H'), where the loss has this gradient (Z, H')."""
+    slope = scale * gradient + posterior.prior * theta
+    distance = math.sqrt(max(0.0, float((slope * posterior.solve(slope)).double().sum())))
+    effective = posterior.effective_parameters()
+    data = scale * trace / posterior.num_parameters
+    return Diagnostics(
+        loss_value=loss_value,
+        gradient_norm=float(gradient.double().norm()),
+        steps_to_mode=distance,
+        expected_steps=math.sqrt(max(0.0, effective)),
+        clamped=clamped,
+        prior_to_data=posterior.prior / data if data > 0 else math.inf,
+        effective_parameters=effective,
+        parameters=posterior.num_parameters,
+    )
+
+
+def warn_unless_mode(found: Diagnostics) -> None:
+    """Say so where theta* is no mode: a Gaussian around it is then a Gaussian around the wrong place."""
+    if not found.is_mode:
+        warnings.warn(
+            f"theta* is no mode of its loss: the Newton step to the mode is {found.steps_to_mode:.3g} standard "
+            f"deviations of the posterior long, where a typical draw is {found.expected_steps:.3g} away (gradient norm "
+            f"{found.gradient_norm:.3g}). Train longer, with the loss that is given here, or lower n_effective",
+            CurvatureWarning,
+            stacklevel=3,
+        )
+
+
+def loss_and_gradient(
+    loss: PairLoss, data: LayerData, found: Accumulated, reduce: Reduce | None
+) -> tuple[float, Tensor]:
+    """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
+    u = data.embeddings
+    value, active = 0.0, 0.0
+    positive, negative = torch.zeros_like(u), torch.zeros_like(u)
+    for rows, pairs in found.batches:
+        part = summarise(loss, u if rows is None else u[rows], pairs)
+        value, active = value + part.value, active + part.active
+        index = torch.arange(len(u), device=u.device) if rows is None else rows.to(u.device)
+        positive.index_add_(0, index, part.positive_gradient)
+        negative.index_add_(0, index, part.negative_gradient)
+    numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)
+    value, active = (numbers if reduce is None else reduce(numbers)).tolist()
+    trained = trained_gradient(loss, LossSummary(value, positive, negative, active), found.num_negatives)
+    gradient = pull_back(trained, data.features, data.bias is not None)
+    return value, gradient if reduce is None else reduce(gradient)
+
+
+def pull_back(gradient: Tensor, features: Tensor, bias: bool) -> Tensor:
+    """dL/d[W | b] (Z, H') from dL/du (N, Z) and the features (N, H), read in blocks."""
+    reader = FeatureReader(features, FEATURE_MEMORY)
+    total = torch.zeros(gradient.shape[1], reader.width, dtype=torch.float64, device=features.device)
+    for start, stop in reader.blocks():
+        total += gradient[start:stop].to(reader.dtype).T @ reader.read(start, stop)
+    if bias:
+        total = torch.cat([total, gradient.double().sum(0)[:, None]], dim=1)
+    return total.to(reader.dtype)
+
+
+def recall_lost(
+    head: HeadPosterior, features: Tensor, labels: Tensor, samples: int, generator: torch.Generator | None
+) -> float:
+    """recall@1 of the trained head less the mean recall@1 of sampled ones."""
+    point = unit_rows(torch.cat([F.linear(h, head.weight, head.bias) for h in head.blocks(features)]))
+    sampled = [recall_at_k(z, labels) for z in head.sampled(features, samples, generator)]
+    return recall_at_k(point, labels) - sum(sampled) / len(sampled)

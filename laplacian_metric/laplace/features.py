@@ -1,0 +1,268 @@
+"""Features of a frozen backbone, computed once: in memory, or in a folder from which they are mapped.
+
+A folder holds ``features.bin`` (rows), ``labels.bin`` (int64) and ``features.json``, which is written after the rows
+that it counts. An interrupted pass is therefore taken up where it was, as long as the encoder and the labels in front
+are the same; otherwise it starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.files import atomic_write
+from laplacian_metric.modes import evaluating
+from laplacian_metric.progress import track
+
+LOGGER = logging.getLogger(__name__)
+
+DEFAULT_LIMIT = 1 << 30
+ROWS_BETWEEN_NOTES = 4096
+
+
+@dataclass(eq=False)
+class Features:
+    """The features h (N, H) of N images and their labels (N,); ``features`` may be mapped from ``folder``."""
+
+    features: Tensor
+    labels: Tensor
+    folder: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def collect_features(
+    encoder: Encoder,
+    loader: Iterable[Any],
+    *,
+    folder: str | Path | None = None,
+    memory_limit: int = DEFAULT_LIMIT,
+    progress: bool | None = None,
+) -> Features:
+    """One pass of the encoder's frozen backbone over a loader of (inputs, labels).
+
+    Args:
+        encoder: put into evaluation mode for the pass.
+        loader: yields (inputs, labels); in the same order every time where a folder is to be taken up again.
+        folder: where to keep the features, for later sessions too. Without it they are kept in memory and, beyond
+            ``memory_limit`` bytes, in a temporary folder that vanishes with them.
+        memory_limit: in bytes.
+        progress: whether to show a bar; None asks the terminal.
+    """
+    with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
+        for number, batch in enumerate(track(loader, "features", show=progress)):
+            inputs, labels = labelled(batch, number)
+            if store.holds(labels):
+                continue
+            h = encoder.features(to_device(inputs, encoder))
+            if len(h) != len(labels):
+                raise ValueError(
+                    f"batch {number} of the loader has {len(labels)} labels for {len(h)} images: one for each is needed"
+                )
+            check_finite(f"the features of batch {number} of the loader", h)
+            store.add(h, labels)
+        return store.finish()
+
+
+class _Store:
+    """Rows on their way: in lists until they are too many, then in files."""
+
+    def __init__(self, encoder: Encoder, folder: str | Path | None, memory_limit: int) -> None:
+        self.persistent = folder is not None
+        self.limit = memory_limit
+        self.width = encoder.num_features
+        self.fingerprint = encoder.fingerprint() if self.persistent else ""
+        self.rows: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        self.folder: Path | None = None
+        self.dtype: torch.dtype | None = None
+        self.noted = self.count = 0
+        self.known = torch.empty(0, dtype=torch.long)
+        self._stack = ExitStack()
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+        if folder is not None:
+            self.folder = Path(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._take_up()
+
+    def __enter__(self) -> _Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._files is not None:
+            self._note()
+        self._stack.close()
+        if error[0] is not None and self.folder is not None and not self.persistent:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _take_up(self) -> None:
+        """Read what an earlier pass of the same encoder left in the folder."""
+        assert self.folder is not None
+        note = self.folder / "features.json"
+        if not note.exists():
+            return
+        found = json.loads(note.read_text(encoding="utf-8"))
+        if found["fingerprint"] != self.fingerprint or found["width"] != self.width:
+            LOGGER.warning("%s holds features of another encoder: they are computed anew", self.folder.name)
+            note.unlink()
+            return
+        self.noted = int(found["rows"])
+        self.dtype = getattr(torch, found["dtype"])
+        self.known = (
+            torch.from_file(str(self.folder / "labels.bin"), size=self.noted, dtype=torch.long).clone()
+            if self.noted
+            else self.known
+        )
+
+    def holds(self, labels: Tensor) -> bool:
+        """Whether these images are among those of an earlier pass; their labels say so."""
+        end = self.count + len(labels)
+        if end > self.noted or self._files is not None:
+            return False
+        if not torch.equal(self.known[self.count : end], labels.cpu().long()):
+            LOGGER.warning(
+                "the loader's labels are not those of the earlier pass: the features are computed anew"
+            )
+            if self.count:
+                raise ValueError(
+                    f"image {self.count} and those after it have other labels than in the earlier pass: the loader's "
+                    "order changed; use one that does not shuffle, or another folder"
+                )
+            self.noted = 0
+            return False
+        self.count = end
+        return True
+
+    def add(self, rows: Tensor, labels: Tensor) -> None:
+        """Keep these features (n, H) and labels (n,)."""
+        if self.dtype is not None and self.dtype != rows.dtype:
+            raise TypeError(
+                f"the features changed from {self.dtype} to {rows.dtype} on the way: use one dtype"
+            )
+        self.dtype = rows.dtype
+        size = (self.count + len(rows)) * self.width * rows.element_size()
+        if self._files is None and (self.persistent or size > self.limit):
+            self._to_files()
+        if self._files is None:
+            self.rows.append(rows)
+            self.labels.append(labels)
+            self.count += len(rows)
+            return
+        self._write(rows, labels)
+        self.count += len(rows)
+        if self.persistent and self.count - self.noted >= ROWS_BETWEEN_NOTES:
+            self._note()
+
+    def _to_files(self) -> None:
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
+            LOGGER.info("the features exceed %.1f GiB: they are mapped from a file", self.limit / 2**30)
+        assert self.dtype is not None
+        opened = []
+        for name, size in (("features.bin", self.width * self.dtype.itemsize), ("labels.bin", 8)):
+            path = self.folder / name
+            path.touch()
+            file = self._stack.enter_context(path.open("r+b"))
+            # What came after the last note may be a part of a row.
+            file.truncate(self.count * size)
+            file.seek(self.count * size)
+            opened.append(file)
+        self._files = (opened[0], opened[1])
+        for rows, labels in zip(self.rows, self.labels, strict=True):
+            self._write(rows, labels)
+        self.rows, self.labels = [], []
+
+    def _write(self, rows: Tensor, labels: Tensor) -> None:
+        assert self._files is not None
+        for file, tensor in zip(self._files, (rows, labels.long()), strict=True):
+            file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+
+    def _note(self) -> None:
+        if self._files is None or self.folder is None:
+            return
+        for file in self._files:
+            file.flush()
+        if not self.persistent:
+            return
+        note = {
+            "rows": self.count,
+            "width": self.width,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "fingerprint": self.fingerprint,
+        }
+        with atomic_write(self.folder / "features.json") as temporary:
+            temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
+        self.noted = self.count
+
+    def finish(self) -> Features:
+        """All features, in memory or mapped."""
+        if self.count == 0:
+            raise ValueError("the loader is empty: there is no image to fit to")
+        if self.folder is None:
+            return Features(torch.cat(self.rows), torch.cat(self.labels))
+        if self.count < self.noted:
+            raise ValueError(
+                f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "
+                "another folder"
+            )
+        self._note()
+        assert self.dtype is not None
+        features = torch.from_file(
+            str(self.folder / "features.bin"), size=self.count * self.width, dtype=self.dtype
+        ).view(self.count, self.width)
+        labels = torch.from_file(str(self.folder / "labels.bin"), size=self.count, dtype=torch.long).clone()
+        result = Features(features, labels, self.folder)
+        if not self.persistent:
+            weakref.finalize(
+                result.features.untyped_storage(), shutil.rmtree, self.folder, ignore_errors=True
+            )
+        return result
+
+
+def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
+    """The inputs and the labels of a loader's batch, checked."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        what = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        raise TypeError(
+            f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
+            "labels say which images are pairs"
+        )
+    labels = torch.as_tensor(batch[1])
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise TypeError(
+            f"the labels of batch {number} of the loader have dtype {labels.dtype} and shape {tuple(labels.shape)}: "
+            "one integer for each image is needed, shape (N,)"
+        )
+    return batch[0], labels
+
+
+def inputs_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """The inputs of every batch, whether it has labels or not."""
+    for batch in loader:
+        yield batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def to_device(inputs: Any, encoder: Encoder) -> Any:
+    """Inputs on the device of the encoder's head."""
+    device = encoder.head.weight.device
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, dict):
+        return {name: to_device(value, encoder) for name, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return type(inputs)(to_device(value, encoder) for value in inputs)
+    return inputs

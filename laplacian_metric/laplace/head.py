@@ -1,0 +1,132 @@
+"""A linear head with a Gaussian over its weights: what turns features into embeddings with a concentration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessians.checks import check_finite, check_matrix
+from laplacian_metric.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.laplace.layer import LayerPosterior
+from laplacian_metric.laplace.layer.full import FullPosterior
+from laplacian_metric.laplace.layer.low_rank import LowRankPosterior
+
+FEATURE_MEMORY = 64 << 20
+SAMPLE_MEMORY = 256 << 20
+CHECKED_ROWS = 1 << 16
+
+
+class HeadPosterior:
+    """u = W h + b with [W | b] ~ N(theta*, P^-1).
+
+    Args:
+        head: its weights are theta*.
+        posterior: of the deviations from theta*.
+        bias_is_random: whether the bias has a share in the posterior.
+
+    Example:
+        >>> from laplacian_metric.laplace.layer import DiagonalCurvature
+        >>> posterior = DiagonalCurvature(torch.ones(3, 5)).posterior(scale=10.0, prior=1.0)
+        >>> head = HeadPosterior(nn.Linear(4, 3), posterior, bias_is_random=True)
+        >>> head.embed(torch.ones(2, 4)).variance[0]
+        tensor([0.4545, 0.4545, 0.4545])
+    """
+
+    def __init__(self, head: nn.Linear, posterior: LayerPosterior, bias_is_random: bool) -> None:
+        self.weight = head.weight.detach()
+        self.bias: Tensor | None = None if head.bias is None else head.bias.detach()
+        self.posterior = posterior
+        self.bias_is_random = bias_is_random
+
+    @property
+    def num_features(self) -> int:
+        """H."""
+        return self.weight.shape[1]
+
+    @property
+    def theta(self) -> Tensor:
+        """theta*, the random part of [W | b], (Z, H')."""
+        if self.bias is None or not self.bias_is_random:
+            return self.weight
+        return torch.cat([self.weight, self.bias[:, None]], dim=1)
+
+    def inputs(self, h: Tensor) -> Tensor:
+        """x (N, H') of features h (N, H)."""
+        return torch.cat([h, h.new_ones(len(h), 1)], dim=1) if self.bias_is_random else h
+
+    def gaussians(self, h: Tensor) -> Gaussians:
+        """The Gaussians of u for features h (N, H)."""
+        return self.posterior.predictive(self.inputs(h), F.linear(h, self.weight, self.bias))
+
+    def sample_weights(
+        self, k: int, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """k draws of the weights (k, Z, H) and biases (k, Z); None without a bias."""
+        if k < 1:
+            raise ValueError(f"{k} samples were asked for, at least 1 is needed")
+        deviation = self.posterior.sample(k, generator).to(self.weight.dtype)
+        weight = self.weight + deviation[..., : self.num_features]
+        if self.bias is None:
+            return weight, None
+        bias = self.bias.expand(k, -1)
+        return weight, bias + deviation[..., -1] if self.bias_is_random else bias
+
+    def embed(self, features: Tensor) -> StochasticEmbedding:
+        """Embed features (N, H), which may be mapped from a file, in blocks."""
+        self.check(features)
+        parts = [StochasticEmbedding.from_gaussians(self.gaussians(h)) for h in self.blocks(features)]
+        return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+
+    def draws(
+        self, features: Tensor, samples: int, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        """Raw embeddings (N, Z) of all images by one draw of the weights after the other; few are in memory."""
+        self.check(features)
+        if samples < 1:
+            raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
+        dim = len(self.weight)
+        size = (self.weight.numel() + len(features) * dim) * self.weight.element_size()
+        at_once = max(1, min(samples, SAMPLE_MEMORY // max(1, size)))
+        for start in range(0, samples, at_once):
+            weight, bias = self.sample_weights(min(at_once, samples - start), generator)
+            u = torch.cat([apply_draws(h, weight, bias) for h in self.blocks(features)], dim=1)
+            yield from u
+
+    def sampled(
+        self, features: Tensor, samples: int, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        """Joint samples: as `draws`, on the unit sphere."""
+        for u in self.draws(features, samples, generator):
+            yield unit_rows(u)
+
+    def blocks(self, features: Tensor) -> Iterator[Tensor]:
+        """Rows of features on the head's device and in its dtype; an empty set is one empty block."""
+        row = 4 * self.num_features
+        if isinstance(self.posterior, FullPosterior):
+            row += len(self.weight) * self.posterior.num_parameters
+        elif isinstance(self.posterior, LowRankPosterior):
+            row += len(self.weight) * (len(self.posterior.kept) + 4 * len(self.weight))
+        rows = max(1, FEATURE_MEMORY // (row * self.weight.element_size()))
+        for start in range(0, max(1, len(features)), rows):
+            yield features[start : start + rows].to(self.weight.device, self.weight.dtype)
+
+    def check(self, features: Tensor) -> None:
+        """Refuse features of another backbone, NaN and infinity."""
+        check_matrix("features", features)
+        if features.shape[1] != self.num_features:
+            raise ValueError(
+                f"features has {features.shape[1]} columns, the head takes {self.num_features}: they are of another "
+                "backbone"
+            )
+        for start in range(0, len(features), CHECKED_ROWS):
+            check_finite("features", features[start : start + CHECKED_ROWS], first_row=start)
+
+
+def apply_draws(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Raw embeddings (S, N, Z) of features h (N, H) by S draws of the weights (S, Z, H) and biases (S, Z)."""
+    u = F.linear(h, weight.flatten(0, 1), None if bias is None else bias.flatten())
+    return u.view(len(h), len(weight), -1).transpose(0, 1)
