@@ -17,7 +17,7 @@ from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.laplace.torch_backend.batches import Batches, batch_population
-from laplacian_metric.laplace.torch_backend.curvature import SemidefiniteLoss
+from laplacian_metric.laplace.torch_backend.curvature import SemidefiniteLoss, parse_semidefinite
 from laplacian_metric.laplace.torch_backend.head import embeddings, find_last_layer, is_normalised
 from laplacian_metric.laplace.torch_backend.interface import (
     import_laplace,
@@ -106,6 +106,7 @@ def metric_laplace(
     subset = _member(Subset, "subset_of_weights", subset_of_weights)
     if (subset, structure) not in _CLASSES:
         raise ValueError(no_such_curvature(structure.value))
+    parse_semidefinite(approximation)  # before a pass over the data
     laplace_class = getattr(import_laplace(), _CLASSES[subset, structure])
     batches = Batches(loader)
     positives, negatives, num_images = batches.counts

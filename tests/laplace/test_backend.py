@@ -405,6 +405,12 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert all(not module._forward_hooks for module in model.modules())
     torch.testing.assert_close(model.state_dict(), before)
+    model[2].bias.requires_grad_(True)
+    la = metric_laplace(model, make_batches(), LOSSES["arccos"], subset_of_weights="all")
+    assert la.n_params == 3
+    assert model.training
+    assert la.model is not model
+    model[2].bias.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
         metric_laplace(model, make_batches(), LOSSES["arccos"], subset_of_weights="all")
 
