@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
+def is_tracing() -> bool:
+    """Whether a graph is being made of what runs, so that nothing may depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
 def check_head(head: nn.Module, backbone: nn.Module) -> None:
     """Refuse a head whose weight is not a plain parameter of its own that is multiplied with the features."""
     kind = type(head).__name__
@@ -96,6 +101,8 @@ def check_features(
     if features.ndim != 2 or features.shape[1] != head.in_features:
         remedy = " Pool and flatten it first." if features.ndim > 2 else ""
         raise ValueError(f"backbone ({kind}) returns shape {tuple(features.shape)}, {needed}.{remedy}")
+    if is_tracing():  # where the number of rows is a symbol, which a comparison would turn into a number
+        return
     lengths = {len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim}
     if lengths and len(features) not in lengths:
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.checks import compute_dtype
-from laplacian_metric.encoder.checks import check_features, check_head, check_inputs
+from laplacian_metric.encoder.checks import check_features, check_head, check_inputs, is_tracing
 from laplacian_metric.encoder.fingerprint import digest
 
 
@@ -247,7 +247,7 @@ def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any
 def unit_rows(u: Tensor) -> Tensor:
     """z = u/|u|, row by row; rows without a direction are refused, except while a graph is traced."""
     norm: Tensor = torch.linalg.vector_norm(u, dim=1, keepdim=True, dtype=compute_dtype(u))
-    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+    if not is_tracing():
         _check_norms(norm.detach()[:, 0])
     unit: Tensor = (u / norm).to(u.dtype)
     return unit

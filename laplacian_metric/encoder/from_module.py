@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
+from laplacian_metric.encoder.checks import is_tracing
+
 LISTED = 20
 
 
@@ -45,7 +47,8 @@ def cut_module(module: nn.Module, name: str | None, example_inputs: Any) -> tupl
 def linears(module: nn.Module) -> dict[str, nn.Linear]:
     """All linear layers by name; one that has several names is there several times."""
     named = module.named_modules(remove_duplicate=False)
-    return {name: layer for name, layer in named if isinstance(layer, nn.Linear)}
+    found = ((name, layer._held[0] if isinstance(layer, _Tap) else layer) for name, layer in named)
+    return {name: layer for name, layer in found if isinstance(layer, nn.Linear)}
 
 
 def list_linears(module: nn.Module) -> str:
@@ -245,29 +248,29 @@ class BeforeHead(nn.Module):
         self.tap[0].training = tapped.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing()
-        if not self.verified and not tracing:
-            return self._first(args, kwargs)
+        if is_tracing() or not self.verified:
+            return self._to_the_end(args, kwargs, check=not is_tracing())
         try:
             self.module(*args, **kwargs)
         except _Reached as reached:
             return reached.features
         raise ValueError(f"{self._label()} was not reached by this input")
 
-    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _to_the_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool) -> Any:
+        """Run the module as it is: the first time, and in a graph, which exceptions are no part of."""
         (tap,) = self.tap
-        tap.calls = []
+        calls: list[tuple[Any, Any]] = []
+        tap.calls = calls
         try:
             output = self.module(*args, **kwargs)
-            calls = tap.calls
         finally:
             tap.calls = None
         if len(calls) != 1:
             times = f"ran {len(calls)} times" if calls else "did not run as a module"
             raise ValueError(f"{self._label()} {times}, once is needed: {_ask(self.module)}")
         features, raw = calls[0]
-        _check_output(self.module, self.head_name, output, raw)
-        self.verified = True
+        if check:
+            self.verified = _check_output(self.module, self.head_name, output, raw)
         return features
 
     def _label(self) -> str:
@@ -299,7 +302,8 @@ def trial(module: nn.Module, inputs: Any) -> Any:
     args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
     kwargs = inputs if isinstance(inputs, dict) else {}
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng():
+    devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
         return functional_call(module, buffers, args, kwargs)
 
 
@@ -314,7 +318,8 @@ def _verify_chain(head: nn.Linear, module: nn.Module, name: str, inputs: Any) ->
     _check_output(module, name, output, outputs[-1])
 
 
-def _check_output(module: nn.Module, name: str, output: Any, raw: Any) -> None:
+def _check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:
+    """Refuse an output that is not the head's; False where it cannot be looked at."""
     kind = type(module).__name__
     if not isinstance(output, Tensor):
         raise TypeError(
@@ -324,12 +329,13 @@ def _check_output(module: nn.Module, name: str, output: Any, raw: Any) -> None:
     try:
         same = _is_raw_or_unit(output.detach(), raw.detach())
     except RuntimeError:  # inside vmap, where no value may be looked at
-        return
+        return False
     if not same:
         raise ValueError(
             f"the output of {kind}, of shape {tuple(output.shape)}, is neither the output of {name!r}, of shape "
             f"{tuple(raw.shape)}, nor its l2 norm: {_remedy(module, name)}"
         )
+    return True
 
 
 def _is_raw_or_unit(output: Any, raw: Tensor) -> bool:

@@ -148,7 +148,7 @@ def _from_library(
         model, scaling = _timm_model(name, wanted.pretrained, wanted.options)
     else:
         model = _torchvision_model(name, wanted.pretrained, wanted.options)
-        scaling = PixelScaling.of_imagenet()
+        scaling = _torchvision_scaling(name, wanted.pretrained)
     if not linears(model):
         raise ValueError(
             f"{library}:{name} has no linear layer that could be its head: make the model, and put a head on top with "
@@ -190,6 +190,14 @@ def _torchvision_model(name: str, pretrained: bool, options: dict[str, Any]) -> 
         raise ValueError(
             f"torchvision has no model {name!r}: torchvision.models.list_models() lists them"
         ) from error
+
+
+def _torchvision_scaling(name: str, pretrained: bool) -> PixelScaling:
+    from torchvision import models
+
+    # Some weights were trained with other numbers than ImageNet's own.
+    preset = models.get_model_weights(name).DEFAULT.transforms() if pretrained else None
+    return PixelScaling(getattr(preset, "mean", IMAGENET_MEAN), getattr(preset, "std", IMAGENET_STD))
 
 
 def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[nn.Module, PixelScaling]:

@@ -1,0 +1,292 @@
+"""Files of weights: what is read, what is refused, and that nothing is half loaded."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laplacian_metric.encoder import Encoder, encoder_names, save_encoder
+from tests.encoder import models
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: x for name, x in state.items()}
+
+
+WRAPS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "plain": lambda state: state,
+    "state_dict": lambda state: {"epoch": 3, "state_dict": state, "optimizer": {"state": {}, "lr": 0.1}},
+    "model": lambda state: {"model": state, "args": None},
+    "twice": lambda state: {"model": {"state_dict": state}},
+    "module.": lambda state: {"state_dict": prefixed(state, "module.")},
+    "compiled": lambda state: prefixed(state, "_orig_mod."),
+    "lightning": lambda state: {
+        "state_dict": prefixed(state, "model.backbone."),
+        "hyper_parameters": {"a": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("wrap", list(WRAPS))
+def test_files_of_torch(tmp_path: Path, wrap: str) -> None:
+    trained = network(1)
+    path = tmp_path / "weights.pt"
+    torch.save(WRAPS[wrap](trained.state_dict()), path)
+    for architecture in (network(2), network):
+        encoder = Encoder.from_checkpoint(path, architecture)
+        assert torch.equal(encoder.raw(torch.ones(1, 4)), Encoder.from_module(trained).raw(torch.ones(1, 4)))
+    module = network(3)
+    assert Encoder.from_checkpoint(path, module).head is module[2]
+    assert same(module, trained)
+
+
+def test_old_files_of_torch_and_of_other_names(tmp_path: Path) -> None:
+    trained = network(1)
+    torch.save(trained.state_dict(), tmp_path / "legacy.tar", _use_new_zipfile_serialization=False)
+    module = network(2)
+    Encoder.from_checkpoint(tmp_path / "legacy.tar", module)
+    assert same(module, trained)
+    state = {name: x for name, x in trained.state_dict().items() if not name.endswith("tracked")}
+    safetensors.save_file(state, tmp_path / "weights.bin")  # the content decides, not the name
+    Encoder.from_checkpoint(tmp_path / "weights.bin", module := network(2))
+    assert same(module, trained)
+
+
+def test_a_prefix_picks_a_part_of_the_file(tmp_path: Path) -> None:
+    trained = network(1)
+    state = {**prefixed(trained.state_dict(), "student."), **prefixed(network(2).state_dict(), "teacher.")}
+    path = tmp_path / "both.safetensors"
+    safetensors.save_file(state, path)
+    Encoder.from_checkpoint(path, module := network(3), prefix="student.")
+    assert same(module, trained)
+    with pytest.raises(ValueError, match="or prefix= to pick"):
+        Encoder.from_checkpoint(path, network(3))
+    with pytest.raises(
+        ValueError, match=r"no name in both.safetensors begins with 'pupil.': they are student.0"
+    ):
+        Encoder.from_checkpoint(path, network(3), prefix="pupil.")
+
+
+def test_the_backbone_alone(tmp_path: Path) -> None:
+    trained = network(1)
+    torch.save(
+        {**trained.state_dict(), "2.weight": torch.zeros(1000, 6), "2.bias": torch.zeros(1000)},
+        tmp_path / "a.pt",
+    )
+    module = network(2)
+    head = copy.deepcopy(module[2])
+    Encoder.from_checkpoint(tmp_path / "a.pt", module, part="backbone")
+    assert same(module[:2], trained[:2])
+    assert same(module[2], head)
+    with pytest.raises(
+        ValueError, match=r'2.weight \(\(1000, 6\) in the file, \(3, 6\) in the model\).*part="backbone"'
+    ):
+        Encoder.from_checkpoint(tmp_path / "a.pt", network(2))
+    with pytest.raises(ValueError, match="part is 'body'"):
+        Encoder.from_checkpoint(tmp_path / "a.pt", network(2), part="body")
+
+
+def test_a_named_head_of_any_module(tmp_path: Path) -> None:
+    trained = models.Residual().eval()
+    torch.save(trained.state_dict(), tmp_path / "a.pt")
+    images = torch.rand(2, 3, 7, 7)
+    encoder = Encoder.from_checkpoint(tmp_path / "a.pt", models.Residual, head="fc", example_inputs=images)
+    torch.testing.assert_close(encoder.eval().raw(images), trained(images))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
+def test_what_is_saved_says_what_it_is(tmp_path: Path, name: str, normalize: bool) -> None:
+    encoder = Encoder.from_name(name, dim=5, seed=1, normalize=normalize)
+    save_encoder(encoder, tmp_path / "encoder.safetensors")
+    again = Encoder.from_checkpoint(tmp_path / "encoder.safetensors")
+    assert again.fingerprint() == encoder.fingerprint()
+    assert again.normalize == normalize
+    assert Encoder.from_checkpoint(tmp_path / "encoder.safetensors", normalize=True).normalize
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.safetensors"]
+
+
+def test_what_is_saved_of_a_module_needs_the_module(tmp_path: Path) -> None:
+    trained = models.Residual().eval()
+    encoder = Encoder.from_module(trained, "fc")
+    path = tmp_path / "encoder.safetensors"
+    save_encoder(encoder, path)
+    with pytest.raises(
+        ValueError, match=r"encoder.safetensors does not say what its weights are of: pass a name"
+    ):
+        Encoder.from_checkpoint(path)
+    again = Encoder.from_checkpoint(path, models.Residual, head="fc")
+    assert again.fingerprint() == encoder.fingerprint()
+    into = Encoder.from_module(models.Residual(), "fc")
+    assert Encoder.from_checkpoint(path, into) is into
+    assert into.fingerprint() == encoder.fingerprint()
+
+
+def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
+    shared = nn.Linear(4, 4)
+    encoder = Encoder(nn.Sequential(shared, nn.ReLU(), shared), nn.Linear(4, 2))
+    save_encoder(encoder, tmp_path / "a.safetensors")
+    other = nn.Linear(4, 4)
+    again = Encoder(nn.Sequential(other, nn.ReLU(), other), nn.Linear(4, 2))
+    Encoder.from_checkpoint(tmp_path / "a.safetensors", again)
+    assert again.fingerprint() == encoder.fingerprint()
+
+
+def broken(change: Callable[[dict[str, Tensor]], None]) -> dict[str, Tensor]:
+    state = dict(network(1).state_dict())
+    change(state)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (broken(lambda s: s.__delitem__("0.bias")), "1 missing in the file: 0.bias. Remedy"),
+        (broken(lambda s: s.update(extra=torch.ones(1))), "1 unexpected: extra. Remedy"),
+        (
+            broken(lambda s: s.update({"0.weight": torch.ones(6, 5)})),
+            r"1 of another shape: 0.weight \(\(6, 5\) in the file, \(6, 4\) in the model\)",
+        ),
+        (
+            broken(lambda s: s.update({"2.bias": torch.tensor([1.0, torch.nan, 0.0])})),
+            "2.bias in a.pt has NaN",
+        ),
+        (
+            broken(lambda s: s.update({"1.running_var": torch.full((6,), torch.inf)})),
+            "1.running_var in a.pt has NaN",
+        ),
+        (
+            models.Residual().state_dict(),
+            "nothing was loaded. .* missing in the file: .* and . more; .* unexpected",
+        ),
+    ],
+)
+def test_all_or_nothing(tmp_path: Path, state: dict[str, Tensor], message: str) -> None:
+    torch.save(state, tmp_path / "a.pt")
+    module, before = network(2), network(2)
+    with pytest.raises(ValueError, match=message):
+        Encoder.from_checkpoint(tmp_path / "a.pt", module)
+    assert same(module, before)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (exec, ("raise SystemExit('this ran')",))
+
+
+def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
+    model = models.small_chain()
+    torch.save(model, tmp_path / "module.pt")
+    with pytest.raises(
+        ValueError, match=r"module.pt holds more than weights.*torch.save\(model.state_dict\(\), path\)"
+    ):
+        Encoder.from_checkpoint(tmp_path / "module.pt", models.small_chain)
+    torch.save({"state_dict": model.state_dict(), "config": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match=r"evil.pt holds more than weights"):
+        Encoder.from_checkpoint(tmp_path / "evil.pt", models.small_chain)
+    with (tmp_path / "plain.pkl").open("wb") as file:
+        pickle.dump({"state_dict": Evil()}, file)
+    with pytest.raises(ValueError, match=r"plain.pkl (holds more than weights|is no file of weights)"):
+        Encoder.from_checkpoint(tmp_path / "plain.pkl", models.small_chain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torchscript_is_refused(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(4, 2)), tmp_path / "script.pt")
+    with pytest.raises(
+        ValueError, match=r"script.pt is a TorchScript archive, .*torch.save\(model.state_dict\(\), path\)"
+    ):
+        Encoder.from_checkpoint(tmp_path / "script.pt", nn.Linear(4, 2))
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    def read(name: str, content: bytes) -> None:
+        (tmp_path / name).write_bytes(content)
+        Encoder.from_checkpoint(tmp_path / name, network)
+
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        Encoder.from_checkpoint(tmp_path / "absent.pt", network)
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        Encoder.from_checkpoint(tmp_path, network)
+    with pytest.raises(ValueError, match="is a pointer to a large file"):
+        read("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    for name, content in (
+        ("empty.pt", b""),
+        ("page.pt", b"<!doctype html><title>404</title>"),
+        ("few.pt", b"\x80\x02"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{name} is no file of weights or a damaged one|{name} holds more"
+        ):
+            read(name, content)
+    with pytest.raises(ValueError, match="is no safetensors file: it is damaged"):
+        read("b.safetensors", b"<!doctype html>")
+    whole = safetensors.save(dict(network().state_dict()))
+    with pytest.raises(ValueError, match=r"cut.safetensors is no whole safetensors file"):
+        read("cut.safetensors", whole[:-9])
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("model/notes.txt", "nothing")
+    with pytest.raises(ValueError, match="is an archive, but not one of weights"):
+        read("other.zip", buffer.getvalue())
+    buffer = io.BytesIO()
+    torch.save(network().state_dict(), buffer)
+    with pytest.raises(ValueError, match=r"cut.pt is no"):
+        read("cut.pt", buffer.getvalue()[:-200])
+    torch.save({"epoch": 3, "loss": 0.1}, tmp_path / "none.pt")
+    with pytest.raises(
+        ValueError, match=r"none.pt holds a dict with the entries epoch, loss where a state dictionary"
+    ):
+        Encoder.from_checkpoint(tmp_path / "none.pt", network)
+    torch.save([torch.ones(2)], tmp_path / "list.pt")
+    with pytest.raises(ValueError, match=r"list.pt holds a list where a state dictionary"):
+        Encoder.from_checkpoint(tmp_path / "list.pt", network)
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    torch.save(network().state_dict(), tmp_path / "a.pt")
+    with pytest.raises(TypeError, match="dim are options of names, but a module was passed"):
+        Encoder.from_checkpoint(tmp_path / "a.pt", network, dim=3)
+    with pytest.raises(TypeError, match="head is for modules: 'cifar-10' knows its own"):
+        Encoder.from_checkpoint(tmp_path / "a.pt", "cifar-10", head="2")
+    with pytest.raises(
+        ValueError, match=f"there is no encoder 'cifar': the names are {', '.join(encoder_names())}"
+    ):
+        Encoder.from_checkpoint(tmp_path / "a.pt", "cifar")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    save_encoder(Encoder.from_module(network()), path)
+    before = path.read_bytes()
+
+    def fail(_: Any, where: Path, **__: Any) -> None:
+        where.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(safetensors, "save_file", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_encoder(Encoder.from_module(network(1)), path)
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["a.safetensors"]

@@ -1,0 +1,247 @@
+"""What an encoder computes, what it refuses, and its fingerprint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs, ggn_diagonal
+from laplacian_metric.encoder import Encoder
+from tests.encoder.models import JacobianLinear, Tokens
+
+
+def make(normalize: bool = True) -> Encoder:
+    torch.manual_seed(0)
+    return Encoder(nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Tanh()), nn.Linear(6, 3), normalize)
+
+
+@settings(max_examples=15)
+@given(count=st.integers(0, 5), width=st.integers(1, 6), dim=st.integers(1, 5), bias=st.booleans())
+def test_against_plain_products(count: int, width: int, dim: int, bias: bool) -> None:
+    h = torch.randn(count, width, dtype=torch.float64) + 0.1
+    head = nn.Linear(width, dim, bias=bias, dtype=torch.float64)
+    encoder = Encoder(nn.Identity(), head)
+    u = h @ head.weight.T + (head.bias if bias else 0)
+    assert torch.equal(encoder.features(h), h)
+    torch.testing.assert_close(encoder.raw(h), u)
+    torch.testing.assert_close(encoder(h), torch.stack([x / x.norm() for x in u]) if count else u)
+    torch.testing.assert_close(Encoder(nn.Identity(), head, normalize=False)(h), u)
+    assert (encoder.num_features, encoder.dim) == (width, dim)
+
+
+def test_gradients_go_through_the_norm() -> None:
+    encoder = make().double()
+    images = torch.randn(3, 12, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(encoder, (images,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_embeddings_are_finite_where_their_squares_are_not(dtype: torch.dtype) -> None:
+    head = nn.Linear(2, 2, bias=False, dtype=dtype)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(2))
+    z = Encoder(nn.Identity(), head)(torch.tensor([[30000.0, 40000.0]], dtype=dtype))
+    assert z.dtype == dtype
+    torch.testing.assert_close(z.float(), torch.tensor([[0.6, 0.8]]), atol=1e-2, rtol=0)
+
+
+def test_it_has_the_modes_that_its_modules_have() -> None:
+    backbone = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).eval()
+    encoder = Encoder(backbone, nn.Linear(4, 2))
+    assert not encoder.training
+    assert not backbone[1].training
+    encoder(torch.randn(2, 4))
+    assert not backbone[1].training
+    assert encoder.train().backbone[1].training  # type: ignore[index]
+
+
+def test_a_tuple_a_dictionary_and_plain_arguments_are_the_same() -> None:
+    encoder = Encoder.from_module(Tokens())
+    ids = torch.randint(20, (4, 5))
+    mask = torch.rand(4, 5) > 0.3
+    mask[:, 0] = True
+    expected = encoder(ids, mask)
+    for given_inputs in ((ids, mask), [ids, mask], {"ids": ids, "mask": mask}):
+        assert torch.equal(encoder(given_inputs), expected)
+        assert torch.equal(encoder.raw(given_inputs), encoder.raw(ids, mask=mask))
+    assert torch.equal(encoder(ids), encoder({"ids": ids}))
+    assert not torch.equal(encoder(ids), expected)
+
+
+def test_the_curvature_of_an_encoder_is_that_of_its_parts() -> None:
+    encoder = make(normalize=False).double()
+    images = torch.randn(5, 12, dtype=torch.float64)
+    pairs, loss = Pairs.from_labels([0, 0, 1, 1, 2]), ContrastiveLoss(margin=2.0)
+    whole = ggn_diagonal(encoder, images, pairs, loss)
+    parts = ggn_diagonal(nn.Sequential(encoder.backbone, encoder.head), images, pairs, loss)
+    assert set(whole) == {"backbone.1.weight", "backbone.1.bias", "head.weight", "head.bias"}
+    torch.testing.assert_close(whole["head.weight"], parts["1.weight"])
+    torch.testing.assert_close(whole["backbone.1.weight"], parts["0.1.weight"])
+
+
+def test_many_weights_at_once_by_vmap() -> None:
+    encoder = make()
+    images = torch.randn(4, 12)
+    weights = torch.randn(5, 3, 6)
+
+    def embed(weight: Tensor) -> Tensor:
+        return torch.func.functional_call(encoder, {"head.weight": weight}, (images,))  # type: ignore[no-any-return]
+
+    h = encoder.features(images)
+    expected = F.normalize(torch.einsum("szh,nh->snz", weights, h) + encoder.head.bias, dim=2)
+    torch.testing.assert_close(torch.func.vmap(embed)(weights), expected)
+
+
+def test_it_can_be_exported_for_any_number_of_images() -> None:
+    encoder = make()
+    example = torch.randn(3, 12)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(encoder, (example,), dynamic_shapes=((({0: batch}),),))
+    images = torch.randn(7, 12)
+    torch.testing.assert_close(exported.module()(images), encoder(images))
+
+
+def test_a_zero_vector_has_no_direction() -> None:
+    encoder = Encoder(nn.Identity(), nn.Linear(2, 2, bias=False))
+    h = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(ValueError, match=r"2 of 3 embeddings .* first is row 1, which has norm zero"):
+        encoder(h)
+    h[1] = torch.nan
+    with pytest.raises(ValueError, match="first is row 1, which has NaN"):
+        encoder(h)
+    assert encoder.raw(h).shape == (3, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_are_no_images(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"images has dtype {dtype}: convert to floats in \\[0, 1\\] first"):
+        make()(torch.ones(2, 12, dtype=dtype))
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> object:
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda x: (x, x), r"backbone \(Returns\) returns a tuple, the head takes \(N, 6\)"),
+        (lambda x: x[:, :5], r"returns shape \(4, 5\), the head takes \(N, 6\)"),
+        (lambda x: x[:, :, None], r"returns shape \(4, 6, 1\), .*Pool and flatten"),
+        (lambda x: x[0], r"returns shape \(6,\)"),
+        (lambda x: x[:3], r"returns 3 rows of features for 4 inputs"),
+        (lambda x: x.long(), r"returns dtype torch.int64, floats are needed"),
+    ],
+)
+def test_features_that_do_not_fit_the_head(made: Callable[[Tensor], object], message: str) -> None:
+    encoder = Encoder(Returns(made), nn.Linear(6, 3))
+    with pytest.raises((TypeError, ValueError), match=message):
+        encoder.features(torch.randn(4, 6))
+
+
+def test_heads_that_a_posterior_cannot_be_over() -> None:
+    backbone = nn.Linear(4, 4)
+    with pytest.raises(TypeError, match=r"head is a Conv1d, a torch.nn.Linear is needed"):
+        Encoder(backbone, nn.Conv1d(4, 2, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="backbone is a builtin_function"):
+        Encoder(torch.relu, nn.Linear(4, 2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"is not a parameter .*remove_parametrizations"):
+        Encoder(backbone, nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match="has no shape yet"):
+        Encoder(backbone, nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(weight, bias\)"):
+        Encoder(backbone, backbone)
+    tied = nn.Linear(4, 4)
+    tied.weight = nn.Parameter(backbone.weight.T)  # the same memory, another tensor
+    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(weight\)"):
+        Encoder(backbone, tied)
+
+
+def test_a_head_with_more_in_it_than_a_product() -> None:
+    class LowRank(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0.1 * x[:, :2]
+
+    with pytest.raises(ValueError, match=r"head \(LowRank\) does not compute weight @ h \+ bias"):
+        Encoder(nn.Identity(), LowRank(4, 2))
+    hooked = nn.Linear(4, 2)
+    hooked.register_forward_hook(lambda _, __, output: 2 * output)
+    with pytest.raises(ValueError, match="remove its hooks"):
+        Encoder(nn.Identity(), hooked)
+
+    class Same(JacobianLinear):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.T + self.bias
+
+    assert isinstance(Encoder(nn.Identity(), Same(4, 2)).head, Same)
+
+
+# --- fingerprint ---
+
+
+def test_the_fingerprint_changes_with_everything_that_is_a_tensor() -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.Linear(4, 2))
+    seen = {encoder.fingerprint()}
+    changed = copy.deepcopy(encoder)
+    assert changed.fingerprint() in seen
+    for name, tensor in [*changed.named_parameters(), *changed.named_buffers()]:
+        with torch.no_grad():
+            tensor.view(-1)[-1:] += 1
+        found = changed.fingerprint()
+        assert found not in seen, name
+        seen.add(found)
+    changed.normalize = False
+    assert changed.fingerprint() not in seen
+
+
+def test_the_fingerprint_does_not_change_with_anything_else() -> None:
+    encoder = make()
+    before = encoder.fingerprint()
+    assert len(before) == 64
+    assert int(before, 16) >= 0
+    encoder.eval().requires_grad_(False)
+    assert encoder.fingerprint() == before
+    with torch.no_grad():  # another layout of the same numbers
+        encoder.head.weight = nn.Parameter(encoder.head.weight.T.contiguous().T)
+    assert not encoder.head.weight.is_contiguous()
+    assert encoder.fingerprint() == before
+    encoder(torch.randn(2, 12))
+    assert encoder.fingerprint() == before
+
+
+def test_the_fingerprint_tells_shapes_names_and_dtypes_apart() -> None:
+    def of(backbone: nn.Module) -> str:
+        head = nn.Linear(2, 2)
+        for parameter in (*backbone.parameters(), *head.parameters()):
+            nn.init.zeros_(parameter)
+        return Encoder(backbone, head).fingerprint()
+
+    class Named(nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.register_buffer(name, torch.zeros(2))
+
+    backbones = [
+        nn.Linear(2, 3),
+        nn.Linear(3, 2, bias=True),
+        nn.Linear(2, 3, dtype=torch.float64),
+        nn.Linear(2, 3, dtype=torch.bfloat16),
+        nn.Sequential(nn.Linear(2, 3)),
+        Named("a"),
+        Named("b"),
+        nn.Identity(),
+    ]
+    assert len({of(backbone) for backbone in backbones}) == len(backbones)

@@ -1,0 +1,250 @@
+"""Cutting modules: the encoder's parts against the head inside of the module, and what cannot be cut."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from laplacian_metric.encoder import Encoder
+from tests.encoder import models
+
+
+def inside(module: nn.Module, head: nn.Linear, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What goes into the head within the module, what comes out of it, and the module's output."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = head.register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
+    with torch.no_grad():
+        output = module(*args, **kwargs)
+    handle.remove()
+    ((h, u),) = seen
+    return h, u, output
+
+
+def images() -> Tensor:
+    return torch.randn(5, 3, 7, 7, generator=torch.Generator().manual_seed(1))
+
+
+def flat() -> Tensor:
+    return torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+
+
+CASES: dict[str, tuple[nn.Module, str | None, str, Tensor]] = {
+    "chain": (models.small_chain(), None, "1.1", flat()),
+    "chain with identity and torch's norm": (
+        models.small_chain(nn.Identity(), models.L2Norm()),
+        None,
+        "1.1",
+        flat(),
+    ),
+    "nnj's layers": (
+        models.JacobianSequential(models.JacobianLinear(12, 6), nn.Tanh(), models.JacobianLinear(6, 3)),
+        None,
+        "2",
+        flat(),
+    ),
+    "nnj's layers with its norm": (
+        models.JacobianSequential(models.JacobianLinear(12, 6), models.JacobianLinear(6, 3), models.L2Norm()),
+        None,
+        "1",
+        flat(),
+    ),
+    "residual, named": (models.Residual(), "fc", "fc", images()),
+    "residual with norm, named": (models.Residual(normalize=True), "fc", "fc", images()),
+    "registered last, deep": (models.HeadLast().eval(), None, "top.head", torch.randn(5, 12)),
+    "attention before it": (models.Attention(), "head", "head", torch.randn(5, 4, 6)),
+    "words": (models.Tokens(), None, "head", torch.randint(20, (5, 4))),
+    "chain in a module": (nn.ModuleDict({"a": models.small_chain()})["a"], None, "1.1", flat()),
+}
+
+
+@pytest.mark.parametrize("with_example", [False, True])
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_parts_are_those_inside_of_the_module(case: str, with_example: bool) -> None:
+    given, asked, name, inputs = CASES[case]
+    module = copy.deepcopy(given).eval()
+    encoder = Encoder.from_module(module, asked, example_inputs=inputs[:2] if with_example else None)
+    head = module.get_submodule(name)
+    assert encoder.head is head
+    h, u, output = inside(module, head, inputs)  # type: ignore[arg-type]
+    for _ in range(2):  # the first call is checked, the second is not
+        torch.testing.assert_close(encoder.features(inputs), h)
+        torch.testing.assert_close(encoder.raw(inputs), u)
+        torch.testing.assert_close(encoder(inputs), F.normalize(u, dim=1))
+    assert torch.allclose(output, u) or torch.allclose(output, F.normalize(u, dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_parameters_are_shared_and_the_module_is_left_alone(case: str) -> None:
+    given, asked, _, inputs = CASES[case]
+    module = copy.deepcopy(given).eval()
+    before = {name: (id(x), x.clone()) for name, x in module.state_dict(keep_vars=True).items()}
+    modules = {name: (id(x), x.training) for name, x in module.named_modules(remove_duplicate=False)}
+    encoder = Encoder.from_module(module, asked, example_inputs=inputs)
+    encoder(inputs)
+    assert {name: (id(x), x.training) for name, x in module.named_modules(remove_duplicate=False)} == modules
+    after = module.state_dict(keep_vars=True)
+    assert all(
+        id(after[name]) == number and torch.equal(after[name], x) for name, (number, x) in before.items()
+    )
+    own = [id(x) for x in encoder.parameters()]
+    assert len(own) == len(set(own))
+    assert set(own) == {id(x) for x in module.parameters()}
+    # A change of precision, which replaces what buffers and parameters are, reaches both.
+    encoder.double()
+    assert all(
+        x.dtype == torch.float64 for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()
+    )
+
+
+def test_without_a_name_the_last_that_ran_on_the_example() -> None:
+    module = models.Residual().eval()
+    assert Encoder.from_module(module, example_inputs=images()).head is module.fc
+
+
+def test_a_wrong_guess_is_found_at_the_first_call() -> None:
+    encoder = Encoder.from_module(models.Residual().eval())  # the one registered last is another
+    with pytest.raises(
+        ValueError, match=r"neither the output of 'gate', .* its linear layers are .*fc \(8 -> 4\)"
+    ):
+        encoder(images())
+    with pytest.raises(ValueError, match="neither"):  # and not only the first time
+        encoder(images())
+
+
+def test_an_example_leaves_running_statistics_and_random_numbers_alone() -> None:
+    module = models.Residual()
+    assert module.training
+    dropping = nn.Sequential(nn.BatchNorm1d(12), nn.Dropout(), nn.Linear(12, 3))
+    before = copy.deepcopy(module.state_dict())
+    state = torch.get_rng_state()
+    Encoder.from_module(module, example_inputs=images())
+    Encoder.from_module(dropping, example_inputs=flat())
+    assert int(dropping.get_buffer("0.num_batches_tracked")) == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
+    assert module.training
+
+
+@pytest.mark.parametrize(
+    "case", ["chain", "residual, named", "nnj's layers with its norm", "registered last, deep"]
+)
+@pytest.mark.parametrize("verified", [False, True])
+def test_a_cut_encoder_can_be_exported(case: str, verified: bool) -> None:
+    given, asked, _, inputs = CASES[case]
+    encoder = Encoder.from_module(copy.deepcopy(given).eval(), asked)
+    if verified:
+        encoder(inputs)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(encoder, (inputs,), dynamic_shapes=((({0: batch}),),)).module()
+    torch.testing.assert_close(exported(inputs[:3]), encoder(inputs[:3]))
+
+
+@pytest.mark.parametrize("case", ["chain", "residual, named"])
+def test_copies_and_pickles_stand_alone(case: str) -> None:
+    given, asked, _, inputs = CASES[case]
+    encoder = Encoder.from_module(copy.deepcopy(given).eval(), asked, example_inputs=inputs)
+    expected = encoder(inputs)
+    for made in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert made.fingerprint() == encoder.fingerprint()
+        with torch.no_grad():
+            made.head.weight.mul_(-1)
+        assert not torch.equal(made(inputs), expected)
+        assert torch.equal(encoder(inputs), expected)
+
+
+def test_gradients_and_training_go_through() -> None:
+    module = models.Residual()
+    encoder = Encoder.from_module(module, "fc")
+    for _ in range(2):
+        module.zero_grad()
+        encoder(images()).square().sum().backward()
+        assert module.stem.weight.grad is not None
+        assert module.fc.weight.grad is not None
+    batches = module.get_buffer("blocks.0.norm.num_batches_tracked")
+    assert int(batches) == 2  # one forward pass a call, the first one too
+
+
+def test_a_linear_layer_is_all_head() -> None:
+    layer = nn.Linear(4, 2)
+    encoder = Encoder.from_module(layer)
+    assert encoder.head is layer
+    assert isinstance(encoder.backbone, nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "inputs", "message"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()),
+            None,
+            None,
+            "no torch.nn.Linear .*Encoder.with_head",
+        ),
+        (
+            models.small_chain(),
+            "2.1",
+            None,
+            r"no layer '2.1'; its linear layers are 0.0 \(12 -> 8\), 1.1 \(8 -> 3\)",
+        ),
+        (models.small_chain(), "1.0", None, "1.0 of Sequential is a Dropout"),
+        (models.small_chain(), "0.0", None, r"1 \(Sequential\) comes after the head"),
+        (models.small_chain(nn.ReLU()), None, None, r"2 \(ReLU\), is not the l2 norm"),
+        (models.small_chain(models.Scaled()), None, None, r"2 \(Scaled\), is not the l2 norm"),
+        (models.small_chain(nn.BatchNorm1d(3)), None, None, r"2 \(BatchNorm1d\) comes after the head"),
+        (models.small_chain(nn.Dropout()), None, None, r"2 \(Dropout\) comes after the head"),
+        (models.Twice(), None, torch.randn(2, 6), "ran 2 times, once is needed: name the right one"),
+        (
+            models.MoreAfter(),
+            None,
+            torch.randn(2, 6),
+            r"neither the output of 'last', of shape \(2, 3\), nor",
+        ),
+        (models.ByFunction(), "last", torch.randn(2, 6), "did not run as a module"),
+        (models.ByFunction(), None, torch.randn(2, 6), "ran none of its linear layers"),
+        (models.Attention(), None, None, r"attention.out_proj of Attention belongs to an attention layer"),
+        (models.TwoOutputs(), None, torch.randn(2, 6), "TwoOutputs returns a tuple"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), None, None, "not a parameter but computed"),
+        (nn.DataParallel(models.small_chain()), None, None, "wrapped in DataParallel: pass module.module"),
+        (torch.compile(models.small_chain()), None, None, "pass module._orig_mod"),
+    ],
+)
+def test_refusals(module: nn.Module, name: str | None, inputs: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Encoder.from_module(module, name, example_inputs=inputs)
+
+
+def test_one_layer_under_two_names() -> None:
+    layer = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="0 = 2 of Sequential is used more than once"):
+        Encoder.from_module(nn.Sequential(layer, nn.ReLU(), layer))
+
+
+def test_a_head_that_shares_its_weight_with_the_backbone() -> None:
+    words = models.Tokens()
+    words.head = nn.Linear(6, 20, bias=False)
+    words.head.weight = words.words.weight
+    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(module.words.weight\)"):
+        Encoder.from_module(words)
+
+
+def test_long_lists_are_cut_short() -> None:
+    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)), nn.ReLU())
+    with pytest.raises(ValueError, match="and 30 before them"):
+        Encoder.from_module(module)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
+def test_models_of_torchvision(name: str) -> None:
+    models_of = pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    module = models_of.get_model(name, weights=None, num_classes=5).eval()
+    encoder = Encoder.from_module(module)
+    size = 224 if name.startswith("vit") else 32
+    inputs = torch.rand(2, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.raw(inputs), module(inputs))
