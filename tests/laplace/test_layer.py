@@ -131,12 +131,12 @@ def test_samples(make: Make, kind: str) -> None:
     """Whitened with the Cholesky factor of P, k draws have mean 0 and covariance I: standard errors of at most
     sqrt(2/k), of which 5 are allowed."""
     k = 20_000
-    curvature, dense, _ = make(Problem(outputs=2, inputs=3, rank=4, kind=kind, seed=3))
+    curvature, dense, _ = make(Problem(outputs=3, inputs=4, rank=4, kind=kind, seed=3))
     posterior = curvature.posterior(50.0, 0.5)
     draws = posterior.sample(k, torch.Generator().manual_seed(0))
-    assert draws.shape == (k, 2, 3)
+    assert draws.shape == (k, 3, 4)
     assert torch.equal(draws, posterior.sample(k, torch.Generator().manual_seed(0)))
     assert not torch.equal(draws, posterior.sample(k, torch.Generator().manual_seed(1)))
     white = draws.flatten(1) @ torch.linalg.cholesky(dense_precision(dense, 50.0, 0.5))
-    close(white.mean(0), torch.zeros(6, dtype=float64), rtol=0, atol=5 / math.sqrt(k))
-    close(white.T @ white / k, torch.eye(6, dtype=float64), rtol=0, atol=5 * math.sqrt(2 / k))
+    close(white.mean(0), torch.zeros(12, dtype=float64), rtol=0, atol=5 / math.sqrt(k))
+    close(white.T @ white / k, torch.eye(12, dtype=float64), rtol=0, atol=5 * math.sqrt(2 / k))

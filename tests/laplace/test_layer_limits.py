@@ -89,6 +89,20 @@ def test_low_rank_in_float32_where_the_directions_determine_the_image(scale: flo
     close(direction.kappa.double(), exact.kappa, rtol=1e-2, atol=0)
 
 
+@pytest.mark.parametrize("scale", [1e14, 1e17, 1e20])
+@pytest.mark.parametrize("dtype", [torch.float32, float64])
+def test_low_rank_where_nothing_but_rounding_is_left(dtype: torch.dtype, scale: float) -> None:
+    """Even the difference in float64 is noise then; it stays a covariance, and the image close to certain."""
+    curvature = LowRankCurvature(torch.zeros(4, 5, dtype=dtype), gaussian(20, 4, 5, seed=0).to(dtype))
+    images, mean = gaussian(50, 5, seed=1).to(dtype), gaussian(50, 4, seed=2).to(dtype)
+    gaussians = curvature.posterior(scale, 1.0).predictive(images, mean)
+    values = torch.linalg.eigvalsh(gaussians.covariance.double())
+    # The prior alone gives variances of |x|^2; what is left is its rounding in float64, of a few terms.
+    assert bool((values.amax(1) <= 1e-12 * images.double().square().sum(1)).all())
+    assert bool((values >= -8 * torch.finfo(dtype).eps * values.amax(1, keepdim=True)).all())
+    assert bool((gaussians.direction().kappa > 1e6).all())
+
+
 @every_structure
 def test_refusals(make: Make) -> None:
     curvature = make(SMALL)[0]
@@ -108,6 +122,12 @@ def test_refusals(make: Make) -> None:
             curvature.to(dtype=torch.float32).posterior(1.0, prior)
     with pytest.raises(ValueError, match=r"inputs has shape \(2, 3\), \(N, 4\) is needed"):
         curvature.posterior(1.0, 1.0).predictive(torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_a_conversion_keeps_the_shape() -> None:
+    """bfloat16 has no 257."""
+    curvature = FullCurvature(torch.ones(257), torch.eye(257), num_outputs=257)
+    assert curvature.to(dtype=torch.bfloat16).shape == (257, 1)
 
 
 def test_refused_curvatures() -> None:

@@ -160,10 +160,11 @@ class EigenPosterior(LayerPosterior):
         self.precision = self.data + prior
 
     def log_determinant(self) -> float:
-        return float(self.precision.double().log().sum())
+        return float((self.data.double() + self.prior).log().sum())
 
     def effective_parameters(self) -> float:
-        return float((self.data.double() / self.precision.double()).sum())
+        data = self.data.double()
+        return float((data / (data + self.prior)).sum())
 
 
 def check_scale(scale: float, prior: float, dtype: torch.dtype) -> None:
