@@ -229,6 +229,13 @@ def test_another_score(make: Make) -> None:
         e.with_uncertainty(score[:2])
 
 
+def test_joint_samples_beside_the_distribution() -> None:
+    e, samples = _closed_form(3), joint_samples(3)
+    assert_same(e.with_samples(samples), _both(3))
+    with pytest.raises(ValueError, match=r"samples has shape \(6, 2, 3\), \(S, 3, 3\) is needed"):
+        e.with_samples(samples[:, :2])
+
+
 @pytest.mark.parametrize(("wrong", "norm"), [(0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
 def test_embeddings_without_a_direction_are_named(wrong: float, norm: str) -> None:
     u = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
@@ -246,8 +253,6 @@ def test_shapes_are_checked() -> None:
         StochasticEmbedding(point, point[:2], one, one)
     with pytest.raises(ValueError, match=r"kappa has shape \(3, 1\), \(3,\) is needed"):
         StochasticEmbedding(point, point, one[:, None], one)
-    with pytest.raises(ValueError, match=r"samples has shape \(4, 2, 3\), \(S, 3, 3\) is needed"):
-        StochasticEmbedding(point, point, one, one, samples=torch.ones(4, 2, 3))
     with pytest.raises(ValueError, match=r"gaussians are \(2, 3\), \(3, 3\) is needed"):
         StochasticEmbedding(point, point, one, one, gaussians(2))
     with pytest.raises(ValueError, match=r"point has shape \(3,\), two dimensions are needed"):
