@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix
-from laplacian_metric.encoder.from_module import trial
+from laplacian_metric.encoder.trial import trial
 from laplacian_metric.networks.small import seeded
 
 

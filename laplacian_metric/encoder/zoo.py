@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from laplacian_metric.encoder.encoder import Encoder
-from laplacian_metric.encoder.from_module import cut_module, linears, list_linears
+from laplacian_metric.encoder.from_module import cut_module
+from laplacian_metric.encoder.linear_layers import linears, list_linears
 from laplacian_metric.networks import resnet
 from laplacian_metric.networks.scaling import IMAGENET_MEAN, IMAGENET_STD, PixelScaling
 from laplacian_metric.networks.small import (
@@ -210,4 +211,8 @@ def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[n
         raise ValueError(f"timm has no model {name!r}: timm.list_models() lists them")
     model = timm.create_model(name, pretrained=pretrained, **options)
     found = resolve_model_data_config(model)
-    return model, PixelScaling(found.get("mean", IMAGENET_MEAN), found.get("std", IMAGENET_STD))
+    mean, std = found.get("mean", IMAGENET_MEAN), found.get("std", IMAGENET_STD)
+    channels = options.get("in_chans", len(mean))
+    if channels != len(mean):  # what is known is for colours
+        mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
+    return model, PixelScaling(mean, std)

@@ -46,9 +46,9 @@ class PixelScaling(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         channels = len(self.mean)
         if images.ndim != 4 or images.shape[1] != channels:
+            remedy = ": for grey images, images.expand(-1, 3, -1, -1)" if channels == 3 else ""
             raise ValueError(
-                f"images has shape {tuple(images.shape)}, (N, {channels}, height, width) is needed: for grey images, "
-                "images.expand(-1, 3, -1, -1)"
+                f"images has shape {tuple(images.shape)}, (N, {channels}, height, width) is needed{remedy}"
             )
         return ((images.flip(1) if self.bgr else images) - self.mean) / self.std
 

@@ -46,7 +46,10 @@ def test_a_random_head_comes_from_its_seed() -> None:
     assert heads[0].weight.shape == (3, 6)
     head = random_head(100, 50, generator=generator(), dtype=torch.float64)
     assert head.weight.dtype == torch.float64
-    for parameter in (head.weight, head.bias):  # uniform between -0.1 and 0.1, as torch's own
+    for parameter in (
+        head.weight.detach(),
+        head.bias.detach(),
+    ):  # uniform between -0.1 and 0.1, as torch's own
         assert float(parameter.abs().max()) <= 0.1
         assert abs(float(parameter.std()) - 0.1 / 3**0.5) < 0.01
     assert torch.equal(head.weight, random_head(100, 50, generator=generator(), dtype=torch.float64).weight)

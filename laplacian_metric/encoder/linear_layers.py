@@ -1,0 +1,95 @@
+"""The linear layers of a module: which one is the head, and how errors list them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from laplacian_metric.encoder.trial import trial
+
+LISTED = 20
+
+
+class StandIn(nn.Module):
+    """Takes the place of a linear layer, which it holds without having it as a submodule."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.held = (layer,)
+
+
+def linears(module: nn.Module) -> dict[str, nn.Linear]:
+    """All linear layers by name; one that has several names is there several times."""
+    named = module.named_modules(remove_duplicate=False)
+    found = ((name, layer.held[0] if isinstance(layer, StandIn) else layer) for name, layer in named)
+    return {name: layer for name, layer in found if isinstance(layer, nn.Linear)}
+
+
+def list_linears(module: nn.Module) -> str:
+    """The linear layers as an error names them."""
+    found = [
+        f"{name or '(itself)'} ({x.in_features} -> {x.out_features})" for name, x in linears(module).items()
+    ]
+    more = f" and {len(found) - LISTED} before them" if len(found) > LISTED else ""
+    return f"its linear layers are {', '.join(found[-LISTED:])}{more}"
+
+
+def ask(module: nn.Module) -> str:
+    return (
+        f"name the right one, from_module(module, head=...), or put a head on top with Encoder.with_head; "
+        f"{list_linears(module)}"
+    )
+
+
+def remedy(module: nn.Module, name: str) -> str:
+    return f"{name!r} is not the head of {type(module).__name__}. If another layer is, {ask(module)}"
+
+
+def last_registered(module: nn.Module) -> str:
+    return list(linears(module))[-1]
+
+
+def last_run(module: nn.Module, example_inputs: Any) -> str:
+    """The name of the linear layer that is called last."""
+    called: list[nn.Module] = []
+
+    def note(layer: nn.Module, _: tuple[Any, ...], __: Any) -> None:
+        called.append(layer)
+
+    by_name = linears(module)
+    handles = [layer.register_forward_hook(note) for layer in set(by_name.values())]
+    try:
+        trial(module, example_inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not called:
+        raise ValueError(f"{type(module).__name__} ran none of its linear layers; {list_linears(module)}")
+    return next(name for name, layer in by_name.items() if layer is called[-1])
+
+
+def named_head(module: nn.Module, name: str) -> nn.Linear:
+    by_name = linears(module)
+    kind = type(module).__name__
+    if name not in by_name:
+        try:
+            found = type(module.get_submodule(name)).__name__
+        except AttributeError:
+            raise ValueError(f"{kind} has no layer {name!r}; {list_linears(module)}") from None
+        raise TypeError(f"{name} of {kind} is a {found}, a torch.nn.Linear is needed; {list_linears(module)}")
+    head = by_name[name]
+    names = [other for other, layer in by_name.items() if layer is head]
+    if len(names) > 1:
+        raise ValueError(
+            f"the linear layer {' = '.join(names)} of {kind} is used more than once: {ask(module)}"
+        )
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        above = module.get_submodule(".".join(parts[:depth]))
+        if "attention" in type(above).__name__.lower() and depth:
+            raise ValueError(
+                f"{name} of {kind} belongs to an attention layer ({type(above).__name__}), it is not the head: "
+                f"{ask(module)}"
+            )
+    return head
