@@ -81,11 +81,11 @@ def load_encoder(
     notes = notes_of(metadata, file)
     if prefix is not None:
         tensors = _below(tensors, prefix, file)
-    if normalize is None:
-        normalize = bool(notes.get("normalize", True))
-    architecture = _architecture(name, notes, head, example_inputs, normalize, options, file)
+    architecture = _architecture(name, notes, head, example_inputs, options, file)
+    encoder = architecture.encoder
     load_into(architecture, tensors, part, file)
-    return architecture.encoder
+    encoder.normalize = bool(notes.get("normalize", encoder.normalize) if normalize is None else normalize)
+    return encoder
 
 
 def _below(tensors: dict[str, Tensor], prefix: str, file: str) -> dict[str, Tensor]:
@@ -100,7 +100,6 @@ def _architecture(
     notes: dict[str, Any],
     head: str | None,
     example_inputs: Any,
-    normalize: bool,
     options: dict[str, Any],
     file: str,
 ) -> Architecture:
@@ -121,15 +120,14 @@ def _architecture(
         if head is not None:
             raise TypeError(f"head is for modules: {name!r} knows its own")
         dim, seed = options.pop("dim", None), options.pop("seed", None)
-        return make(name, dim=dim, pretrained=False, seed=seed, normalize=normalize, options=options)
+        return make(name, dim=dim, pretrained=False, seed=seed, normalize=True, options=options)
     if options:
         raise TypeError(f"{', '.join(options)} are options of names, but a module was passed")
     module = name if isinstance(name, nn.Module) else name()
     if isinstance(module, Encoder):
-        module.normalize = normalize
         return Architecture(module)
     backbone, layer = cut_module(module, head, example_inputs)
-    encoder = Encoder(backbone, layer, normalize=normalize)
+    encoder = Encoder(backbone, layer)
     called = next(name for name, found in module.named_modules() if found is layer)
     return Architecture(encoder, (Target(module, called),))
 
@@ -160,18 +158,16 @@ def load_into(architecture: Architecture, tensors: dict[str, Tensor], part: str,
         if target.complete or part == "backbone"
         for prefix in _prefixes(tensors)
     ]
-    best = min(fits, key=lambda fit: fit.problems - len(fit.tensors))
-    exact = [fit for fit in fits if not fit.problems and fit.tensors]
-    if exact:
-        best = exact[0]
-    else:
-        raise ValueError(_misfit(best, architecture.encoder, part, file))
-    for name, tensor in best.tensors.items():
+    fit = next((fit for fit in fits if fit.tensors and not fit.problems), None)
+    if fit is None:
+        nearest = min(fits, key=lambda fit: fit.problems - len(fit.tensors))
+        raise ValueError(_misfit(nearest, architecture.encoder, part, file))
+    for name, tensor in fit.tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise ValueError(
                 f"{name} in {file} has NaN or infinite entries: the training that made it diverged"
             )
-    best.module.load_state_dict(best.tensors, strict=False)
+    fit.module.load_state_dict(fit.tensors, strict=False)
 
 
 def _prefixes(tensors: dict[str, Tensor]) -> list[str]:

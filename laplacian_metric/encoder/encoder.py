@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hessians.checks import compute_dtype
 from laplacian_metric.encoder.checks import check_features, check_head, check_inputs, is_tracing
 from laplacian_metric.encoder.fingerprint import digest
+from laplacian_metric.encoder.trial import arguments
 
 
 class Encoder(nn.Module):
@@ -82,6 +83,8 @@ class Encoder(nn.Module):
         """
         from laplacian_metric.encoder.from_module import cut_module
 
+        if isinstance(module, Encoder) and head is None:
+            return cls(module.backbone, module.head, normalize=normalize)
         return cls(*cut_module(module, head, example_inputs), normalize=normalize)
 
     @classmethod
@@ -143,7 +146,7 @@ class Encoder(nn.Module):
             prefix: only the entries that begin with it count, without it. A prefix that all share is found.
             part: "backbone" leaves the file's own head out and the encoder's as it was initialised.
             head, example_inputs: as in `from_module`, where ``name`` is a module.
-            normalize: by default as the file says, else True.
+            normalize: by default as the file says, else as the encoder that was passed, else True.
             options: ``dim``, ``seed`` and others that `from_name` takes.
         """
         from laplacian_metric.encoder.checkpoint import load_encoder
@@ -231,17 +234,6 @@ class Encoder(nn.Module):
 
     def extra_repr(self) -> str:
         return f"normalize={self.normalize}"
-
-
-def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
-    if len(inputs) == 1 and not named:
-        (given,) = inputs
-        if isinstance(given, dict):
-            return (), dict(given)
-        if isinstance(given, tuple | list) and any(isinstance(x, Tensor) for x in given):
-            return tuple(given), {}
-    return inputs, named
 
 
 def unit_rows(u: Tensor) -> Tensor:

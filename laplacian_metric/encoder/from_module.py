@@ -18,9 +18,10 @@ from laplacian_metric.encoder.trial import is_raw_or_unit, trial
 def cut_module(module: nn.Module, name: str | None, example_inputs: Any) -> tuple[nn.Module, nn.Linear]:
     """The backbone and the head of a module; see `Encoder.from_module`."""
     _check_module(module)
+    guessed = name is None and example_inputs is None
     if name is None:
         name = last_registered(module) if example_inputs is None else last_run(module, example_inputs)
-    head = named_head(module, name)
+    head = named_head(module, name, guessed)
     if head is module:
         return nn.Identity(), head
     chain = _cut_chain(module, name.split("."))

@@ -36,6 +36,7 @@ def list_linears(module: nn.Module) -> str:
 
 
 def ask(module: nn.Module) -> str:
+    """What to do where a layer is not the head."""
     return (
         f"name the right one, from_module(module, head=...), or put a head on top with Encoder.with_head; "
         f"{list_linears(module)}"
@@ -43,10 +44,12 @@ def ask(module: nn.Module) -> str:
 
 
 def remedy(module: nn.Module, name: str) -> str:
+    """The same, where the layer may have been named."""
     return f"{name!r} is not the head of {type(module).__name__}. If another layer is, {ask(module)}"
 
 
 def last_registered(module: nn.Module) -> str:
+    """The name of the linear layer that comes last in the module's own order."""
     return list(linears(module))[-1]
 
 
@@ -69,7 +72,8 @@ def last_run(module: nn.Module, example_inputs: Any) -> str:
     return next(name for name, layer in by_name.items() if layer is called[-1])
 
 
-def named_head(module: nn.Module, name: str) -> nn.Linear:
+def named_head(module: nn.Module, name: str, guessed: bool) -> nn.Linear:
+    """The linear layer of a name; refused where it cannot be the head, or where that would be too bold a guess."""
     by_name = linears(module)
     kind = type(module).__name__
     if name not in by_name:
@@ -87,7 +91,9 @@ def named_head(module: nn.Module, name: str) -> nn.Linear:
     parts = name.split(".")
     for depth in range(len(parts)):
         above = module.get_submodule(".".join(parts[:depth]))
-        if "attention" in type(above).__name__.lower() and depth:
+        # Torch's own uses the weight of its last layer without calling it.
+        known = isinstance(above, nn.MultiheadAttention)
+        if depth and (known or (guessed and "attention" in type(above).__name__.lower())):
             raise ValueError(
                 f"{name} of {kind} belongs to an attention layer ({type(above).__name__}), it is not the head: "
                 f"{ask(module)}"

@@ -13,7 +13,8 @@ class SentenceBackbone(nn.Module):
     """A list of N sentences -> features (N, H), by a model of sentence-transformers or one that is used like it.
 
     Args:
-        model: has ``encode(sentences, convert_to_tensor=True)``.
+        model: has ``encode(sentences, convert_to_tensor=True)``. If it is no `torch.nn.Module`, its weights are not in
+            the encoder's fingerprint.
         differentiable: take ``model(model.tokenize(sentences))["sentence_embedding"]`` instead, so that the model
             itself can be trained; ``encode`` computes no gradients.
         options: passed on to ``encode``, for instance ``batch_size``.

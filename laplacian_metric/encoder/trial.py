@@ -10,13 +10,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 
+def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
+    if len(inputs) == 1 and not named:
+        (given,) = inputs
+        if isinstance(given, dict):
+            return (), dict(given)
+        if isinstance(given, tuple | list) and any(isinstance(x, Tensor) for x in given):
+            return tuple(given), {}
+    return inputs, named
+
+
 def trial(module: nn.Module, inputs: Any) -> Any:
     """What a module returns for a tensor, a tuple of positional or a dictionary of named arguments.
 
     Nothing is left of the call: neither running statistics nor random numbers change.
     """
-    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
-    kwargs = inputs if isinstance(inputs, dict) else {}
+    args, kwargs = arguments((inputs,), {})
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):

@@ -38,4 +38,4 @@ class GeM(nn.Module):
         return (values / largest).pow(self.p).mean(dim=2).pow(1 / self.p) * largest[:, :, 0]
 
     def extra_repr(self) -> str:
-        return f"p={self.p.item():.4g}, eps={self.eps:g}"
+        return f"eps={self.eps:g}"

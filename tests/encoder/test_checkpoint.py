@@ -138,9 +138,22 @@ def test_what_is_saved_of_a_module_needs_the_module(tmp_path: Path) -> None:
         Encoder.from_checkpoint(path)
     again = Encoder.from_checkpoint(path, models.Residual, head="fc")
     assert again.fingerprint() == encoder.fingerprint()
-    into = Encoder.from_module(models.Residual(), "fc")
+    into = Encoder.from_module(models.Residual(), "fc", normalize=False)
     assert Encoder.from_checkpoint(path, into) is into
+    assert into.normalize  # as the file says
     assert into.fingerprint() == encoder.fingerprint()
+
+
+def test_an_encoder_keeps_its_own_norm_where_the_file_says_nothing(tmp_path: Path) -> None:
+    torch.save(network(1).state_dict(), tmp_path / "a.pt")
+    state = prefixed(network(1)[:2].state_dict(), "backbone.") | prefixed(network(1)[2].state_dict(), "head.")
+    torch.save(state, tmp_path / "encoder.pt")
+    into = Encoder(network(2)[:2], nn.Linear(6, 3), normalize=False)
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        Encoder.from_checkpoint(tmp_path / "a.pt", into, normalize=True)
+    assert not into.normalize
+    assert not Encoder.from_checkpoint(tmp_path / "encoder.pt", into).normalize
+    assert Encoder.from_checkpoint(tmp_path / "encoder.pt", into, normalize=True).normalize
 
 
 def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
@@ -195,6 +208,7 @@ class Evil:
         return (exec, ("raise SystemExit('this ran')",))
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
     model = models.small_chain()
     torch.save(model, tmp_path / "module.pt")

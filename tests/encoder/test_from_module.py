@@ -59,7 +59,12 @@ CASES: dict[str, tuple[nn.Module, str | None, str, Tensor]] = {
     "registered last, deep": (models.HeadLast().eval(), None, "top.head", torch.randn(5, 12)),
     "attention before it": (models.Attention(), "head", "head", torch.randn(5, 4, 6)),
     "words": (models.Tokens(), None, "head", torch.randint(20, (5, 4))),
-    "chain in a module": (nn.ModuleDict({"a": models.small_chain()})["a"], None, "1.1", flat()),
+    "a module in a chain, then the norm": (
+        nn.Sequential(models.Residual(), models.L2Norm()),
+        "0.fc",
+        "0.fc",
+        images(),
+    ),
 }
 
 
@@ -217,6 +222,39 @@ def test_a_linear_layer_is_all_head() -> None:
 def test_refusals(module: nn.Module, name: str | None, inputs: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         Encoder.from_module(module, name, example_inputs=inputs)
+
+
+class PoolAttention(nn.Module):
+    """Some models end in an attention layer of their own, whose last step is a linear layer like any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(6, 1)
+        self.project = nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.project((self.query(tokens).softmax(1) * tokens).sum(1))  # type: ignore[no-any-return]
+
+
+def test_attention_at_the_end_has_to_be_named_or_run() -> None:
+    module, tokens = nn.Sequential(nn.LayerNorm(6), PoolAttention()), torch.randn(4, 5, 6)
+    with pytest.raises(
+        ValueError, match=r"1.project of Sequential belongs to an attention layer \(PoolAttention\)"
+    ):
+        Encoder.from_module(module)
+    for encoder in (
+        Encoder.from_module(module, "1.project"),
+        Encoder.from_module(module, example_inputs=tokens),
+    ):
+        torch.testing.assert_close(encoder.raw(tokens), module(tokens))
+
+
+def test_an_encoder_is_a_module_too() -> None:
+    encoder = Encoder.from_module(models.small_chain())
+    again = Encoder.from_module(encoder, normalize=False)
+    assert again.backbone is encoder.backbone
+    assert again.head is encoder.head
+    assert not again.normalize
 
 
 def test_one_layer_under_two_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def test_without_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "timm" if name.startswith("timm") else "torchvision", None)
     with pytest.raises(ImportError, match=r'pip install "laplacian-metric\[vision\]"'):
         Encoder.from_name(name)
+
+
+def test_importing_encoders_is_light(root: Path) -> None:
+    code = "import sys, laplacian_metric.encoder, laplacian_metric.networks; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "laplacian_metric" in loaded
+    assert loaded.isdisjoint(
+        {"torchvision", "timm", "safetensors", "sentence_transformers", "laplace", "scipy", "PIL"}
+    )
 
 
 def test_pretrained_weights_are_asked_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
