@@ -39,7 +39,7 @@ class Tap(StandIn):
         if self.calls is None:
             raise _Reached(features)
         result = self.held[0](features)
-        self.calls.append((features, result))
+        self.calls.append((features, result.detach().clone()))  # what follows may work in place
         return result
 
 
@@ -115,7 +115,7 @@ def check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:
             "module that returns them, or name the layer and cut before it yourself, Encoder(backbone, head)"
         )
     try:
-        same = is_raw_or_unit(output.detach(), raw.detach())
+        same = is_raw_or_unit(output.detach(), raw)
     except RuntimeError:  # inside vmap, where no value may be looked at
         return False
     if not same:

@@ -28,7 +28,7 @@ OPTIONAL = "num_batches_tracked"
 def save_encoder(encoder: Encoder, path: str | os.PathLike[str]) -> None:
     """Write the weights of an encoder as a safetensors file: the whole file, or none.
 
-    With them goes ``normalize`` and, if the encoder came from a name, that name, so that
+    With them goes ``normalize`` and, if the encoder came from a name (and no further options), that name, so that
     ``Encoder.from_checkpoint(path)`` needs no more.
 
     Example:
@@ -54,11 +54,7 @@ def save_encoder(encoder: Encoder, path: str | os.PathLike[str]) -> None:
         # The format knows no tensors that share memory.
         tensors[name] = tensor.detach().contiguous() if storage not in seen else tensor.detach().clone()
         seen.add(storage)
-    notes = {"normalize": encoder.normalize, "recipe": encoder.recipe}
-    try:
-        told = json.dumps(notes)
-    except TypeError:  # made with options that are objects: it will have to be named again
-        told = json.dumps({**notes, "recipe": None})
+    told = json.dumps({"normalize": encoder.normalize, "recipe": encoder.recipe})
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt", "encoder": told})
 
@@ -114,8 +110,8 @@ def _architecture(
                 f"{file} does not say what its weights are of: pass a name as in Encoder.from_name, the module, or "
                 "what makes it"
             )
-        options = {**recipe, **options}
-        name = str(options.pop("name"))
+        name = str(recipe["name"])
+        options = {"dim": recipe.get("dim"), **options}
     if isinstance(name, str):
         if head is not None:
             raise TypeError(f"head is for modules: {name!r} knows its own")

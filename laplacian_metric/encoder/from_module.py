@@ -95,9 +95,9 @@ def _problem_after(after: list[tuple[str, nn.Module]], head: nn.Linear) -> str |
         if isinstance(module, _DropoutNd) or any(True for _ in _tensors(module)):
             return f"{name} ({kind}) comes after the head and is not the l2 norm"
     weight = head.weight
-    probe = torch.linspace(-1, 2, 2 * head.out_features, dtype=weight.dtype, device=weight.device)
+    probe = torch.linspace(-10, 20, 2 * head.out_features, dtype=weight.dtype, device=weight.device)
     probe = probe.reshape(2, head.out_features)
-    given = probe
+    given = probe.clone()  # some modules work in place
     with torch.no_grad():
         for _, module in after:
             given = module(given)
@@ -115,7 +115,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def _verify_chain(head: nn.Linear, module: nn.Module, name: str, inputs: Any) -> None:
     """Run a chain as it is, and refuse it if its output is not that of the head."""
     outputs: list[Tensor] = []
-    handle = head.register_forward_hook(lambda _, __, output: outputs.append(output))
+    handle = head.register_forward_hook(lambda _, __, output: outputs.append(output.clone()))
     try:
         output = trial(module, inputs)
     finally:

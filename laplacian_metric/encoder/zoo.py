@@ -125,7 +125,8 @@ def make(
                 "for the models of these libraries"
             )
     encoder = Encoder(backbone, head, normalize=normalize)
-    encoder.recipe = {"name": name, "dim": encoder.dim, **options}
+    # Options are for who calls, not for a file to decide: what was made with them has to be named again.
+    encoder.recipe = None if options else {"name": name, "dim": encoder.dim}
     return Architecture(encoder, published)
 
 

@@ -86,10 +86,15 @@ def test_models_of_other_libraries(name: str, tmp_path: Path) -> None:
     assert Encoder.from_name(name, seed=1).dim == 1000
 
 
-def test_options_reach_the_library() -> None:
+def test_options_reach_the_library_and_are_not_read_from_a_file(tmp_path: Path) -> None:
     pytest.importorskip("timm", reason="the extra vision")
-    encoder = Encoder.from_name("timm:resnet18", dim=4, in_chans=1)
+    encoder = Encoder.from_name("timm:resnet18", dim=4, in_chans=1).eval()
     assert encoder(torch.rand(2, 1, 64, 64)).shape == (2, 4)
+    save_encoder(encoder, tmp_path / "grey.safetensors")
+    with pytest.raises(ValueError, match="does not say what its weights are of"):
+        Encoder.from_checkpoint(tmp_path / "grey.safetensors")
+    again = Encoder.from_checkpoint(tmp_path / "grey.safetensors", "timm:resnet18", dim=4, in_chans=1)
+    assert again.fingerprint() == encoder.fingerprint()
 
 
 def test_timm_knows_its_own_scaling() -> None:
