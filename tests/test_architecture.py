@@ -11,7 +11,18 @@ import pytest
 
 from tests.imports import imported_modules, wrong_imports
 
-HEAVY = ("torchvision", "timm", "faiss", "laplace", "matplotlib", "scipy", "sentence_transformers", "pandas")
+HEAVY = (
+    "torchvision",
+    "timm",
+    "faiss",
+    "laplace",
+    "matplotlib",
+    "onnx",
+    "pandas",
+    "safetensors",
+    "scipy",
+    "sentence_transformers",
+)
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:
@@ -87,7 +98,13 @@ def loaded_by(statement: str, root: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import laplacian_metric", "import hessians", "import laplacian_metric.cli"]
+    "statement",
+    [
+        "import laplacian_metric",
+        "import hessians",
+        "import laplacian_metric.cli",
+        "from laplacian_metric import LAM, Encoder, OnlineLAM, StochasticEmbedding, metrics, vmf",
+    ],
 )
 def test_importing_is_light(statement: str, root: Path) -> None:
     loaded = loaded_by(statement, root)

@@ -54,13 +54,14 @@ class HeadPosterior:
             return self.weight
         return torch.cat([self.weight, self.bias[:, None]], dim=1)
 
-    def inputs(self, h: Tensor) -> Tensor:
-        """x (N, H') of features h (N, H)."""
-        return torch.cat([h, h.new_ones(len(h), 1)], dim=1) if self.bias_is_random else h
-
     def gaussians(self, h: Tensor) -> Gaussians:
         """The Gaussians of u for features h (N, H)."""
-        return self.posterior.predictive(self.inputs(h), F.linear(h, self.weight, self.bias))
+        u = F.linear(h, self.weight, self.bias)
+        return (
+            self.posterior.predictive_with_bias(h, u)
+            if self.bias_is_random
+            else self.posterior.predictive(h, u)
+        )
 
     def sample_weights(
         self, k: int, generator: torch.Generator | None = None

@@ -71,6 +71,10 @@ class LayerPosterior(ABC):
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """The Gaussians of u = W h + b for inputs x (N, H') and their means (N, Z)."""
 
+    def predictive_with_bias(self, features: Tensor, mean: Tensor) -> Gaussians:
+        """`predictive` for x = [h, 1], from h (N, H' - 1)."""
+        return self.predictive(torch.cat([features, features.new_ones(len(features), 1)], dim=1), mean)
+
     @abstractmethod
     def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         """k draws of the deviations, (k, Z, H')."""

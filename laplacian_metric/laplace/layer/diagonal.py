@@ -18,6 +18,9 @@ from laplacian_metric.laplace.layer.base import (
 )
 
 
+SQUARES_AT_ONCE = 1 << 18
+
+
 class DiagonalCurvature(LayerCurvature):
     """diag(G), (Z, H').
 
@@ -67,8 +70,25 @@ class DiagonalPosterior(EigenPosterior):
     def predictive(self, inputs: Tensor, mean: Tensor) -> Gaussians:
         """v_k = sum_h x_h^2 S_kh: a second pass of the layer."""
         self.check_inputs(inputs)
-        variance = self.marginal_variance().to(inputs.dtype)
-        return Gaussians(mean, inputs.square() @ variance.T)
+        return Gaussians(mean, weighted_squares(inputs, self.marginal_variance().to(inputs.dtype)))
+
+    def predictive_with_bias(self, features: Tensor, mean: Tensor) -> Gaussians:
+        """Without a copy of the features that has the 1 in it."""
+        variance = self.marginal_variance().to(features.dtype)
+        if features.ndim != 2 or features.shape[1] != self.shape[1] - 1:
+            raise ValueError(
+                f"features has shape {tuple(features.shape)}, (N, {self.shape[1] - 1}) is needed for this posterior"
+            )
+        return Gaussians(mean, weighted_squares(features, variance[:, :-1]) + variance[:, -1])
 
     def sample(self, k: int, generator: torch.Generator | None = None) -> Tensor:
         return normal((k, *self.shape), generator, self.precision) * self.precision.rsqrt()
+
+
+def weighted_squares(inputs: Tensor, weights: Tensor) -> Tensor:
+    """sum_h x_nh^2 w_kh, (N, Z): the squares are made block by block, and are still in the cache when they are used."""
+    result = inputs.new_empty(len(inputs), len(weights))
+    rows = max(1, SQUARES_AT_ONCE // max(1, inputs.shape[1]))
+    for start in range(0, len(inputs), rows):
+        result[start : start + rows] = inputs[start : start + rows].square() @ weights.T
+    return result

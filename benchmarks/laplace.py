@@ -1,0 +1,156 @@
+"""What a posterior costs on top of what has to be done anyway.
+
+- Embedding with a concentration, beside the encoder's own deterministic pass over the same images.
+- A step of online training, beside a deterministic step of the same network, loss and optimizer.
+
+    python -m benchmarks.laplace --out figures
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from torch import Tensor
+
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import LAM, Encoder, OnlineLAM
+from laplacian_metric.data import embedded_sample
+from laplacian_metric.modes import evaluating
+
+LOSS = ContrastiveLoss(margin=0.7, distance="arccos")
+REPEATS = 15
+EMBEDDING_NOTE = (
+    "Medians of interleaved runs in one process. 'with kappa' is `LAM.embed`: the encoder's pass, the variances of u, "
+    "and mean direction and concentration by the closed form. 'limit' is what the ratio is meant to stay below."
+)
+TRAINING_NOTE = (
+    "Medians of interleaved steps in one process, on two copies of one network that see the same batches. An online "
+    "step draws the head's weights, and adds the batch's curvature over all of its pairs to the running one."
+)
+
+
+def embedding_rows(repeats: int) -> list[dict[str, Any]]:
+    """Each encoder's pass with and without mean and kappa."""
+    generator = torch.Generator().manual_seed(0)
+    fashion = embedded_sample("fashion-mnist", "train").floats()
+    cases: list[tuple[str, Encoder, Tensor, str]] = [
+        (
+            f"FashionMNIST net, Z = 3, {structure}",
+            Encoder.from_name("fashion-mnist", dim=3, seed=0),
+            fashion[:1000],
+            structure,
+        )
+        for structure in ("diag", "lowrank")
+    ]
+    photographs = torch.rand(16, 3, 128, 128, generator=generator)
+    cases.append(
+        ("ResNet-50 + GeM, Z = 2048, diag", Encoder.from_name("resnet50-gem", seed=0), photographs, "diag")
+    )
+    rows = []
+    for name, encoder, images, structure in track(cases, description="embedding"):
+        lam = fitted(encoder, structure)
+        runs = {"deterministic": deterministic(encoder, images), "with kappa": lambda: lam.embed(images)}  # noqa: B023
+        seconds = median_seconds(runs, repeats=repeats, warm_up=2)
+        rows.append(
+            {
+                "encoder and structure": name,
+                "images": len(images),
+                "deterministic ms": 1e3 * seconds["deterministic"],
+                "with kappa ms": 1e3 * seconds["with kappa"],
+                "ratio": seconds["with kappa"] / seconds["deterministic"],
+                "limit": 1.10 if structure == "diag" else None,
+                "extra MiB": mebibytes(peak_extra_memory(runs["with kappa"])),
+            }
+        )
+    return rows
+
+
+def fitted(encoder: Encoder, structure: str) -> LAM:
+    """A posterior whose features are random: what it costs does not depend on what they are."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.rand(200, encoder.num_features, generator=generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return LAM(encoder, LOSS, structure=structure).fit_features(
+            features, torch.arange(200) % 10, generator=generator
+        )
+
+
+def deterministic(encoder: Encoder, images: Tensor) -> Callable[[], Tensor]:
+    """The encoder's embeddings alone."""
+
+    def run() -> Tensor:
+        with evaluating(encoder):
+            return encoder(images)
+
+    return run
+
+
+def training_rows(repeats: int) -> list[dict[str, Any]]:
+    """Steps in turns on two copies of the network, which see the same batches."""
+    sample = embedded_sample("fashion-mnist", "train")
+    images, labels = sample.floats(), sample.labels
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
+    batches = [rows for rows in order.split(256) if len(rows) == 256]
+    plain = Encoder.from_name("fashion-mnist", dim=3, seed=0)
+    plain_optimizer = torch.optim.RMSprop(plain.parameters(), lr=1e-4, weight_decay=1e-5)
+    encoder = Encoder.from_name("fashion-mnist", dim=3, seed=0)
+    online = OnlineLAM(
+        encoder,
+        torch.optim.RMSprop(encoder.parameters(), lr=1e-4, weight_decay=1e-5),
+        LOSS,
+        num_images=len(images),
+    )
+    at = {"deterministic": 0, "online": 0}
+
+    def batch(name: str) -> tuple[Tensor, Tensor]:
+        rows = batches[at[name] % len(batches)]
+        at[name] += 1
+        return images[rows], labels[rows]
+
+    def deterministic_step() -> None:
+        x, y = batch("deterministic")
+        plain_optimizer.zero_grad()
+        LOSS(plain.raw(x), Pairs.from_labels(y)).backward()
+        plain_optimizer.step()
+
+    def online_step() -> None:
+        online.step(*batch("online"))
+
+    runs: dict[str, Callable[[], object]] = {"deterministic": deterministic_step, "online": online_step}
+    seconds = median_seconds(runs, repeats=repeats, warm_up=3)
+    return [
+        {
+            "training": "FashionMNIST net, Z = 3, batch 256, all pairs",
+            "deterministic ms a step": 1e3 * seconds["deterministic"],
+            "online ms a step": 1e3 * seconds["online"],
+            "ratio": seconds["online"] / seconds["deterministic"],
+            "limit": 1.05,
+        }
+    ]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for the result files.")] = Path("figures"),
+    repeats: Annotated[int, typer.Option(help="Rounds that medians are taken of.")] = REPEATS,
+) -> None:
+    """Measure both and write them."""
+    embedding = embedding_rows(repeats)
+    title = "Embedding with a concentration beside the deterministic pass"
+    show(title, embedding)
+    save(out, "benchmark_embedding", title, embedding, EMBEDDING_NOTE)
+    training = training_rows(4 * repeats)
+    title = "A step of online training beside a deterministic step"
+    show(title, training)
+    save(out, "benchmark_online", title, training, TRAINING_NOTE)
+
+
+if __name__ == "__main__":
+    typer.run(main)
