@@ -220,7 +220,9 @@ def _low_rank(data: LayerData, parts: list[_Part], settings: Settings) -> LayerC
     rank = min(settings.rank, size)
     width = min(size, rank + 10)
     _announce(f"{width} vectors over the weights", 3 * width * size, data.embeddings)
-    values, vectors = largest_eigenpairs(ggn, width, settings.power_iterations, settings.generator)
+    values, vectors = largest_eigenpairs(
+        ggn, width, settings.power_iterations, settings.generator, settings.reduce
+    )
     keep = values.argsort(descending=True)[:rank]
     keep = keep[values[keep] > 0]
     factor = (vectors[keep] * values[keep].sqrt()[:, None]).view(-1, *ggn.shape)
@@ -229,11 +231,17 @@ def _low_rank(data: LayerData, parts: list[_Part], settings: Settings) -> LayerC
 
 
 def largest_eigenpairs(
-    ggn: LayerGGN, width: int, iterations: int, generator: torch.Generator | None
+    ggn: LayerGGN,
+    width: int,
+    iterations: int,
+    generator: torch.Generator | None,
+    reduce: Reduce | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Eigenvalues (width,) and eigenvectors (width, Z H') of G in the span of its powers of random vectors."""
     size = math.prod(ggn.shape)
     start = torch.randn(width, size, generator=generator, dtype=ggn.dtype, device=ggn.device)
+    # Every process has to multiply the same vectors, whatever its generator drew.
+    start = start if reduce is None else reduce(start)
     basis = torch.linalg.qr(start.T).Q.T
     for _ in range(iterations + 1):
         product = ggn.matmul(basis.reshape(width, *ggn.shape)).view(width, size)

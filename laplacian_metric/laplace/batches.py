@@ -16,13 +16,13 @@ def class_balanced_batches(
 ) -> list[Tensor]:
     """A random partition of the images into batches, each image once.
 
-    Every class is cut into random groups of a few images (so many that a batch would hold every class once, four
-    at least, all the rest of a small class), and the groups are dealt out so that those of one class lie far
-    apart: a batch has positives even where there are more classes than it could hold.
+    Every class is cut into random groups of about equal size (so many images that a batch would hold every class
+    once, but about four at least), and the groups are dealt out so that those of one class lie far apart: a batch has
+    positives even where there are more classes than it could hold.
 
     Args:
         labels: (N,).
-        batch_size: about how many images a batch has.
+        batch_size: how many images a batch has at most; all have about as many.
         generator: of the random partition.
 
     Returns:
@@ -42,20 +42,25 @@ def class_balanced_batches(
     host = labels.cpu()
     _, class_of, sizes = torch.unique(host, return_inverse=True, return_counts=True)
     per_class = max(FEWEST_PER_CLASS, batch_size // len(sizes))
-    # A generator on another device could not serve tensors on the host.
-    host_generator = generator if generator is None or generator.device.type == "cpu" else None
-    shuffled = torch.randperm(num, generator=host_generator)
+    generator = on_host(generator)
+    shuffled = torch.randperm(num, generator=generator)
     order = shuffled[torch.argsort(class_of[shuffled], stable=True)]
-    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    rank = torch.arange(num) - starts
     sorted_class = class_of[order]
-    group = rank // per_class
-    groups_of_class = (sizes + per_class - 1) // per_class
-    offset = torch.rand(len(sizes), generator=host_generator)
-    place = (group + offset[sorted_class]) / groups_of_class[sorted_class]
+    rank = torch.arange(num) - (sizes.cumsum(0) - sizes)[sorted_class]
+    groups = (sizes + per_class - 1) // per_class
+    group = rank * groups[sorted_class] // sizes[sorted_class]
+    offset = torch.rand(len(sizes), generator=generator, dtype=torch.float64)
+    place = (group + offset[sorted_class]) / groups[sorted_class]
     dealt = order[torch.argsort(place, stable=True)]
-    count = max(1, round(num / batch_size))
-    return [part.to(device) for part in dealt.tensor_split(count)]
+    return [part.to(device) for part in dealt.tensor_split(-(-num // batch_size))]
+
+
+def on_host(generator: torch.Generator | None) -> torch.Generator | None:
+    """A generator for tensors on the host that draws its seed from one on another device."""
+    if generator is None or generator.device.type == "cpu":
+        return generator
+    seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    return torch.Generator().manual_seed(int(seed))
 
 
 def pair_counts(labels: Tensor, batches: list[Tensor] | None = None) -> tuple[int, int]:
