@@ -17,7 +17,6 @@ from laplacian_metric.laplace.layer.base import (
     normal,
 )
 
-
 SQUARES_AT_ONCE = 1 << 18
 
 
