@@ -18,9 +18,11 @@ from laplacian_metric.vmf.distribution import (
 from laplacian_metric.vmf.fitting import concentration, fit
 from laplacian_metric.vmf.projected import ProjectedNormal, projected_normal
 from laplacian_metric.vmf.sampling import sample
+from laplacian_metric.vmf.streaming import StreamedFit
 
 __all__ = [
     "ProjectedNormal",
+    "StreamedFit",
     "bhattacharyya",
     "cap_probability",
     "cap_quantile",

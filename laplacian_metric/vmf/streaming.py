@@ -1,0 +1,94 @@
+"""The fit to samples that come one after the other, for numbers of samples that would not fit into memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.vmf.checks import check_unit, precise, result_dtype
+from laplacian_metric.vmf.fitting import safe_sqrt, solve, unit_direction
+
+
+class StreamedFit:
+    r"""What `fit` finds for stacked samples (S, N, D), from a running mean and a running sum of squared deviations.
+
+    The variance V = 1/(S - 1) sum_s |z_s - mean|^2 comes from deviations, each from the mean so far (Welford), and
+    never from 1 - R^2: it keeps its digits where samples hardly differ. Only (N, D) and (N,) numbers are kept, in
+    float64 where the device has it.
+
+    Example:
+        >>> found = StreamedFit()
+        >>> for z in torch.tensor([[[1.0, 0.0, 0.0]], [[0.8, 0.6, 0.0]], [[0.8, 0.0, 0.6]]]):
+        ...     found.add(z)
+        >>> found.count, found.fit()
+        (3, (tensor([[0.9507, 0.2194, 0.2194]]), tensor([7.6859])))
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._dtype: torch.dtype | None = None
+        self._mean = torch.empty(0)  # (N, D)
+        self._squares = torch.empty(0)  # (N,), sum_s |z_s - mean|^2
+
+    def add(self, samples: Tensor) -> None:
+        """Take in one draw (N, D) of unit vectors, or several (S, N, D)."""
+        if not isinstance(samples, Tensor) or samples.ndim not in (2, 3):
+            shape = tuple(samples.shape) if isinstance(samples, Tensor) else type(samples).__name__
+            raise ValueError(
+                f"samples has shape {shape}, one draw (N, D) of every image or several (S, N, D) are needed"
+            )
+        check_unit("samples", samples)
+        if self.count and samples.shape[-2:] != self._mean.shape:
+            raise ValueError(
+                f"samples has shape {tuple(samples.shape)}, those before were {tuple(self._mean.shape)} each: every "
+                "draw needs the same images and dimensions"
+            )
+        self._dtype = result_dtype(samples) if self._dtype is None else self._dtype
+        for sample in precise(samples.detach()) if samples.ndim == 3 else [precise(samples.detach())]:
+            self._add_one(sample)
+
+    def _add_one(self, sample: Tensor) -> None:
+        self.count += 1
+        if self.count == 1:
+            self._mean, self._squares = sample.clone(), sample.new_zeros(len(sample))
+            return
+        deviation = sample - self._mean
+        self._mean += deviation / self.count
+        # deviation . (sample - new mean), in a form that cannot be negative
+        self._squares += deviation.square().sum(1) * ((self.count - 1) / self.count)
+
+    def merge(self, other: StreamedFit) -> None:
+        """Take in what another stream has seen of the same images."""
+        if not other.count:
+            return
+        if not self.count:
+            self.count, self._dtype = other.count, other._dtype
+            self._mean, self._squares = other._mean.clone(), other._squares.clone()
+            return
+        if self._mean.shape != other._mean.shape:
+            raise ValueError(
+                f"the other stream is over {tuple(other._mean.shape)}, this one over {tuple(self._mean.shape)}: both "
+                "need the same images and dimensions"
+            )
+        total = self.count + other.count
+        deviation = other._mean - self._mean
+        self._squares += other._squares + deviation.square().sum(1) * (self.count * other.count / total)
+        self._mean += deviation * (other.count / total)
+        self.count = total
+
+    def fit(self, *, debiased: bool = True, refine: int = 0) -> tuple[Tensor, Tensor]:
+        """Mean directions (N, D) and concentrations (N,) of all draws so far, as `vmf.fit` defines them."""
+        if self.count < 2 or self._dtype is None:
+            raise ValueError(
+                f"{self.count} draws of each image were added, at least 2 are needed to see a spread"
+            )
+        count = self.count
+        variance = (self._squares / (count - 1 if debiased else count)).clamp(max=1)
+        squared = self._mean.square().sum(1)
+        # (S R^2 - 1)/(S - 1) cancels where R is near 1, 1 - V where it is near 0.
+        near_zero = (count * squared - 1) / (count - 1) if debiased else squared
+        squared_length = torch.where(variance < 0.5, 1 - variance, near_zero).clamp(0, 1)
+        variance = variance.clamp(min=torch.finfo(self._dtype).eps ** 2)
+        dim = self._mean.shape[1]
+        kappa = solve(safe_sqrt(squared_length), variance, dim, refine)
+        return unit_direction(self._mean, squared > 0).to(self._dtype), kappa.to(self._dtype)
