@@ -24,7 +24,8 @@ def track(
         >>> list(track([1, 2], "counting", show=False))
         [1, 2]
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not (on_terminal if show is None else show):
         yield from items
         return
     from rich.console import Console

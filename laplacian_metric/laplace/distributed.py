@@ -1,14 +1,26 @@
-"""Sums over the processes of ``torchrun``."""
+"""Sums over the processes of ``torchrun``, and errors that all of them get to know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
+Reduce = Callable[[Tensor], Tensor]
 
-def reducer() -> Callable[[Tensor], Tensor] | None:
+# Numbers below it can be squared and summed over 2,048 processes in 64 bits.
+CHECKSUMS = 1 << 20
+
+
+class OtherProcessError(RuntimeError):
+    """Another process cannot go on, or has other settings: see its own error."""
+
+
+def reducer() -> Reduce | None:
     """How a tensor is added up over all processes; None in one process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return None
@@ -17,6 +29,49 @@ def reducer() -> Callable[[Tensor], Tensor] | None:
 
 def all_sum(tensor: Tensor) -> Tensor:
     """The sum of every process's tensor, on every process."""
-    total = tensor.clone()
+    # NCCL adds up tensors on the GPU only; features that are mapped from a file are not there.
+    device = torch.device("cuda") if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.device
+    total = tensor.to(device, copy=True)
     dist.all_reduce(total)
-    return total
+    return total.to(tensor.device)
+
+
+def own_folder() -> str:
+    """The name of this process's folder among those of all processes; empty in one process."""
+    return "" if reducer() is None else f"process-{dist.get_rank()}-of-{dist.get_world_size()}"
+
+
+@contextmanager
+def together(reduce: Reduce | None) -> Iterator[None]:
+    """Let no process go on where one fails inside: it would wait for that one's sums for ever.
+
+    Example:
+        >>> with together(None):
+        ...     pass
+    """
+    if reduce is None:
+        yield
+        return
+    try:
+        yield
+    except Exception:
+        reduce(torch.ones(1, dtype=torch.long))
+        raise
+    if int(reduce(torch.zeros(1, dtype=torch.long))):
+        raise OtherProcessError("another process cannot go on: see its error")
+
+
+def check_agreement(reduce: Reduce | None, settings: str) -> None:
+    """Refuse to add up what is not of the same kind: all processes have to have the same settings.
+
+    Example:
+        >>> check_agreement(None, "diag of 3 x 4")
+    """
+    if reduce is None:
+        return
+    own = int.from_bytes(hashlib.sha256(settings.encode()).digest()[:8], "little") % CHECKSUMS
+    count, total, squares = reduce(torch.tensor([1, own, own * own])).tolist()
+    if count * squares != total * total:
+        raise OtherProcessError(
+            f"the processes do not fit the same: this one has {settings}, another one something else"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 import weakref
@@ -120,13 +121,16 @@ class _Store:
             LOGGER.warning("%s holds features of another encoder: they are computed anew", self.folder.name)
             note.unlink()
             return
-        self.noted = int(found["rows"])
-        self.dtype = getattr(torch, found["dtype"])
-        self.known = (
-            torch.from_file(str(self.folder / "labels.bin"), size=self.noted, dtype=torch.long).clone()
-            if self.noted
-            else self.known
-        )
+        rows, dtype = int(found["rows"]), getattr(torch, found["dtype"])
+        for name, size in _row_sizes(self.width, dtype).items():
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size < rows * size:
+                LOGGER.warning("%s holds less than its %d rows: they are computed anew", path.name, rows)
+                note.unlink()
+                return
+        if rows:
+            self.noted, self.dtype = rows, dtype
+            self.known = torch.from_file(str(self.folder / "labels.bin"), size=rows, dtype=torch.long).clone()
 
     def holds(self, labels: Tensor) -> bool:
         """Whether these images are among those of an earlier pass; their labels say so."""
@@ -134,15 +138,15 @@ class _Store:
         if end > self.noted or self._files is not None:
             return False
         if not torch.equal(self.known[self.count : end], labels.cpu().long()):
-            LOGGER.warning(
-                "the loader's labels are not those of the earlier pass: the features are computed anew"
-            )
             if self.count:
                 raise ValueError(
                     f"image {self.count} and those after it have other labels than in the earlier pass: the loader's "
                     "order changed; use one that does not shuffle, or another folder"
                 )
-            self.noted = 0
+            LOGGER.warning(
+                "the loader's labels are not those of the earlier pass: the features are computed anew"
+            )
+            self.noted, self.dtype = 0, None
             return False
         self.count = end
         return True
@@ -171,9 +175,12 @@ class _Store:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
             LOGGER.info("the features exceed %.1f GiB: they are mapped from a file", self.limit / 2**30)
+        if self.persistent:
+            # What is there beyond these rows is cut off next, so that no note may speak of it any more.
+            self._write_note()
         assert self.dtype is not None
         opened = []
-        for name, size in (("features.bin", self.width * self.dtype.itemsize), ("labels.bin", 8)):
+        for name, size in _row_sizes(self.width, self.dtype).items():
             path = self.folder / name
             path.touch()
             file = self._stack.enter_context(path.open("r+b"))
@@ -192,12 +199,16 @@ class _Store:
             file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
 
     def _note(self) -> None:
-        if self._files is None or self.folder is None:
-            return
-        for file in self._files:
+        """Have the disk know the rows, and then the note that counts them."""
+        for file in self._files or ():
             file.flush()
-        if not self.persistent:
-            return
+            if self.persistent:
+                os.fsync(file.fileno())
+        if self._files is not None and self.persistent:
+            self._write_note()
+
+    def _write_note(self) -> None:
+        assert self.folder is not None
         note = {
             "rows": self.count,
             "width": self.width,
@@ -233,6 +244,11 @@ class _Store:
         return result
 
 
+def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:
+    """The bytes of a row in each file."""
+    return {"features.bin": width * dtype.itemsize, "labels.bin": torch.long.itemsize}
+
+
 def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
     """The inputs and the labels of a loader's batch, checked."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -241,8 +257,13 @@ def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
             f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
             "labels say which images are pairs"
         )
-    labels = torch.as_tensor(batch[1])
-    if labels.ndim != 1 or labels.is_floating_point():
+    try:
+        labels = torch.as_tensor(batch[1])
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"the labels of batch {number} of the loader are no tensor: one integer for each image is needed"
+        ) from None
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise TypeError(
             f"the labels of batch {number} of the loader have dtype {labels.dtype} and shape {tuple(labels.shape)}: "
             "one integer for each image is needed, shape (N,)"

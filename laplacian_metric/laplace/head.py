@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessians.checks import check_finite, check_matrix
+from hessians.checks import check_finite, check_matrix, compute_dtype
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.laplace.layer import LayerPosterior
@@ -37,8 +37,9 @@ class HeadPosterior:
     """
 
     def __init__(self, head: nn.Linear, posterior: LayerPosterior, bias_is_random: bool) -> None:
-        self.weight = head.weight.detach()
-        self.bias: Tensor | None = None if head.bias is None else head.bias.detach()
+        dtype = compute_dtype(head.weight)
+        self.weight = head.weight.detach().to(dtype)
+        self.bias: Tensor | None = None if head.bias is None else head.bias.detach().to(dtype)
         self.posterior = posterior
         self.bias_is_random = bias_is_random
 
@@ -66,29 +67,39 @@ class HeadPosterior:
     def sample_weights(
         self, k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """k draws of the weights (k, Z, H) and biases (k, Z); None without a bias."""
-        if k < 1:
-            raise ValueError(f"{k} samples were asked for, at least 1 is needed")
-        deviation = self.posterior.sample(k, generator).to(self.weight.dtype)
+        """k draws of the weights (k, Z, H) and biases (k, Z); None without a bias.
+
+        They are drawn one by one: those of a seed are the same however many are asked for, and at a time.
+        """
+        _check_count(k)
+        drawn = [self.posterior.sample(1, generator).to(self.weight.dtype) for _ in range(k)]
+        deviation = torch.cat(drawn)
         weight = self.weight + deviation[..., : self.num_features]
         if self.bias is None:
             return weight, None
         bias = self.bias.expand(k, -1)
         return weight, bias + deviation[..., -1] if self.bias_is_random else bias
 
-    def embed(self, features: Tensor) -> StochasticEmbedding:
-        """Embed features (N, H), which may be mapped from a file, in blocks."""
-        self.check(features)
+    def embed(self, features: Tensor, name: str = "features") -> StochasticEmbedding:
+        """Embed features (N, H), which may be mapped from a file, in blocks; ``name`` is for errors."""
+        self.check(features, name)
         parts = [StochasticEmbedding.from_gaussians(self.gaussians(h)) for h in self.blocks(features)]
         return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+
+    def embed_with(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Unit embeddings (S, N, Z) of features (N, H) by S draws of the weights."""
+        u = torch.cat([apply_draws(h, weight, bias) for h in self.blocks(features)], dim=1)
+        return unit_rows(u.flatten(0, 1)).view_as(u)
 
     def draws(
         self, features: Tensor, samples: int, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
         """Raw embeddings (N, Z) of all images by one draw of the weights after the other; few are in memory."""
         self.check(features)
-        if samples < 1:
-            raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
+        _check_count(samples)
+        return self._draws(features, samples, generator)
+
+    def _draws(self, features: Tensor, samples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
         dim = len(self.weight)
         size = (self.weight.numel() + len(features) * dim) * self.weight.element_size()
         at_once = max(1, min(samples, SAMPLE_MEMORY // max(1, size)))
@@ -101,8 +112,7 @@ class HeadPosterior:
         self, features: Tensor, samples: int, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
         """Joint samples: as `draws`, on the unit sphere."""
-        for u in self.draws(features, samples, generator):
-            yield unit_rows(u)
+        return map(unit_rows, self.draws(features, samples, generator))
 
     def blocks(self, features: Tensor) -> Iterator[Tensor]:
         """Rows of features on the head's device and in its dtype; an empty set is one empty block."""
@@ -113,18 +123,23 @@ class HeadPosterior:
             row += len(self.weight) * (len(self.posterior.kept) + 4 * len(self.weight))
         rows = max(1, FEATURE_MEMORY // (row * self.weight.element_size()))
         for start in range(0, max(1, len(features)), rows):
-            yield features[start : start + rows].to(self.weight.device, self.weight.dtype)
+            yield features[start : start + rows].detach().to(self.weight.device, self.weight.dtype)
 
-    def check(self, features: Tensor) -> None:
+    def check(self, features: Tensor, name: str = "features") -> None:
         """Refuse features of another backbone, NaN and infinity."""
-        check_matrix("features", features)
+        check_matrix(name, features)
         if features.shape[1] != self.num_features:
             raise ValueError(
-                f"features has {features.shape[1]} columns, the head takes {self.num_features}: they are of another "
+                f"{name} has {features.shape[1]} columns, the head takes {self.num_features}: they are of another "
                 "backbone"
             )
         for start in range(0, len(features), CHECKED_ROWS):
-            check_finite("features", features[start : start + CHECKED_ROWS], first_row=start)
+            check_finite(name, features[start : start + CHECKED_ROWS], first_row=start)
+
+
+def _check_count(samples: int) -> None:
+    if samples < 1:
+        raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
 
 
 def apply_draws(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_matrix
+from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
-from hessians.pairs import LabelPairs
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
@@ -30,12 +27,14 @@ from laplacian_metric.laplace.diagnostics import (
     recall_lost,
     warn_unless_mode,
 )
-from laplacian_metric.laplace.distributed import reducer
+from laplacian_metric.laplace.distributed import check_agreement, own_folder, reducer, together
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features, inputs_of, to_device
-from laplacian_metric.laplace.head import FEATURE_MEMORY, HeadPosterior, apply_draws
+from laplacian_metric.laplace.head import FEATURE_MEMORY, HeadPosterior
+from laplacian_metric.laplace.inputs import check_columns, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
+from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
 
@@ -66,7 +65,8 @@ class LAM:
     Example:
         >>> from hessians import ContrastiveLoss
         >>> encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3))
-        >>> features, labels = torch.randn(40, 4), torch.arange(40) % 4
+        >>> labels = torch.arange(40) % 4
+        >>> features = torch.eye(4)[labels] + 0.1 * torch.randn(40, 4)
         >>> lam = LAM(encoder, ContrastiveLoss(margin=0.7))
         >>> e = lam.fit_features(features, labels, check_mode=False).embed_features(features)
         >>> e.mean.shape, e.kappa.shape
@@ -93,12 +93,13 @@ class LAM:
         if rank < 1:
             raise ValueError(f"rank is {rank}, at least 1 is needed")
         self.rank = rank
-        self._n_effective = _positive("n_effective", n_effective)
-        self._temperature = _positive("temperature", temperature) or 1.0
-        self._prior_precision = _positive("prior_precision", prior_precision)
-        self.weight_decay = None if not weight_decay else _positive("weight_decay", weight_decay)
+        self._n_effective = positive("n_effective", n_effective)
+        self._temperature = positive("temperature", temperature) or 1.0
+        self._prior_precision = positive("prior_precision", prior_precision)
+        self.weight_decay = None if not weight_decay else positive("weight_decay", weight_decay)
         self.fitted: Fitted | None = None
-        self._head: HeadPosterior | None = None
+        self._watch: Watch | None = None
+        self._head: tuple[tuple[Any, ...], HeadPosterior] | None = None
 
     # --- fitting ---
 
@@ -117,13 +118,16 @@ class LAM:
             loader: of the training images.
             cache: a folder to keep the features in: what was interrupted goes on from there, and `features` serves
                 all later fits. Without it they are kept in memory, or in a temporary file beyond ``memory_limit``.
+                Each of many processes has a folder of its own in it.
             memory_limit: bytes of features to keep in memory.
             progress: whether to show bars; None asks the terminal.
             options: of `fit_features`.
         """
-        found = collect_features(
-            self.encoder, loader, folder=cache, memory_limit=memory_limit, progress=progress
-        )
+        with together(reducer()):
+            folder = None if cache is None else Path(cache) / own_folder()
+            found = collect_features(
+                self.encoder, loader, folder=folder, memory_limit=memory_limit, progress=progress
+            )
         return self.fit_features(found, progress=progress, **options)
 
     def features(self, loader: Iterable[Any], **options: Any) -> Features:
@@ -145,7 +149,9 @@ class LAM:
         """Fit to features h (N, H) of the backbone, and labels (N,) or pairs over them.
 
         "fixed" and "positive" are over all pairs of the data set. "full" and "clipped" (and "positive" with
-        structure "kron") are summed over class-balanced batches, each standing for its share.
+        structure "kron") are summed over class-balanced batches, each standing for its share. Where
+        ``torch.distributed`` is initialised, every process passes its share of the images, and all get the posterior
+        of all pairs of images that are in the same process.
 
         Args:
             features: may be mapped from a file.
@@ -156,54 +162,75 @@ class LAM:
             check_mode: warn where theta* is no mode of its loss.
             progress: whether to show bars; None asks the terminal.
         """
-        rows, pairs = _features_and_labels(features, labels)
-        head = self.encoder.head
-        if rows.shape[1] != head.in_features:
-            raise ValueError(
-                f"features has {rows.shape[1]} columns, the encoder's head takes {head.in_features}: they are of "
-                "another backbone"
-            )
-        weight = head.weight.detach().to(rows.device)
-        bias = None if head.bias is None else head.bias.detach().to(rows.device)
-        embeddings = FeatureReader(rows, FEATURE_MEMORY).embed(weight, bias)
-        random_bias = bias if self._bias_is_random() else None
-        data = LayerData(rows, pairs, embeddings, weight, random_bias, self.loss)
+        reduce = reducer()
+        with together(reduce):
+            data = self._data(*features_and_labels(features, labels))
+            chosen = checked_batches(batches, data.features)
+            watch = Watch(self.encoder)
+        check_agreement(
+            reduce,
+            f"structure {self.structure.value!r} (rank {self.rank}) of {self.approximation.value!r} over "
+            f"{tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
+        )
         settings = Settings(
             self.structure,
             self.approximation,
             batch_size,
             self.rank,
             generator=generator,
-            reduce=reducer(),
+            reduce=reduce,
             progress=progress,
         )
-        self._take(data, settings, batches)
+        self._take(data, settings, chosen, watch)
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
 
-    def _take(self, data: LayerData, settings: Settings, batches: Sequence[Tensor] | None) -> None:
+    def _data(self, rows: Tensor, pairs: Tensor | Pairs) -> LayerData:
+        head = self.encoder.head
+        check_columns(rows, head.in_features)
+        weight = head.weight.detach().to(rows.device)
+        bias = None if head.bias is None else head.bias.detach().to(rows.device)
+        # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
+        embeddings = FeatureReader(rows, FEATURE_MEMORY).embed(weight, bias)
+        random_bias = bias.to(rows.dtype) if bias is not None and self._bias_is_random() else None
+        return LayerData(rows, pairs, embeddings, weight.to(rows.dtype), random_bias, self.loss)
+
+    def _take(
+        self, data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch
+    ) -> None:
         """Accumulate the curvature, and keep it with what else is known about the data."""
         with warnings.catch_warnings():
             if isinstance(data.labels, Tensor):
                 # Said once for the data set, not for every batch.
-                warnings.simplefilter("ignore", CurvatureWarning)
+                warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
             found = accumulate(data, settings, batches)
             value, gradient = loss_and_gradient(self.loss, data, found, settings.reduce)
-        count = torch.tensor([len(data.features)], dtype=torch.float64, device=gradient.device)
-        device = self.encoder.head.weight.device
+        counts = torch.tensor(
+            [len(data.features), len(found.batches)], dtype=torch.float64, device=gradient.device
+        )
+        num_images, num_batches = (counts if settings.reduce is None else settings.reduce(counts)).tolist()
+        weight = self.encoder.head.weight
+        device, dtype = weight.device, compute_dtype(weight)
         self.fitted = Fitted(
-            curvature=found.curvature.to(device),
-            num_images=round(float(count if settings.reduce is None else settings.reduce(count))),
+            curvature=found.curvature.to(device, dtype),
+            num_images=round(num_images),
             num_positives=found.num_positives,
             num_negatives=found.num_negatives,
-            num_batches=len(found.batches),
+            num_batches=round(num_batches),
             loss_value=value,
-            gradient=gradient.to(device),
+            gradient=gradient.to(device, dtype),
             bias_is_random=data.bias is not None,
-            fingerprint=self.encoder.fingerprint(),
+            fingerprint=watch.fingerprint,
         )
-        self._head = None
+        self._watch = watch
+        if not self.fitted.curvature.trace() > 0:
+            warnings.warn(
+                "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, "
+                "or take another approximation",
+                CurvatureWarning,
+                stacklevel=3,
+            )
 
     def _bias_is_random(self) -> bool:
         """Without a norm a translation changes no distance: the data say nothing of the bias, and it stays fixed."""
@@ -219,7 +246,7 @@ class LAM:
 
     @n_effective.setter
     def n_effective(self, value: float | None) -> None:
-        self._n_effective, self._head = _positive("n_effective", value), None
+        self._n_effective = positive("n_effective", value)
 
     @property
     def temperature(self) -> float:
@@ -228,7 +255,7 @@ class LAM:
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        self._temperature, self._head = _positive("temperature", value) or 1.0, None
+        self._temperature = positive("temperature", value) or 1.0
 
     @property
     def scale(self) -> float:
@@ -244,16 +271,21 @@ class LAM:
 
     @prior_precision.setter
     def prior_precision(self, value: float | None) -> None:
-        self._prior_precision, self._head = _positive("prior_precision", value), None
+        self._prior_precision = positive("prior_precision", value)
 
     @property
     def head(self) -> HeadPosterior:
-        """The head with the posterior over its weights."""
-        if self._head is None:
-            fitted = self._fit()
-            posterior = fitted.curvature.posterior(self.scale, self.prior_precision)
-            self._head = HeadPosterior(self.encoder.head, posterior, fitted.bias_is_random)
-        return self._head
+        """The head with the posterior over its weights; refused if the encoder has changed since the fit."""
+        fitted = self._fit()
+        if self._watch is None or self._watch.encoder is not self.encoder:
+            self._watch = Watch(self.encoder)
+        self._watch.check(fitted.fingerprint)
+        device = self.encoder.head.weight.device
+        made_of = (fitted, self.encoder.head, device, self.scale, self.prior_precision)
+        if self._head is None or self._head[0] != made_of:
+            posterior = fitted.curvature.to(device).posterior(self.scale, self.prior_precision)
+            self._head = made_of, HeadPosterior(self.encoder.head, posterior, fitted.bias_is_random)
+        return self._head[1]
 
     @property
     def posterior(self) -> LayerPosterior:
@@ -311,7 +343,7 @@ class LAM:
         elif method == "validation":
             if features is None:
                 raise ValueError('method "validation" needs features and labels of validation images')
-            rows, chosen = _features_and_labels(features, labels)
+            rows, chosen = features_and_labels(features, labels)
             if isinstance(chosen, Pairs):
                 raise TypeError("labels are pairs, but images are drawn at random here: pass the labels (N,)")
             self.prior_precision = validated_prior(
@@ -344,8 +376,8 @@ class LAM:
 
     def recall_lost(
         self,
-        features: Tensor,
-        labels: Tensor,
+        features: Tensor | Features,
+        labels: Tensor | Sequence[int] | None = None,
         *,
         samples: int = 10,
         generator: torch.Generator | None = None,
@@ -354,7 +386,10 @@ class LAM:
 
         A posterior that is too wide embeds at random: its sampled networks find nothing any more.
         """
-        return recall_lost(self.head, features, labels, samples, generator)
+        rows, found = features_and_labels(features, labels)
+        if isinstance(found, Pairs):
+            raise TypeError("labels are pairs, but recall is of labels (N,): pass those")
+        return recall_lost(self.head, rows, found, samples, generator)
 
     # --- embedding ---
 
@@ -377,12 +412,10 @@ class LAM:
         batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
         parts = []
         with evaluating(self.encoder):
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 h = self.encoder.features(to_device(batch, self.encoder))
-                e = StochasticEmbedding.from_gaussians(head.gaussians(h))
-                parts.append(
-                    e if weights is None else e.with_samples(F.normalize(apply_draws(h, *weights), dim=2))
-                )
+                e = head.embed(h, "features" if single else f"the features of batch {number} of the loader")
+                parts.append(e if weights is None else e.with_samples(head.embed_with(h, *weights)))
         if not parts:
             raise ValueError("the loader is empty: there is no image to embed")
         return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
@@ -420,63 +453,11 @@ class LAM:
         save(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], encoder: Encoder) -> LAM:
-        """The posterior in a file, for the encoder that it was fitted to; any other is refused."""
+    def load(cls, path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
+        """The posterior in a file, for the encoder that it was fitted to; any other is refused.
+
+        A loss that is not this library's has to be passed.
+        """
         from laplacian_metric.laplace.storage import load
 
-        return load(path, encoder)
-
-
-def _features_and_labels(
-    features: Tensor | Features, labels: Tensor | Sequence[int] | Pairs | None
-) -> tuple[Tensor, Tensor | Pairs]:
-    """Rows (N, H) and labels (N,) or pairs that fit them."""
-    if isinstance(features, Features):
-        labels = features.labels if labels is None else labels
-        features = features.features
-    check_matrix("features", features)
-    if labels is None:
-        raise ValueError("labels are missing: they say which images are pairs")
-    if isinstance(labels, Pairs):
-        if labels.num_images != len(features):
-            raise ValueError(f"the pairs are over {labels.num_images} images for {len(features)} features")
-        return features, labels
-    checked = LabelPairs(labels)
-    _check_classes(checked, len(features))
-    return features, checked.labels.to(features.device)
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}, a positive number is needed")
-    return None if value is None else float(value)
-
-
-def _check_classes(labels: LabelPairs, num_images: int) -> None:
-    """Refuse too few images, and say what is lost where classes are few or small."""
-    if labels.num_images != num_images:
-        raise ValueError(f"labels has {labels.num_images} entries for {num_images} rows of features")
-    if num_images < 2:
-        raise ValueError(
-            f"there is {num_images} image: a pair needs two, and a loss of pairs knows nothing of fewer"
-        )
-    sizes = labels.class_sizes
-    single = int((sizes == 1).sum())
-    if len(sizes) == 1:
-        message = (
-            "all images are of one class: there is no negative pair, and the curvature knows nothing of what separates "
-            "classes"
-        )
-    elif single == len(sizes):
-        message = (
-            "no two images share a class: there is no positive pair, and the curvature is clamped to 0 wherever "
-            "negatives push; little is left but the prior"
-        )
-    elif single:
-        message = (
-            f"{single} of {len(sizes)} classes have a single image: it has no positive pair, and counts as a negative "
-            "only"
-        )
-    else:
-        return
-    warnings.warn(message, CurvatureWarning, stacklevel=4)
+        return load(path, encoder, loss)

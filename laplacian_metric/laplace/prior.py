@@ -80,8 +80,9 @@ def optimal_prior(curvature: LayerCurvature, scale: float, square: float, start:
                 f"at the prior precision {prior:g} the data determine {gamma:g} parameters: pass a start nearer to the "
                 "precision that the data give"
             )
-        prior *= ratio ** (2 / 3)
-        if abs(math.log(ratio)) <= TOLERANCE:
+        step = math.log(ratio)
+        prior *= math.exp(2 / 3 * step)
+        if abs(step) <= TOLERANCE:
             return prior
     raise NoOptimumError(
         f"the fixed-point iteration for the prior precision has not converged after {MAX_ITERATIONS} steps, it is at "
