@@ -1,0 +1,263 @@
+"""A fitted LAM in one safetensors file: what was measured and how it was set, but not the encoder.
+
+The file is numbers and a header in JSON. Reading it runs nothing that is in it: a loss is made from a table of known
+classes, or passed by whoever loads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hessians.pair_loss import PairLoss
+from laplacian_metric.files import atomic_write
+from laplacian_metric.laplace.layer import CURVATURES, LayerCurvature, Structure
+from laplacian_metric.laplace.state import Fitted
+from laplacian_metric.laplace.stored_header import (
+    FORMAT,
+    check_encoder,
+    check_real,
+    header_of,
+    loss_of,
+    naming,
+    parsed,
+)
+
+if TYPE_CHECKING:
+    from laplacian_metric.encoder import Encoder
+    from laplacian_metric.laplace.posthoc import LAM
+
+KEY = "laplacian_metric.LAM"
+
+
+def save(lam: LAM, path: str | os.PathLike[str]) -> None:
+    """Write a fitted LAM: the whole file, or none; what was there before stays until then.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hessians import ContrastiveLoss
+        >>> from laplacian_metric.encoder import Encoder
+        >>> from laplacian_metric.laplace.posthoc import LAM
+        >>> encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3))
+        >>> features, labels = torch.randn(40, 4), torch.arange(40) % 4
+        >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(features, labels, check_mode=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(lam, Path(folder) / "lam.safetensors")
+        ...     again = load(Path(folder) / "lam.safetensors", encoder)
+        >>> torch.equal(again.embed(features).kappa, lam.embed(features).kappa)
+        True
+    """
+    fitted = lam._fit()
+    if lam.encoder.fingerprint() != fitted.fingerprint:
+        raise ValueError(
+            "the encoder is not the one any more that this LAM was fitted to (its weights, running statistics or "
+            "dtype have changed): fit again before saving"
+        )
+    found = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
+    found["gradient"] = fitted.gradient
+    tensors, orders = {}, {}
+    for name, tensor in found.items():
+        _check_numbers(name, tensor, "fit again: it cannot be saved")
+        tensors[name], order = _packed(tensor)
+        if order is not None:
+            orders[name] = order
+    header = {"format": FORMAT, **header_of(lam, fitted), "orders": orders}
+    check_real(header, "")
+    told = json.dumps(header, allow_nan=False)
+    with _safetensors():
+        from safetensors.torch import save_file
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata={KEY: told})
+
+
+def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
+    """Read a LAM for the encoder that it was fitted to, onto that encoder's device; any other encoder is refused.
+
+    Args:
+        path: what `save` wrote.
+        encoder: with the weights that it had when the LAM was fitted.
+        loss: needed where it is of a class that is not this library's; of any other it must agree with the file.
+    """
+    from laplacian_metric.laplace.posthoc import LAM
+
+    file = Path(path).name
+    header, tensors = _read(path)
+    check_encoder(header["encoder"], encoder, file)
+    settings, fit = header["settings"], header["fit"]
+    with naming(file):
+        lam = LAM(encoder, loss_of(header["loss"], loss, file), **settings)
+    shape = (header["encoder"]["outputs"], header["encoder"]["features"] + fit["bias_is_random"])
+    device = encoder.head.weight.device
+    gradient = tensors.pop("gradient").to(device)
+    with naming(file):
+        curvature = _curvature(tensors, lam.structure, shape, fit["clamped"])
+        _check_shape("gradient", gradient, shape)
+    counts = {name: float(fit[name]) for name in ("num_positives", "num_negatives", "loss_value")}
+    lam.fitted = Fitted(
+        curvature=curvature.to(device),
+        num_images=fit["num_images"],
+        num_batches=fit["num_batches"],
+        bias_is_random=fit["bias_is_random"],
+        gradient=gradient,
+        fingerprint=header["encoder"]["fingerprint"],
+        **counts,
+    )
+    return lam
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a file says about its LAM, without reading a tensor.
+
+    Returns:
+        "format", "versions", "loss", "settings", "fit" and "encoder" as they were stored, and "tensors": the shape
+        and dtype of each.
+    """
+    with _opened(path) as (opened, header):
+        told = {name: section for name, section in header.items() if name != "orders"}
+        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        told["tensors"] = {}
+        for name, found in sorted(slices.items()):
+            stored = found.get_shape()
+            order = header["orders"].get(name, list(range(len(stored))))
+            shape = [stored[order.index(i)] for i in range(len(stored))]
+            told["tensors"][name] = {"shape": shape, "dtype": found.get_dtype()}
+    return told
+
+
+# --- the tensors ---
+
+
+def _packed(tensor: Tensor) -> tuple[Tensor, list[int] | None]:
+    """In memory order on the CPU, and which dimension each of its dimensions is, where that is another order.
+
+    The format knows one order only, and a matrix product rounds differently where its factors lie differently.
+    """
+    order = sorted(range(tensor.ndim), key=lambda i: -tensor.stride()[i])
+    packed = tensor.detach().permute(order).to("cpu").contiguous().clone()
+    return packed, None if order == list(range(tensor.ndim)) else order
+
+
+def _unpacked(tensor: Tensor, order: list[int]) -> Tensor:
+    return tensor.permute([order.index(i) for i in range(tensor.ndim)])
+
+
+def _check_numbers(name: str, tensor: Tensor, remedy: str) -> None:
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        count = int((~tensor.isfinite()).sum())
+        raise ValueError(f"{name} has {count} NaN or infinite entries: {remedy}")
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+    """Refuse another shape; None stands for any size."""
+    fits = tensor.ndim == len(shape) and all(
+        size in (None, have) for size, have in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        needed = ", ".join("r" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, ({needed}) is needed")
+
+
+def _shapes(structure: Structure, shape: tuple[int, int]) -> dict[str, tuple[int | None, ...]]:
+    """What the tensors of a curvature over (Z, H') weights are called, and how large they are."""
+    outputs, inputs = shape
+    shapes: dict[Structure, dict[str, tuple[int | None, ...]]] = {
+        Structure.DIAGONAL: {"diagonal": shape},
+        Structure.KRONECKER: {
+            "output_values": (outputs,),
+            "output_vectors": (outputs, outputs),
+            "input_values": (inputs,),
+            "input_vectors": (inputs, inputs),
+        },
+        Structure.LOW_RANK: {"rest": shape, "factor": (None, *shape)},
+        Structure.FULL: {
+            "values": (outputs * inputs,),
+            "vectors": (outputs * inputs, outputs * inputs),
+            "num_outputs": (),
+        },
+    }
+    return shapes[structure]
+
+
+def _curvature(
+    tensors: dict[str, Tensor], structure: Structure, shape: tuple[int, int], clamped: float
+) -> LayerCurvature:
+    found = {name.removeprefix("curvature."): tensor for name, tensor in tensors.items()}
+    needed = _shapes(structure, shape)
+    if set(found) != set(needed):
+        raise ValueError(
+            f"its tensors are {', '.join(sorted(found))}, {', '.join(sorted(needed))} are needed"
+        )
+    for name, tensor in found.items():
+        _check_shape(name, tensor, needed[name])
+        if tensor.is_floating_point() != (name != "num_outputs"):
+            raise ValueError(f"{name} has dtype {tensor.dtype}")
+    outputs = found.get("num_outputs")
+    if outputs is not None and int(outputs) != shape[0]:
+        raise ValueError(f"num_outputs is {int(outputs)}, {shape[0]} is needed")
+    return CURVATURES[structure].from_tensors(found, clamped)
+
+
+# --- the file ---
+
+
+@contextmanager
+def _safetensors() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError("a LAM is stored by safetensors: pip install safetensors") from error
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The open file and its header."""
+    with _safetensors():
+        from safetensors import SafetensorError, safe_open
+    file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder, a file that LAM.save wrote is needed")
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            told = opened.metadata() or {}
+            if KEY not in told:
+                remedy = (
+                    "; it holds an encoder: Encoder.from_checkpoint reads it" if "encoder" in told else ""
+                )
+                raise ValueError(f"{file.name} was not written by LAM.save{remedy}")
+            header = parsed(told[KEY], file.name)
+            _check_orders(header["orders"], opened, file.name)
+            yield opened, header
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file.name} is no whole safetensors file ({error}): copy it again, or pass what LAM.save wrote"
+        ) from error
+
+
+def _check_orders(orders: dict[str, Any], opened: Any, file: str) -> None:
+    """Refuse a header that does not know the tensors beside it."""
+    names = set(opened.keys())
+    if "gradient" not in names or not set(orders) <= names:
+        raise ValueError(f"{file} lacks tensors that a LAM has: the file is damaged")
+    for name, order in orders.items():
+        places = range(len(opened.get_slice(name).get_shape()))
+        if not isinstance(order, list) or sorted(map(repr, order)) != sorted(map(repr, places)):
+            raise ValueError(f"orders.{name} in the header of {file} is {order!r}: the file is damaged")
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a file, as they lay in memory; the file may be replaced afterwards."""
+    with _opened(path) as (opened, header):
+        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    for name, order in header["orders"].items():
+        tensors[name] = _unpacked(tensors[name], order)
+    for name, tensor in tensors.items():
+        _check_numbers(name, tensor, f"{Path(path).name} is damaged, or was not written by LAM.save")
+    return header, tensors
