@@ -1,0 +1,380 @@
+"""OnlineLAM: the posterior over the last layer's weights, kept up while the network is trained (Monte Carlo EM).
+
+Every step draws the head's weights from the posterior so far, moves the weights by the gradient at the draw, and takes
+the curvature of its batch at the draw into a running average:
+
+    theta ~ N(theta_t, 1/precision_t),   precision_t = n_effective max(0, G_t/(1-(1-a)^t))/temperature + prior,
+    G_{t+1} = (1-a) G_t + a G_batch(theta),   G_0 = 0.
+
+The average is not clamped, only what is used of it: clamping every batch would turn the noise of the batches into
+precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessians import Pairs
+from hessians.approximations import Approximation
+from hessians.checks import compute_dtype
+from hessians.pair_loss import PairLoss
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace import online_batch as batches
+from laplacian_metric.laplace import online_options as options
+from laplacian_metric.laplace import online_parallel as parallel
+from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
+from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
+from laplacian_metric.laplace.online_batch import Labels, Miner
+from laplacian_metric.laplace.online_running import Running
+from laplacian_metric.laplace.online_state import (
+    VERSION,
+    check_architecture,
+    check_settings,
+    check_version,
+    described,
+)
+from laplacian_metric.laplace.online_switches import PUBLISHED, PUBLISHED_SHARE, Switches
+from laplacian_metric.laplace.online_triplets import random_triplets
+from laplacian_metric.laplace.posthoc import LAM, NotFittedError
+from laplacian_metric.laplace.state import Fitted
+
+DEFAULT_SHARE = 5e-3
+# So many batches leave an error of a tenth of a batch's own in the curvature: enough to draw from.
+WARMUP = 100
+
+
+class OnlineLAM:
+    r"""Trains an encoder together with a Gaussian over its last layer's weights.
+
+    Args:
+        encoder: trained in place; in training mode, if it has layers to which that matters.
+        optimizer: of the encoder's parameters.
+        loss: e.g. `hessians.ContrastiveLoss`.
+        num_images: how many the training set has; n_effective by default.
+        approximation: what is kept of the loss's Hessian: "fixed", "positive", "full" or "clipped".
+        structure: "diag"; nothing else can be kept up from batch to batch.
+        n_effective: how many independent observations the loss's average stands for.
+        temperature: divides n_effective.
+        prior_precision: of the weights. By default n_effective * weight_decay / temperature where the optimizer has a
+            weight decay for the head, and 1 otherwise.
+        memory: a, the new batch's share in the running average, which covers about 1/a batches. "paper": a = 1e-4, and
+            the sum of that memory, which starts at the prior, in place of an average.
+        warmup: so many steps are taken without a draw. By default 100, or 1/a where that is less.
+        samples: how many draws a step has; the mean of their losses is minimised.
+        miner: takes unit embeddings (N, Z) and labels (N,), and returns pytorch-metric-learning's index tuple: the
+            pairs that are trained on. The curvature is over all pairs.
+        generator: of the draws, on the head's device; a new one that starts at 0 by default.
+        switches: what is done as in the published code; see `as_published`.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> encoder = Encoder.with_head(torch.nn.Identity(), 4, dim=3, init="random", seed=0)
+        >>> optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
+        >>> online = OnlineLAM(encoder, optimizer, ContrastiveLoss(margin=0.7), num_images=40)
+        >>> features, labels = torch.randn(40, 4), torch.arange(40) % 4
+        >>> losses = [online.step(features, labels) for _ in range(3)]
+        >>> online.posterior().embed_features(features).kappa.shape
+        torch.Size([40])
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        optimizer: torch.optim.Optimizer,
+        loss: PairLoss,
+        num_images: int | None = None,
+        *,
+        approximation: str | Approximation = Approximation.FIXED,
+        structure: str | Structure = Structure.DIAGONAL,
+        n_effective: float | None = None,
+        temperature: float = 1.0,
+        prior_precision: float | None = None,
+        memory: float | str = DEFAULT_SHARE,
+        warmup: int | None = None,
+        samples: int = 1,
+        miner: Miner | None = None,
+        generator: torch.Generator | None = None,
+        switches: Switches | None = None,
+    ) -> None:
+        share, switches = options.checked_memory(memory, switches)
+        options.check_structure(structure)
+        if miner is not None and switches.mined is not None:
+            raise ValueError("a miner is given and switches.mined too: both say which pairs are trained on")
+        self.encoder = encoder
+        self.optimizer = optimizer
+        self.pair_loss = loss
+        self.num_images = options.checked_images(num_images, n_effective)
+        self.share = share
+        self.switches = switches
+        self.samples = options.at_least("samples", samples, 1)
+        self.warmup = options.at_least(
+            "warmup", min(WARMUP, math.ceil(1 / share)) if warmup is None else warmup, 0
+        )
+        self.miner = miner
+        if n_effective is None:
+            n_effective = float(self.num_images) ** (2 if switches.scale == "squared" else 1)
+        # Unfitted: it holds scale and prior, and knows whether the bias has a share in the posterior.
+        self._lam = LAM(
+            encoder,
+            loss,
+            approximation,
+            n_effective=n_effective,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            weight_decay=options.checked_optimizer(encoder, optimizer),
+        )
+        self._bias_is_random = self._lam._bias_is_random()
+        weight = encoder.head.weight
+        like = torch.empty(
+            len(weight),
+            weight.shape[1] + int(self._bias_is_random),
+            dtype=compute_dtype(weight),
+            device=weight.device,
+        )
+        self._running = Running(like, share, switches.memory == "sum", self._start())
+        self.generator = options.checked_generator(generator, weight.device)
+        self._said: set[str] = set()
+        parallel.same_start(encoder, self.generator)
+
+    @classmethod
+    def as_published(
+        cls,
+        encoder: Encoder,
+        optimizer: torch.optim.Optimizer,
+        loss: PairLoss,
+        num_images: int,
+        **others: Any,
+    ) -> OnlineLAM:
+        """As the published code does it, as far as the switches go; ``others`` are options of the class.
+
+        The precision starts at N, keeps 0.999 of itself in a step, and grows by N^2 times the mean curvature of at most
+        5,000 random triplets, on which the batch is trained too, negative entries set to 0. The prior precision is 1.
+        """
+        published = {
+            "memory": PUBLISHED_SHARE,
+            "warmup": 0,
+            "prior_precision": 1.0,
+            "switches": PUBLISHED,
+        }
+        return cls(encoder, optimizer, loss, num_images, **{**published, **others})
+
+    # --- training ---
+
+    def step(self, images: Any, labels: Labels) -> float:
+        """One step of the optimizer on a batch; returns the loss at the draw.
+
+        For gradient clipping, mixed precision or accumulation write the loop out, with `loss`.
+
+        Args:
+            images: what the encoder's backbone takes.
+            labels: (N,), or `hessians.Pairs` over the images.
+        """
+        self.optimizer.zero_grad()
+        loss = self.loss(images, labels)
+        loss.backward()
+        self.average_gradients()
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def loss(self, images: Any, labels: Labels) -> Tensor:
+        """The loss of a batch at the draw, a differentiable scalar; its curvature is taken into the running one.
+
+        A loss, gradient or curvature that is not finite is refused before anything is changed.
+        """
+        h = self.encoder.features(images)
+        pairs, given = batches.all_pairs(labels, h)
+        head, random_bias = self.encoder.head, self._bias_is_random
+        us = batches.embeddings_at_draws(
+            head, h, self._drawn_from(), self.samples, self.generator, random_bias
+        )
+        with torch.autocast(h.device.type, enabled=False):
+            # What is not finite reaches neither miner nor loss: the other processes have to hear of it first.
+            finite = batches.all_finite(us)
+            trained, curved = self._chosen(us[0], pairs, given) if finite else (pairs, pairs)
+            loss = batches.mean_loss(self.pair_loss, us, trained) if finite else None
+            value, counts = parallel.agreed_numbers(loss, curved, h.device)
+            self._check_loss(value, us)
+            assert loss is not None  # its value would not have been finite
+            gradient = batches.head_gradient(loss, us, h, random_bias)
+            if self.switches.mined is None:
+                curved = curved.with_population(self._running.population(*counts))
+            with batches.said_once(self._said, self.pair_loss):
+                curvature = batches.batch_curvature(
+                    head, h, us, curved, self.pair_loss, self._lam.approximation, random_bias
+                )
+            self._take(curvature, gradient, value, counts)
+        return loss
+
+    def average_gradients(self) -> None:
+        """Average the gradients over the processes of ``torchrun``; nothing in one process. `step` does it itself.
+
+        Parameters inside of a DistributedDataParallel are left to it.
+        """
+        parallel.average_gradients(self.encoder)
+
+    def _drawn_from(self) -> DiagonalPosterior | None:
+        """The posterior so far, or None while there is none to draw from.
+
+        In the beginning there is no curvature, or that of too few batches: entries that are clamped because of their
+        noise would be drawn from the prior, far from anything that was trained.
+        """
+        running = self._running
+        if running.steps < max(self.warmup, 1 if self.switches.start is None else 0):
+            return None
+        data = running.curvature.clamp(min=0)
+        scale = self._lam.scale * running.factor
+        return DiagonalPosterior(data, scale, self.prior_precision, (data.shape[0], data.shape[1]))
+
+    def _chosen(self, u: Tensor, pairs: Pairs, labels: Tensor | None) -> tuple[Pairs, Pairs]:
+        """The pairs that are trained on, and those that are curved."""
+        if self.switches.mined is not None:
+            triplets = self._triplets(batches.needed(labels), self.switches.mined)
+            mined = Pairs.from_indices(triplets, len(u))
+            return mined, mined
+        if self.miner is None:
+            return pairs, pairs
+        return batches.mined_pairs(self.miner, u, batches.needed(labels), self.encoder.normalize), pairs
+
+    def _triplets(self, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Each process draws its own, and all take the same from the generator, so that they go on drawing alike."""
+        seed = int(torch.randint(2**48, (), generator=self.generator, device=self.generator.device))
+        return random_triplets(
+            labels, most, torch.Generator(labels.device).manual_seed(seed + parallel.rank())
+        )
+
+    def _check_loss(self, value: float, us: list[Tensor]) -> None:
+        if math.isfinite(value):
+            return
+        bad = max(int((~u.detach().isfinite()).any(1).sum()) for u in us)
+        rows = f"{bad} of {len(us[0])} embeddings have NaN or infinite entries"
+        self._refuse(rows if bad else f"the loss is {value}")
+
+    def _refuse(self, what: str) -> None:
+        raise ValueError(
+            f"step {self.steps + 1}: {what}. Weights and curvature are as they were before it: lower the learning "
+            "rate, or look for such entries in the images of this batch"
+        )
+
+    def _take(self, curvature: Tensor, gradient: Tensor, value: float, counts: tuple[float, float]) -> None:
+        """Take a batch into the running averages, once all of it is known to be finite."""
+        # Mined pairs are divided by their own number in each process, all others by what the processes have together.
+        curvature, gradient = parallel.summed_batch(curvature, gradient, self.switches.mined is not None)
+        for name, tensor in (("curvature", curvature), ("gradient", gradient)):
+            if not bool(tensor.sum().isfinite()):
+                self._refuse(f"the {name} has NaN or infinite entries")
+        if self.switches.relu_per_batch:
+            curvature = curvature.clamp(min=0)
+        self._running.add(curvature, gradient, value, counts)
+
+    # --- the posterior ---
+
+    @property
+    def steps(self) -> int:
+        """How many have been taken."""
+        return self._running.steps
+
+    @property
+    def n_effective(self) -> float:
+        """How many independent observations the loss's average stands for."""
+        return self._lam.n_effective
+
+    @property
+    def temperature(self) -> float:
+        """Divides n_effective."""
+        return self._lam.temperature
+
+    @property
+    def prior_precision(self) -> float:
+        """Of every weight."""
+        return self._lam.prior_precision
+
+    def _start(self) -> float | None:
+        """What the running curvature starts at: a precision, without the scale that it is multiplied with."""
+        start = self.switches.start
+        if start is None:
+            return None
+        known = {"prior": self.prior_precision, "images": float(self.num_images)}
+        return (known[start] if isinstance(start, str) else float(start)) / self._lam.scale
+
+    def posterior(self) -> LAM:
+        """The posterior so far, without another pass over the data.
+
+        Its curvature is the running one, its loss value and gradient are running means of those that were trained on.
+        The encoder is the one that is being trained, not a copy: ask again after further steps.
+        """
+        running = self._running
+        if not running.steps:
+            raise NotFittedError("this OnlineLAM has taken no step yet: call step(images, labels)")
+        lam = LAM(
+            self.encoder,
+            self.pair_loss,
+            self._lam.approximation,
+            n_effective=self.n_effective,
+            temperature=self.temperature,
+            prior_precision=self.prior_precision,
+            weight_decay=self._lam.weight_decay,
+        )
+        running.warn_about_pairs()
+        lam.fitted = Fitted(
+            curvature=DiagonalCurvature(running.mean_curvature()),
+            num_images=self.num_images,
+            num_positives=running.positives,
+            num_negatives=running.negatives,
+            num_batches=running.steps,
+            loss_value=running.mean_loss(),
+            gradient=running.mean_gradient(),
+            bias_is_random=self._bias_is_random,
+            fingerprint=self.encoder.fingerprint(),
+        )
+        return lam
+
+    # --- resuming ---
+
+    def settings(self) -> dict[str, Any]:
+        """What a run has to have in common with the state that it resumes from."""
+        return {
+            "num_images": self.num_images,
+            "approximation": self._lam.approximation.value,
+            "n_effective": self.n_effective,
+            "temperature": self.temperature,
+            "prior_precision": self.prior_precision,
+            "memory": self.share,
+            "warmup": self.warmup,
+            "samples": self.samples,
+            "normalize": self.encoder.normalize,
+            "optimizer": type(self.optimizer).__name__,
+            "generator": self.generator.device.type,
+            "miner": None if self.miner is None else type(self.miner).__name__,
+            **described("loss", self.pair_loss),
+            **described("switches", self.switches),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values from which `load_state_dict` goes on to the bit; ``torch.save`` takes it.
+
+        It holds encoder, optimizer, running curvature and generator. What is the loop's own (schedulers, the order of
+        the data, torch's global generator where there is dropout) is for the loop to keep.
+        """
+        return {
+            "version": VERSION,
+            "settings": self.settings(),
+            "encoder": self.encoder.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "running": self._running.state(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; one of another architecture or of other settings is refused, and nothing is changed."""
+        check_version(state)
+        check_architecture(self.encoder.state_dict(), state["encoder"])
+        check_settings(self.settings(), state["settings"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.encoder.load_state_dict(state["encoder"])
+        self._running.load(state["running"])
+        self.generator.set_state(state["generator"].cpu())

@@ -1,0 +1,135 @@
+"""What online LAM does with one batch: which pairs it has, its embeddings at the draws, its curvature there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessians import Pairs, last_layer_ggn_diagonal
+from hessians.approximations import Approximation
+from hessians.checks import CurvatureWarning, compute_dtype
+from hessians.contrastive import Distance
+from hessians.pair_loss import PairLoss
+from laplacian_metric.laplace.layer import LayerPosterior
+
+Labels = Tensor | Sequence[int] | Pairs
+Miner = Callable[[Tensor, Tensor], Sequence[Tensor]]
+
+
+def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
+    """The pairs of a batch of features h (N, H), and its labels (N,) where there are any."""
+    if not len(h):
+        raise ValueError("the batch is empty: leave it out")
+    if isinstance(labels, Pairs):
+        pairs, given, what = labels, None, f"the pairs are over {labels.num_images} images"
+    else:
+        given = torch.as_tensor(labels).to(h.device)
+        pairs, what = Pairs.from_labels(given), f"labels has {len(given)} entries"
+    if pairs.num_images != len(h):
+        raise ValueError(f"{what} for a batch of {len(h)} images: one for each is needed")
+    return pairs, given
+
+
+def needed(labels: Tensor | None) -> Tensor:
+    """Labels for a miner."""
+    if labels is None:
+        raise TypeError("labels are pairs, but a miner chooses pairs by labels: pass the labels (N,)")
+    return labels
+
+
+def mined_pairs(miner: Miner, u: Tensor, labels: Tensor, normalize: bool) -> Pairs:
+    """The pairs that a miner of pytorch-metric-learning's kind chooses among raw embeddings u (N, Z)."""
+    points = u.detach()
+    return Pairs.from_indices(
+        tuple(miner(F.normalize(points, dim=1) if normalize else points, labels)), len(u)
+    )
+
+
+def embeddings_at_draws(
+    head: nn.Linear,
+    h: Tensor,
+    posterior: LayerPosterior | None,
+    samples: int,
+    generator: torch.Generator | None,
+    bias_is_random: bool,
+) -> list[Tensor]:
+    """Raw embeddings (N, Z) of features h (N, H) at each draw of the head; at its own weights without a posterior.
+
+    The weights are moved by a constant, so that the gradient in them, and the one that the backbone gets, is the
+    gradient at the draw.
+    """
+    if posterior is None:
+        return [F.linear(h, head.weight, head.bias)]
+    drawn = []
+    for deviation in posterior.sample(samples, generator).to(head.weight.dtype):
+        bias = head.bias + deviation[:, -1] if bias_is_random else head.bias
+        drawn.append(F.linear(h, head.weight + deviation[:, : head.in_features], bias))
+    return drawn
+
+
+def all_finite(embeddings: Sequence[Tensor]) -> bool:
+    """Whether no entry is NaN or infinite."""
+    return all(bool(u.detach().isfinite().all()) for u in embeddings)
+
+
+def mean_loss(loss: PairLoss, embeddings: Sequence[Tensor], pairs: Pairs) -> Tensor:
+    """Of the draws, a differentiable scalar."""
+    values = [loss(u, pairs) for u in embeddings]
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
+
+
+def head_gradient(loss: Tensor, embeddings: Sequence[Tensor], h: Tensor, bias_is_random: bool) -> Tensor:
+    """dL/d[W | b], (Z, H'), at the draws; the graph stays for the backward pass."""
+    parts = torch.autograd.grad(loss, embeddings, retain_graph=True)
+    gradient = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    gradient = gradient.to(compute_dtype(h))
+    found = gradient.T @ h.detach().to(gradient.dtype)
+    return torch.cat([found, gradient.sum(0)[:, None]], dim=1) if bias_is_random else found
+
+
+@torch.no_grad()
+def batch_curvature(
+    head: nn.Linear,
+    h: Tensor,
+    embeddings: Sequence[Tensor],
+    pairs: Pairs,
+    loss: PairLoss,
+    approximation: Approximation,
+    bias_is_random: bool,
+) -> Tensor:
+    """diag(G) of a batch, (Z, H'), unclamped; the mean over the draws that the embeddings are of."""
+    features = h.detach().to(compute_dtype(h))
+    # Of the layer's weights only shape and dtype matter where the embeddings are given.
+    weight = head.weight.detach().to(features.dtype)
+    bias = head.bias.detach().to(features.dtype) if bias_is_random else None
+    parts = []
+    for u in embeddings:
+        w, b = last_layer_ggn_diagonal(features, weight, bias, pairs, loss, approximation, embeddings=u)
+        parts.append(w if b is None else torch.cat([w, b[:, None]], dim=1))
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+@contextmanager
+def said_once(said: set[str], loss: PairLoss) -> Iterator[None]:
+    """Inside, a warning about the curvature is given the first time only.
+
+    Whenever the filters change, Python forgets which warnings it has shown, those of others too. So they are
+    left alone for Arccos, which has no warning of a batch.
+    """
+    if getattr(loss, "distance", None) is Distance.ARCCOS:
+        yield
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        about_curvature = issubclass(warning.category, CurvatureWarning)
+        if not about_curvature or str(warning.message) not in said:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if about_curvature:
+            said.add(str(warning.message))

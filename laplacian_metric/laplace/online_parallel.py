@@ -1,0 +1,89 @@
+"""Online training in several processes: the same draws in each, and gradients that are averaged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hessians import Pairs
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.distributed import reducer
+
+
+def rank() -> int:
+    """Of this process; 0 where there is one only."""
+    return 0 if reducer() is None else distributed.get_rank()
+
+
+def same_start(encoder: Encoder, generator: torch.Generator) -> None:
+    """Give every process the generator state of process 0; refuse encoders that differ between them."""
+    if reducer() is None:
+        return
+    device = encoder.head.weight.device
+    state = generator.get_state().to(device)
+    distributed.broadcast(state, 0)
+    generator.set_state(state.cpu())
+    own = torch.tensor(list(bytes.fromhex(encoder.fingerprint())), device=device)
+    first = own.clone()
+    distributed.broadcast(first, 0)
+    # All have to know of it, or those that are right would wait for the others for ever.
+    wrong = (own != first).any().long()
+    distributed.all_reduce(wrong)
+    if wrong:
+        raise ValueError(
+            f"the encoders of {int(wrong)} processes have other weights than that of process 0: set the same seed "
+            "before they are made, or load the same weights"
+        )
+
+
+def agreed_numbers(
+    loss: Tensor | None, pairs: Pairs, device: torch.device
+) -> tuple[float, tuple[float, float]]:
+    """The loss averaged, and the counts of positives and negatives added up, over all processes; no loss is NaN."""
+    value = math.nan if loss is None else float(loss.detach())
+    counts = (float(pairs.num_positives), float(pairs.num_negatives))
+    reduce = reducer()
+    if reduce is None:
+        return value, counts
+    total = reduce(torch.tensor([value, *counts], dtype=torch.float64, device=device)).tolist()
+    return total[0] / distributed.get_world_size(), (total[1], total[2])
+
+
+def summed_batch(curvature: Tensor, gradient: Tensor, averages: bool) -> tuple[Tensor, Tensor]:
+    """The curvature added up over all processes (averaged where each is an average), and the gradient averaged."""
+    reduce = reducer()
+    if reduce is None:
+        return curvature, gradient
+    total = reduce(torch.stack([curvature, gradient]))
+    mean = total / distributed.get_world_size()
+    return (mean if averages else total)[0], mean[1]
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Average gradients over the processes, in place; those that DistributedDataParallel sees to are left alone."""
+    reduce = reducer()
+    if reduce is None:
+        return
+    seen_to = {
+        id(parameter)
+        for part in module.modules()
+        if isinstance(part, DistributedDataParallel)
+        for parameter in part.parameters()
+    }
+    kept = [p for p in module.parameters() if p.requires_grad and id(p) not in seen_to]
+    # A parameter may have had no part in the loss of one process and have had one in another's.
+    there = reduce(
+        torch.tensor([p.grad is not None for p in kept], dtype=torch.float32, device=kept[0].device)
+    )
+    parameters = [p for p, count in zip(kept, there.tolist(), strict=True) if count]
+    gradients: list[Tensor] = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for at, gradient in enumerate(gradients):
+        by_dtype.setdefault(gradient.dtype, []).append(at)
+    for indices in by_dtype.values():
+        total = reduce(torch.cat([gradients[at].flatten() for at in indices])) / distributed.get_world_size()
+        for at, mean in zip(indices, total.split([gradients[at].numel() for at in indices]), strict=True):
+            parameters[at].grad = mean.view_as(parameters[at])

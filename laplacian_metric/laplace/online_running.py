@@ -1,0 +1,114 @@
+"""What online LAM remembers of the batches: running averages of curvature, gradient and loss, and the pairs so far."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from hessians.checks import CurvatureWarning
+from hessians.pairs import Population
+
+
+class Running:
+    """A running curvature (Z, H') over the batches, unclamped, with the gradient and the loss value beside it.
+
+    Args:
+        like: a tensor of the curvature's shape, dtype and device.
+        share: a, the new batch's.
+        summed: whether a batch is added as it is (H <- (1-a) H + H_batch) instead of with its share.
+        start: what the curvature starts at; None is nothing, for which an average is then corrected.
+
+    Example:
+        >>> running = Running(torch.zeros(1, 1), share=0.25)
+        >>> for value in (2.0, 4.0):
+        ...     running.add(torch.full((1, 1), value), torch.zeros(1, 1), 0.0, (1, 1))
+        >>> round(float(running.mean_curvature()), 4)  # (3/4 * 2 + 4)/(3/4 + 1)
+        3.1429
+    """
+
+    def __init__(self, like: Tensor, share: float, summed: bool = False, start: float | None = None) -> None:
+        self.share = share
+        self.summed = summed
+        self.corrected = not summed and start is None
+        self.curvature = torch.full_like(like, start or 0.0, requires_grad=False)
+        self.gradient = torch.zeros_like(like, requires_grad=False)
+        self.loss = 0.0
+        self.positives = 0.0
+        self.negatives = 0.0
+        self.steps = 0
+
+    def population(self, positives: float, negatives: float) -> Population:
+        """The mean counts of pairs of a batch, with this one: what its curvature is to be divided by.
+
+        Dividing each batch by its own counts would average averages, in which a pair of a small batch weighs more
+        than a pair of a large one. The wanted ratio is that of two means, summed curvature over counts. Divided by
+        the mean counts, the summed curvatures are averaged, and their mean is over the mean counts in the end. The
+        counts are a matter of the loader, not of the weights: none is outdated, and their mean is over all batches.
+        A type of which there has been no pair yet contributes nothing whatever it is divided by.
+        """
+        steps = self.steps + 1
+        return (self.positives + positives) / steps or 1.0, (self.negatives + negatives) / steps or 1.0
+
+    def add(self, curvature: Tensor, gradient: Tensor, loss: float, counts: tuple[float, float]) -> None:
+        """Take in a batch."""
+        self.curvature.mul_(1 - self.share).add_(curvature, alpha=1.0 if self.summed else self.share)
+        self.gradient.mul_(1 - self.share).add_(gradient, alpha=self.share)
+        self.loss += self.share * (loss - self.loss)
+        self.positives += counts[0]
+        self.negatives += counts[1]
+        self.steps += 1
+
+    @property
+    def weight(self) -> float:
+        """1 - (1-a)^t, how much of a running average that began at 0 is there."""
+        return -math.expm1(self.steps * math.log1p(-self.share)) if self.share < 1 else float(self.steps > 0)
+
+    @property
+    def factor(self) -> float:
+        """What the curvature is multiplied with before it is used."""
+        return 1 / self.weight if self.corrected and self.steps else 1.0
+
+    def mean_curvature(self) -> Tensor:
+        """(Z, H'), unclamped."""
+        return self.curvature * self.factor
+
+    def mean_gradient(self) -> Tensor:
+        """(Z, H')."""
+        return self.gradient / self.weight
+
+    def mean_loss(self) -> float:
+        """Of the losses that were trained on."""
+        return self.loss / self.weight
+
+    def warn_about_pairs(self) -> None:
+        """Say so where no batch had a pair of one type."""
+        for kind, count in (("positive", self.positives), ("negative", self.negatives)):
+            if not count:
+                warnings.warn(
+                    f"no batch had a {kind} pair: the curvature knows nothing of such pairs. Draw batches with "
+                    "several images of several classes",
+                    CurvatureWarning,
+                    stacklevel=3,
+                )
+
+    def state(self) -> dict[str, Tensor | float | int]:
+        """Tensors and numbers, from which `load` goes on."""
+        return {
+            "curvature": self.curvature.clone(),
+            "gradient": self.gradient.clone(),
+            "loss": self.loss,
+            "positives": self.positives,
+            "negatives": self.negatives,
+            "steps": self.steps,
+        }
+
+    def load(self, state: dict[str, Tensor | float | int]) -> None:
+        """The inverse of `state`; tensors are copied to where this one's are."""
+        for name in ("curvature", "gradient"):
+            getattr(self, name).copy_(state[name])
+        for name in ("loss", "positives", "negatives"):
+            setattr(self, name, float(state[name]))
+        self.steps = int(state["steps"])

@@ -1,0 +1,79 @@
+"""Settings and states of online LAM, as plain values that are compared before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+VERSION = 1
+
+
+def plain(value: Any) -> Any:
+    """Members of enumerations by their values.
+
+    Example:
+        >>> from hessians.approximations import Approximation
+        >>> plain(Approximation.FIXED)
+        'fixed'
+    """
+    return value.value if isinstance(value, Enum) else value
+
+
+def described(name: str, thing: object) -> dict[str, Any]:
+    """The fields of a data class after its name; of anything else the class's name alone.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> described("loss", ContrastiveLoss(margin=0.5))["loss.margin"]
+        0.5
+    """
+    found: dict[str, Any] = {name: type(thing).__name__}
+    if is_dataclass(thing):
+        for field in fields(thing):
+            value = plain(getattr(thing, field.name))
+            found[f"{name}.{field.name}"] = (
+                value if isinstance(value, int | float | str | None) else repr(value)
+            )
+    return found
+
+
+def check_settings(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse the state of a run with other settings, naming them."""
+    wrong = [
+        f"{name} is {own.get(name)!r} here and {given.get(name)!r} there"
+        for name in sorted({*own, *given})
+        if own.get(name) != given.get(name)
+    ]
+    if wrong:
+        raise ValueError(
+            f"the state is of a run with other settings: {'; '.join(wrong)}. Make the OnlineLAM with those of the state"
+        )
+
+
+def check_architecture(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse the weights of another architecture, naming the first that do not fit."""
+    for name in sorted({*own, *given}):
+        here, there = own.get(name), given.get(name)
+        if isinstance(here, Tensor) and isinstance(there, Tensor):
+            if here.shape != there.shape or here.dtype != there.dtype:
+                raise ValueError(
+                    f"the state is of another architecture: {name} is {tuple(here.shape)} of {here.dtype} here, "
+                    f"{tuple(there.shape)} of {there.dtype} there"
+                )
+        elif (name in own) != (name in given):
+            where = "here but not there" if name in own else "there but not here"
+            raise ValueError(f"the state is of another architecture: {name} is {where}")
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Refuse what `OnlineLAM.state_dict` did not make."""
+    found = state.get("version")
+    if found != VERSION:
+        raise ValueError(
+            f"this is no state of an OnlineLAM of version {VERSION} (its version is {found!r}): pass what state_dict() "
+            "returned"
+        )
