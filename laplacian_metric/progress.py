@@ -32,5 +32,5 @@ def track(
     from rich.progress import track as rich_track
 
     length = len(items) if total is None and isinstance(items, Sized) else total
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=show)
     yield from rich_track(items, description=description, total=length, console=console, transient=True)

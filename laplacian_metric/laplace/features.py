@@ -179,14 +179,15 @@ class _Store:
             # What is there beyond these rows is cut off next, so that no note may speak of it any more.
             self._write_note()
         assert self.dtype is not None
+        written = self.count - sum(map(len, self.rows))
         opened = []
         for name, size in _row_sizes(self.width, self.dtype).items():
             path = self.folder / name
             path.touch()
             file = self._stack.enter_context(path.open("r+b"))
             # What came after the last note may be a part of a row.
-            file.truncate(self.count * size)
-            file.seek(self.count * size)
+            file.truncate(written * size)
+            file.seek(written * size)
             opened.append(file)
         self._files = (opened[0], opened[1])
         for rows, labels in zip(self.rows, self.labels, strict=True):

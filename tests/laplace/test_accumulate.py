@@ -1,0 +1,235 @@
+"""The curvature over a data set, in every structure, against a dense matrix from autograd."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hessians import ContrastiveLoss, Pairs
+from hessians.approximations import Approximation
+from laplacian_metric.laplace.accumulate import Accumulated, Reduce, Settings, accumulate
+from laplacian_metric.laplace.layer import (
+    FullCurvature,
+    KroneckerCurvature,
+    LayerCurvature,
+    LowRankCurvature,
+    Structure,
+)
+from tests.hessians.reference import listed_pairs
+from tests.laplace.fit_reference import LOSSES, Layer, clamped, nearest_kronecker_distance
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning")
+LAYER = Layer.random(12, 3, 2)
+BATCHES = [torch.tensor([0, 3, 6, 1, 4]), torch.tensor([2, 5, 8, 11, 7, 10]), torch.tensor([9])]
+
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+every_approximation = pytest.mark.parametrize("approximation", ["full", "fixed", "positive", "clipped"])
+in_batches_or_not = pytest.mark.parametrize("batches", [None, BATCHES], ids=["default", "batches"])
+
+
+def settings(structure: str, approximation: str, **options: object) -> Settings:
+    given = {"generator": torch.Generator().manual_seed(0), "progress": False, **options}
+    return Settings(Structure(structure), Approximation(approximation), **given)
+
+
+def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> None:
+    scale = float(other.abs().max()) + 1e-12
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * scale)
+
+
+def dense(curvature: LayerCurvature) -> Tensor:
+    if isinstance(curvature, FullCurvature):
+        return (curvature.vectors * curvature.values) @ curvature.vectors.T
+    assert isinstance(curvature, LowRankCurvature)
+    return torch.diag(curvature.rest.flatten()) + curvature.factor.flatten(1).T @ curvature.factor.flatten(1)
+
+
+def expected(loss: ContrastiveLoss, approximation: str, batches: Sequence[Tensor] | None) -> Tensor:
+    return LAYER.ggn(loss, approximation, LAYER.counts(batches))
+
+
+@every_loss
+@every_approximation
+@in_batches_or_not
+def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: list[Tensor] | None) -> None:
+    """12 images are one batch of the default size, so that the default is over all pairs for each approximation."""
+    matrix = expected(loss, approximation, batches)
+    data = LAYER.data(loss)
+
+    def found(structure: str) -> Accumulated:
+        return accumulate(data, settings(structure, approximation), batches)
+
+    diagonal = found("diag")
+    assert [diagonal.num_positives, diagonal.num_negatives] == [len(c) for c in LAYER.counts(batches)]
+    close(diagonal.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
+    close(dense(found("full").curvature), clamped(matrix))
+    close(dense(found("lowrank").curvature), clamped(matrix), 1e-8)
+    if approximation == "full":
+        with pytest.raises(ValueError, match='take approximation="clipped"'):
+            found("kron")
+        return
+    kron = found("kron").curvature
+    assert isinstance(kron, KroneckerCurvature)
+    output = (kron.output_vectors * kron.output_values) @ kron.output_vectors.T
+    inputs = (kron.input_vectors * kron.input_values) @ kron.input_vectors.T
+    best = nearest_kronecker_distance(matrix, 2)
+    assert (torch.kron(output, inputs) - matrix).norm() <= 1.02 * best + 0.02 * matrix.norm()
+
+
+@every_loss
+def test_default_batches_are_their_share(loss: ContrastiveLoss) -> None:
+    """ "full" and "clipped" go batch by batch, with the counts of all batches; "fixed" sees all pairs."""
+    for approximation, structure in (("full", "diag"), ("clipped", "full"), ("positive", "kron")):
+        found = accumulate(LAYER.data(loss), settings(structure, approximation, batch_size=4))
+        rows = [rows for rows, _ in found.batches]
+        assert [len(each) for each in rows] == [4, 4, 4]
+        matrix = expected(loss, approximation, rows)
+        if structure == "diag":
+            close(found.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
+        elif structure == "full":
+            close(dense(found.curvature), clamped(matrix))
+    whole = accumulate(LAYER.data(loss), settings("diag", "fixed", batch_size=4))
+    assert [rows for rows, _ in whole.batches] == [None]
+
+
+@every_approximation
+def test_low_rank(approximation: str) -> None:
+    """The largest eigenpairs, and of the rest the diagonal."""
+    layer = Layer.random(16, 5, 2, seed=3)
+    loss = LOSSES["euclidean"]
+    matrix = layer.ggn(loss, approximation)
+    values, vectors = torch.linalg.eigh(matrix)
+    rank = 4
+    data = layer.data(loss)
+    curvature = accumulate(data, settings("lowrank", approximation, rank=rank, power_iterations=30)).curvature
+    assert isinstance(curvature, LowRankCurvature)
+    keep = values[-rank:] > 1e-12 * values.abs().max()
+    top = (vectors[:, -rank:] * values[-rank:].clamp(min=0))[:, keep] @ vectors[:, -rank:][:, keep].T
+    close(curvature.factor.flatten(1).T @ curvature.factor.flatten(1), top, 1e-6)
+    rest = (matrix - top).diagonal()
+    close(curvature.rest.flatten(), rest.clamp(min=0), 1e-6)
+    close(curvature.diagonal().flatten()[rest > 0], matrix.diagonal()[rest > 0], 1e-6)
+
+
+def test_low_rank_of_nothing() -> None:
+    """One class without a norm and one image a class: "positive" is 0."""
+    layer = replace(LAYER, labels=torch.arange(12))
+    curvature = accumulate(layer.data(LOSSES["arccos"]), settings("lowrank", "positive")).curvature
+    assert curvature.trace() == 0
+    assert curvature.posterior(1.0, 2.0).marginal_variance().unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron", "lowrank", "full"])
+@pytest.mark.parametrize("approximation", ["fixed", "clipped"])
+def test_features_mapped_from_a_file(structure: str, approximation: str, tmp_path: Path) -> None:
+    layer = Layer.random(40, 6, 3)
+    path = tmp_path / "features"
+    path.write_bytes(layer.features.numpy().tobytes())
+    mapped = torch.from_file(str(path), size=layer.features.numel(), dtype=torch.float64).view(40, 6)
+    data = layer.data(LOSSES["arccos"])
+    one, other = (
+        accumulate(
+            replace(data, features=features), settings(structure, approximation, batch_size=9)
+        ).curvature
+        for features in (layer.features, mapped)
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(one.tensors().values(), other.tensors().values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("structure", ["diag", "full", "lowrank", "kron"])
+@pytest.mark.parametrize("approximation", ["fixed", "positive", "clipped"])
+def test_two_processes(structure: str, approximation: str) -> None:
+    """As one process that has both shares as batches; their generators need not agree."""
+    data = LAYER.data(LOSSES["arccos"])
+    shards = [torch.arange(0, 7), torch.arange(7, 12)]
+    whole = accumulate(data, settings(structure, approximation, rank=3), shards)
+
+    def fit(number: int, reduce: Reduce) -> Accumulated:
+        rows = shards[number]
+        share = Layer(LAYER.features[rows], LAYER.labels[rows], LAYER.weight, LAYER.bias)
+        options = {"generator": torch.Generator().manual_seed(number), "power_iterations": 30, "rank": 3}
+        return accumulate(
+            share.data(LOSSES["arccos"]), settings(structure, approximation, reduce=reduce, **options)
+        )
+
+    first, second = in_threads(fit)
+    for name, tensor in first.curvature.tensors().items():
+        assert torch.equal(tensor, second.curvature.tensors()[name])
+    assert (first.num_positives, first.num_negatives) == (whole.num_positives, whole.num_negatives)
+    close(first.curvature.diagonal(), whole.curvature.diagonal(), 1e-6)
+
+
+def in_threads(fit: Callable[[int, Reduce], Accumulated]) -> list[Accumulated]:
+    """Two calls that add up their tensors, as processes would."""
+    barrier, slots = threading.Barrier(2, timeout=20), [torch.empty(0)] * 2
+
+    def run(number: int) -> Accumulated:
+        def reduce(tensor: Tensor) -> Tensor:
+            slots[number] = tensor.clone()
+            barrier.wait()
+            total = slots[0] + slots[1]
+            barrier.wait()
+            return total
+
+        return fit(number, reduce)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
+
+
+def test_listed_pairs_and_positions() -> None:
+    """Pairs are taken as they are: all of them at once, repeats counted."""
+    loss, positive, negative = LOSSES["euclidean"], {(0, 3): 2, (1, 4): 1}, {(0, 1): 1, (3, 5): 3}
+    matrix = LAYER.ggn(loss, "full", (positive, negative))
+    data = replace(LAYER.data(loss), labels=listed_pairs(positive, negative, 12))
+    found = accumulate(data, settings("full", "full"))
+    close(dense(found.curvature), clamped(matrix))
+    assert (found.num_positives, found.num_negatives, len(found.batches)) == (3, 4, 1)
+    # Places: images of a class lie within a metre, other classes ten metres away.
+    places = Pairs.from_positions(10.0 * LAYER.labels[:, None].double(), 1.0, 5.0)
+    one, other = (
+        accumulate(replace(data, labels=labels), settings("diag", "full")).curvature.diagonal()
+        for labels in (places, LAYER.labels)
+    )
+    close(one, other)
+    with pytest.raises(ValueError, match="batches are given with pairs"):
+        accumulate(replace(data, labels=places), settings("diag", "full"), BATCHES)
+
+
+@pytest.mark.parametrize("approximation", ["positive", "full", "clipped"])
+def test_without_a_norm_the_bias_is_unknown(approximation: str) -> None:
+    """No translation changes a distance: the bias row and column of G are 0, and so they are left out."""
+    loss = LOSSES["no norm"]
+    with_bias = LAYER.ggn(loss, approximation).view(2, 4, 2, 4)
+    assert with_bias[:, 3].abs().max() <= 1e-12 * with_bias.abs().max()
+    found = accumulate(LAYER.data(loss, bias=False), settings("full", approximation)).curvature
+    assert found.shape == (2, 3)
+    close(dense(found), clamped(LAYER.ggn(loss, approximation, bias=False)))
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron", "lowrank", "full"])
+def test_float32_sums_of_many_batches(structure: str) -> None:
+    layer = Layer.random(600, 4, 2)
+    data = layer.data(LOSSES["arccos"])
+    single = replace(
+        data,
+        features=data.features.float(),
+        embeddings=data.embeddings.float(),
+        weight=data.weight.float(),
+        bias=layer.bias.float(),
+    )
+    exact, rounded = (
+        accumulate(each, settings(structure, "clipped", batch_size=6, rank=3)).curvature
+        for each in (data, single)
+    )
+    assert rounded.dtype is torch.float32
+    close(rounded.diagonal().double(), exact.diagonal(), 2e-4)

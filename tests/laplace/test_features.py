@@ -1,0 +1,228 @@
+"""Features that are computed once: in memory, in files, and after interruptions."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace import features as module
+from laplacian_metric.laplace.features import Features, collect_features
+
+NUM, PIXELS, WIDTH = 23, 6, 4
+IMAGES = torch.randn(NUM, PIXELS, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(NUM) % 3
+
+
+class Counting(nn.Module):
+    """A backbone that knows how many images went through it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(PIXELS, WIDTH)
+        self.noise = nn.Dropout(0.5)
+        weight = torch.randn(WIDTH, PIXELS, generator=torch.Generator().manual_seed(seed))
+        self.layer.weight.data.copy_(weight)
+        self.layer.bias.data.zero_()
+        self.images = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.images += len(x)
+        return self.noise(self.layer(x))
+
+
+def encoder(seed: int = 0) -> Encoder:
+    made = Encoder(Counting(seed), nn.Linear(WIDTH, 2))
+    made.head.weight.data.fill_(0.5)
+    made.head.bias.data.zero_()
+    return made.train()
+
+
+def loader(batch_size: int = 5, labels: Tensor = LABELS, num: int = NUM) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(IMAGES[:num], labels[:num]), batch_size)
+
+
+def expected(num: int = NUM) -> Tensor:
+    layer = encoder().backbone.layer
+    return (IMAGES[:num] @ layer.weight.T).detach()
+
+
+def stopping(after: int, error: type[BaseException] = RuntimeError) -> Iterator[Any]:
+    for number, batch in enumerate(loader()):
+        if number == after:
+            raise error("stopped")
+        yield batch
+
+
+def check(found: Features, num: int = NUM) -> None:
+    torch.testing.assert_close(found.features, expected(num))
+    assert torch.equal(found.labels, LABELS[:num])
+    assert len(found) == num
+
+
+def test_in_memory() -> None:
+    one = encoder()
+    found = collect_features(one, loader())
+    check(found)
+    assert found.folder is None
+    assert not found.features.requires_grad
+    assert one.backbone.images == NUM
+    assert all(part.training for part in one.modules())
+    check(collect_features(one, [(IMAGES, LABELS.tolist())]))
+    assert collect_features(encoder().double(), [(IMAGES.double(), LABELS)]).features.dtype is torch.float64
+
+
+def test_a_temporary_file_vanishes_with_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # The first batches are in memory before the limit is reached.
+    found = collect_features(encoder(), loader(), memory_limit=11 * WIDTH * 4)
+    assert found.folder is not None
+    assert found.folder.parent == tmp_path
+    check(found)
+    rows = found.features[3:]
+    del found
+    gc.collect()
+    torch.testing.assert_close(rows, expected()[3:])
+    del rows
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError, match="stopped"):
+        collect_features(encoder(), stopping(3), memory_limit=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "features"
+    check(collect_features(encoder(), loader(), folder=folder))
+    assert sorted(file.name for file in folder.iterdir()) == ["features.bin", "features.json", "labels.bin"]
+    again = encoder()
+    # Another batch size is the same order.
+    check(collect_features(again, loader(batch_size=8), folder=folder))
+    assert again.backbone.images == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_pass_goes_on(tmp_path: Path, error: type[BaseException]) -> None:
+    one = encoder()
+    with pytest.raises(error, match="stopped"):
+        collect_features(one, stopping(3, error), folder=tmp_path)
+    assert all(part.training for part in one.modules())
+    assert json.loads((tmp_path / "features.json").read_text())["rows"] == 15
+    again = encoder()
+    check(collect_features(again, loader(), folder=tmp_path))
+    assert again.backbone.images == NUM - 15
+
+
+def test_another_batch_size_after_an_interruption(tmp_path: Path) -> None:
+    """What does not fill a batch any more is computed again, and the note never counts what is cut off."""
+    with pytest.raises(RuntimeError):
+        collect_features(encoder(), stopping(3), folder=tmp_path)
+    again, notes = encoder(), []
+    again.backbone.register_forward_hook(lambda *_: notes.append((tmp_path / "features.json").read_text()))
+    check(collect_features(again, loader(batch_size=6), folder=tmp_path))
+    assert again.backbone.images == NUM - 12
+    assert json.loads(notes[0])["rows"] == 15
+    assert json.loads(notes[1])["rows"] == 12
+
+
+def test_rows_are_noted_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed loses what came after the last note only; half a row is cut off."""
+    monkeypatch.setattr(module, "ROWS_BETWEEN_NOTES", 10)
+    monkeypatch.setattr(module._Store, "__exit__", lambda self, *error: self._stack.close())
+    with pytest.raises(RuntimeError):
+        collect_features(encoder(), stopping(3), folder=tmp_path)
+    with (tmp_path / "features.bin").open("ab") as file:
+        file.write(b"half")
+    monkeypatch.undo()
+    again = encoder()
+    check(collect_features(again, loader(), folder=tmp_path))
+    assert again.backbone.images == NUM - 10
+
+
+@pytest.mark.parametrize("name", ["features.bin", "labels.bin"])
+def test_files_that_lost_rows(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    collect_features(encoder(), loader(), folder=tmp_path)
+    with (tmp_path / name).open("r+b") as file:
+        file.truncate(30)
+    with caplog.at_level(logging.WARNING):
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    assert f"{name} holds less than its 23 rows" in caplog.text
+    (tmp_path / name).unlink()
+    check(collect_features(encoder(), loader(), folder=tmp_path))
+
+
+def test_another_encoder_or_other_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    collect_features(encoder(seed=1), loader(), folder=tmp_path)
+    with caplog.at_level(logging.WARNING):
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    assert "features of another encoder" in caplog.text
+    with pytest.raises(
+        ValueError, match=r"image 5 and those after it have other labels .* the loader's order changed"
+    ):
+        collect_features(encoder(), loader(labels=torch.cat([LABELS[:5], 7 + LABELS[5:]])), folder=tmp_path)
+    check(collect_features(encoder(), loader(), folder=tmp_path))
+    with pytest.raises(ValueError, match="the features of 23 images, and the loader has only 10"):
+        collect_features(encoder(), loader(num=10), folder=tmp_path)
+    with caplog.at_level(logging.WARNING):
+        found = collect_features(encoder(), loader(labels=9 - LABELS), folder=tmp_path)
+    assert "are not those of the earlier pass" in caplog.text
+    assert torch.equal(found.labels, 9 - LABELS)
+
+
+def test_more_images_than_before(tmp_path: Path) -> None:
+    collect_features(encoder(), loader(num=10), folder=tmp_path)
+    again = encoder()
+    check(collect_features(again, loader(), folder=tmp_path))
+    assert again.backbone.images == NUM - 10
+
+
+def test_tuples_and_dictionaries() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    summed = Encoder(Sum(), nn.Linear(PIXELS, 2))
+    for inputs in ((IMAGES, IMAGES), {"a": IMAGES, "b": IMAGES}):
+        found = collect_features(summed, [(inputs, LABELS)])
+        torch.testing.assert_close(found.features, 2 * IMAGES)
+
+
+BATCH = (IMAGES, LABELS)
+NAN = IMAGES.clone()
+NAN[4, 0] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("batches", "error", "message"),
+    [
+        ([IMAGES], TypeError, "batch 0 of the loader is a Tensor: a loader that yields"),
+        ([BATCH, (IMAGES,)], TypeError, "batch 1 of the loader is a tuple of 1"),
+        ([{"x": IMAGES, "labels": LABELS}], TypeError, "batch 0 of the loader is a dict"),
+        ([BATCH, (IMAGES, LABELS[:4])], ValueError, "batch 1 of the loader has 4 labels for 23 images"),
+        ([(IMAGES, LABELS.float())], TypeError, "have dtype torch.float32 .* one integer for each image"),
+        ([(IMAGES, LABELS[:, None])], TypeError, r"shape \(23, 1\): one integer for each image"),
+        ([(IMAGES, ["cat"] * NUM)], TypeError, "the labels of batch 0 of the loader are no tensor"),
+        ([BATCH, (NAN, LABELS)], ValueError, "batch 1 of the loader has NaN .* the first is row 4"),
+        ([((IMAGES * 255).to(torch.uint8), LABELS)], TypeError, "convert to floats in"),
+        ([], ValueError, "the loader is empty"),
+        ([BATCH, (IMAGES.double(), LABELS)], RuntimeError, "dtype"),
+    ],
+)
+def test_refusals(batches: list[Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+    one = encoder()
+    for folder in (None, tmp_path):
+        with pytest.raises(error, match=message):
+            collect_features(one, batches, folder=folder)
+    assert all(part.training for part in one.modules())
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left in (set(), {"features.bin", "features.json", "labels.bin"})
