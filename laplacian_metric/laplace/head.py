@@ -145,4 +145,4 @@ def _check_count(samples: int) -> None:
 def apply_draws(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Raw embeddings (S, N, Z) of features h (N, H) by S draws of the weights (S, Z, H) and biases (S, Z)."""
     u = F.linear(h, weight.flatten(0, 1), None if bias is None else bias.flatten())
-    return u.view(len(h), len(weight), -1).transpose(0, 1)
+    return u.view(len(h), *weight.shape[:2]).transpose(0, 1)
