@@ -1,0 +1,7 @@
+"""A posterior over several layers of an encoder, or over all of its parameters."""
+
+from __future__ import annotations
+
+from laplacian_metric.laplace.network.posthoc import NetworkLAM, Predictive
+
+__all__ = ["NetworkLAM", "Predictive"]

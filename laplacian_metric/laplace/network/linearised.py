@@ -1,0 +1,279 @@
+"""The linearised predictive: u(x) ~ N(u*(x), J diag(S) J^T), with the whole covariance (Z, Z) of each image.
+
+One backward pass for each dimension of the embedding carries it back to the outputs of all random layers, for all
+images of a block at once. What a layer makes of that is in ``columns``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hessians.backward import Layer, LocalRule
+from hessians.backward.broadcast import BroadcastRule
+from hessians.backward.local import ImageGraphs
+from hessians.backward.rules import Layout
+from hessians.capture import Inputs, Trace, run, trace, unaltered
+from hessians.checks import check_finite
+from hessians.columns import back_to
+from hessians.model_checks import check_embeddings
+from hessians.plan import make_plan, without
+from hessians.spot_check import failing_parameters
+from laplacian_metric.gaussian import Gaussians, symmetric
+from laplacian_metric.laplace.network.columns import gram, layer_covariance
+from laplacian_metric.laplace.network.layers import RawNetwork
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A forward pass with the layers whose rules hold, and the parameters that none holds for."""
+
+    trace: Trace
+    layers: list[Layer]
+    rest: list[str]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of one image: its graph, and one column of all cotangents and of the gradients that are kept at once."""
+
+    graph: int
+    column: int
+    gradients: int
+
+
+class Tracer:
+    """Forward passes of a network in which the rules of the layers are checked against autograd the first time.
+
+    Args:
+        network: in evaluation mode.
+        names: of the parameters that gradients are wanted for.
+    """
+
+    def __init__(self, network: RawNetwork, names: Sequence[str]) -> None:
+        self.network = network
+        self.names = list(names)
+        self.failing: set[str] | None = None
+
+    def __call__(self, inputs: Inputs, first_row: int = 0) -> Traced:
+        """Trace a batch; NaN and infinity are refused, with rows counted from ``first_row``."""
+        plan = make_plan(self.network, self.names, True)
+        traced = trace(self.network, inputs, plan.names, plan.layers)
+        check_embeddings(traced.u, inputs)
+        check_finite("u", traced.u.detach(), first_row)
+        layers = plan.for_trace(self.network, traced)
+        if self.failing is not None:
+            layers = without(layers, self.failing)
+        # Where the shapes leave open which rows belong to which image, only a comparison can tell.
+        doubtful = [
+            layer for layer in layers if self.failing is None or any(map(layer.rule.is_doubtful, layer.calls))
+        ]
+        if doubtful and inputs.num_images:
+            failing = failing_parameters(traced, doubtful)
+            self.failing = failing | (self.failing or set())
+            layers = without(layers, failing)
+        ruled = {name for layer in layers for name in layer.names.values()}
+        rest = [name for name in traced.consumers if name not in ruled]
+        return Traced(traced, layers, rest)
+
+
+class Linearised:
+    """The network's linearisation around theta*, with independent Gaussians over its parameters.
+
+    Args:
+        network: in evaluation mode whenever this is used.
+        variance: of the random parameters, by name.
+        memory_budget: bytes that graphs, cotangents and per-image gradients may take together; at least one image is
+            taken at a time.
+
+    Example:
+        >>> from torch import nn
+        >>> from laplacian_metric.encoder import Encoder
+        >>> network = RawNetwork(Encoder(nn.Identity(), nn.Linear(2, 2)))
+        >>> found = Linearised(network, {"head.bias": torch.tensor([1.0, 3.0])}).gaussians(torch.ones(1, 2))
+        >>> found.covariance
+        tensor([[[1., 0.],
+                 [0., 3.]]])
+    """
+
+    def __init__(
+        self, network: RawNetwork, variance: Mapping[str, Tensor], memory_budget: int = 256 << 20
+    ) -> None:
+        self.network = network
+        self.variance = variance
+        self.memory_budget = memory_budget
+        self.tracer = Tracer(network, list(variance))
+        self._said: set[str] = set()
+
+    def gaussians(self, given: Any) -> Gaussians:
+        """The Gaussians of u for a batch of inputs."""
+        inputs = Inputs.of(given)
+        with unaltered(self.network):
+            if inputs.num_images:
+                size, limit = self._plan(inputs)
+                parts = [self._block(part, at * size, limit) for at, part in enumerate(blocks(inputs, size))]
+            else:
+                u = run(self.network, inputs, {})
+                parts = [(u.detach(), u.new_zeros(0, u.shape[1], u.shape[1]))]
+        return Gaussians(torch.cat([u for u, _ in parts]), torch.cat([covariance for _, covariance in parts]))
+
+    def _plan(self, inputs: Inputs) -> tuple[int, int]:
+        """How many images are taken at a time, and the bytes of cotangents that a group of layers may have."""
+        sizes, dim = self._probe(inputs.first())
+        each = sizes.graph + 2 * dim * sizes.column + 2 * dim * sizes.gradients
+        # The other half is for what is made of the cotangents.
+        room = self.memory_budget // 2
+        size = max(1, min(inputs.num_images, room // max(1, each)))
+        limit = max(1, room - size * sizes.graph)
+        groups = math.ceil(size * 2 * dim * sizes.column / limit)
+        message = (
+            f"covariances of {size} images at a time, {dim} backward passes to {max(1, groups)} or so groups of "
+            f"layers each: about {(size * each / max(1, groups) + room) / 2**30:.2f} GiB"
+        )
+        if message not in self._said:
+            self._said.add(message)
+            LOGGER.info("%s", message)
+        return size, limit
+
+    def _probe(self, one: Inputs) -> tuple[Sizes, int]:
+        """What one image takes."""
+        parameters = {
+            tensor.untyped_storage().data_ptr()
+            for tensor in (*self.network.parameters(), *self.network.buffers())
+        }
+        stored: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                stored[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            found = self.tracer(one)
+        edges = [call.edge for layer in found.layers for call in layer.calls]
+        column = torch.ones_like(found.trace.u)[None]
+        cotangents = back_to(found.trace.u, edges, column) if edges else []
+        # Layers are taken one by one, so that only the largest of them counts; those without a rule at once.
+        by_layer = [
+            sum(self._bytes(name) for name in layer.names.values())
+            for layer in found.layers
+            if isinstance(layer.rule, LocalRule | BroadcastRule)
+        ]
+        gradients = max([sum(map(self._bytes, found.rest)), *by_layer])
+        size = Sizes(sum(stored.values()), sum(map(nbytes, cotangents)), gradients)
+        return size, found.trace.u.shape[1]
+
+    def _bytes(self, name: str) -> int:
+        return nbytes(self.variance[name])
+
+    def _block(self, inputs: Inputs, first_row: int, limit: int) -> tuple[Tensor, Tensor]:
+        """u (n, Z) and the covariances (n, Z, Z) of a block of images."""
+        found = self.tracer(inputs, first_row)
+        u = found.trace.u
+        num_images, dim = u.shape
+        covariance = u.detach().new_zeros(num_images, dim, dim)
+        for layers, columns in _carried(found, limit):
+            calls = [(layer, call) for layer in layers for call in layer.calls]
+            split: dict[int, list[Tensor]] = {}
+            for at, (layer, call) in enumerate(calls):
+                mine = torch.cat([column[at] for column in columns])
+                for column in columns:
+                    column[at] = torch.empty(0)  # its place in memory is needed
+                split.setdefault(id(layer), []).append(call.layout.split_columns(mine))
+                if call is layer.calls[-1]:
+                    parts = split.pop(id(layer))
+                    covariance += layer_covariance(layer, parts, self.variance, self.memory_budget // 4)
+        if found.rest:
+            covariance += self._of_rest(inputs, u, found.rest)
+        return u.detach(), symmetric(covariance)
+
+    def _of_rest(self, inputs: Inputs, u: Tensor, names: list[str]) -> Tensor:
+        """By autograd through the whole network, for each image by itself."""
+        graphs = ImageGraphs(self.network, names, inputs.args, inputs.kwargs, Layout(inputs.num_images))
+        columns = [graphs.gradients(column) for column in unit_columns(u)]
+        shares = [
+            gram(torch.stack([one[name] for one in columns], dim=1), self.variance[name]) for name in names
+        ]
+        return torch.stack(shares).sum(0)
+
+    def sample(self, given: Any, deviation: Mapping[str, Tensor]) -> Tensor:
+        """u* + J deviation, (N, Z), for one draw of the deviations from theta*."""
+        inputs = Inputs.of(given)
+        every = dict(self.network.named_parameters())
+        theta = {name: every[name].detach() for name in deviation}
+
+        def forward(parameters: dict[str, Tensor]) -> Tensor:
+            return run(self.network, inputs, parameters)
+
+        # The other kernels of attention have no forward derivative.
+        with unaltered(self.network), sdpa_kernel(SDPBackend.MATH):
+            found: Any = jvp(forward, (theta,), (dict(deviation),))
+        u: Tensor = found[0] + found[1]
+        return u.detach()
+
+
+def _carried(found: Traced, limit: int) -> Iterator[tuple[list[Layer], list[list[Tensor]]]]:
+    """Groups of layers, and for every dimension the cotangents (1, *shape) of the outputs of all their calls.
+
+    Those of all layers at once if they take at most ``limit`` bytes twice, since they are copied. Otherwise the last
+    layers come first, which are reached the fastest.
+    """
+    u = found.trace.u
+    if not found.layers:
+        return
+    edges = [call.edge for layer in found.layers for call in layer.calls]
+    units = list(unit_columns(u))
+    first = back_to(u, edges, units[0][None])
+    each = iter([2 * len(units) * nbytes(one) for one in first])
+    sizes = [sum(next(each) for _ in layer.calls) for layer in found.layers]
+    if sum(sizes) <= limit:
+        yield found.layers, [first, *(back_to(u, edges, unit[None]) for unit in units[1:])]
+        return
+    del first
+    group: list[Layer] = []
+    taken = 0
+    for layer, size in [*zip(reversed(found.layers), reversed(sizes), strict=True), (None, 0)]:
+        if group and (layer is None or taken + size > limit):
+            edges = [call.edge for one in group for call in one.calls]
+            yield group, [back_to(u, edges, unit[None]) for unit in units]
+            group, taken = [], 0
+        if layer is not None:
+            group.append(layer)
+            taken += size
+
+
+def unit_columns(u: Tensor) -> Iterator[Tensor]:
+    """For each dimension the cotangent (N, Z) that is 1 there, for all images."""
+    for k in range(u.shape[1]):
+        column = torch.zeros_like(u, requires_grad=False)
+        column[:, k] = 1
+        yield column
+
+
+def blocks(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    """Some images at a time."""
+    for start in range(0, inputs.num_images, size):
+        stop = min(inputs.num_images, start + size)
+
+        def cut(x: Any, start: int = start, stop: int = stop) -> Any:
+            return x[start:stop] if isinstance(x, Tensor) else x
+
+        args = tuple(cut(x) for x in inputs.args)
+        yield Inputs(args, {name: cut(x) for name, x in inputs.kwargs.items()}, stop - start)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """The size of a tensor's entries in bytes."""
+    return tensor.numel() * tensor.element_size()

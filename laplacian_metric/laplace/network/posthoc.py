@@ -1,0 +1,412 @@
+"""NetworkLAM: the Laplace approximation of several layers of a trained encoder, and the embeddings that it gives."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessians.approximations import Approximation
+from hessians.checks import check_finite
+from hessians.network import Method
+from hessians.pair_loss import PairLoss
+from laplacian_metric.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
+from laplacian_metric.laplace.features import inputs_of, to_device
+from laplacian_metric.laplace.network.accumulate import Task, accumulate
+from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
+from laplacian_metric.laplace.network.linearised import Linearised
+from laplacian_metric.laplace.network.posterior import (
+    NetworkFitted,
+    NetworkPosterior,
+    Prior,
+    optimal_priors,
+    prior_of_layers,
+)
+from laplacian_metric.laplace.network.sampled import Draws, sampled_network
+from laplacian_metric.laplace.posthoc import NotFittedError
+from laplacian_metric.metrics import recall_at_k
+from laplacian_metric.modes import evaluating
+from laplacian_metric.progress import track
+from laplacian_metric.vmf import StreamedFit
+
+
+class Predictive(str, Enum):
+    """How a Gaussian over the weights becomes a distribution of embeddings."""
+
+    LINEARISED = "linearised"
+    """By the network's linearisation around theta*: a Gaussian of u for every image, in closed form."""
+
+    SAMPLED = "sampled"
+    """By networks with drawn weights, the same ones for all images."""
+
+    @classmethod
+    def parse(cls, value: str | Predictive) -> Predictive:
+        """The member with this name, or an error that lists them."""
+        try:
+            return cls(value)
+        except ValueError:
+            names = ", ".join(repr(member.value) for member in cls)
+            raise ValueError(f"predictive is {value!r}, one of {names} is needed") from None
+
+
+class NetworkLAM:
+    r"""As `LAM`, with a diagonal Gaussian over the last layers of an encoder, or over all of its parameters.
+
+    Pairs are taken inside of the loader's batches; each batch stands for its share of all of them. With one layer it
+    is `LAM` with structure "diag" and the same batches.
+
+    Args:
+        encoder: trained; nothing of it is changed, and it must not change after the fit.
+        loss: what it was trained with, e.g. `hessians.ContrastiveLoss`.
+        approximation: what is kept of the loss's Hessian: "fixed", "positive", "full" or "clipped".
+        layers: so many last layers, in the order in which they run; "all"; or names of modules and parameters of the
+            encoder ("head", "backbone.4"). What is named counts, whether it is frozen or not.
+        predictive: "linearised" or "sampled", see `Predictive`.
+        n_effective: the number of images unless it is given.
+        temperature: divides n_effective.
+        prior_precision: of the weights, one number or one for each layer. By default
+            n_effective * weight_decay / temperature where the weight decay is given, and 1 otherwise.
+        weight_decay: of the training.
+        samples: how many networks "sampled" draws for the concentrations.
+        memory_budget: bytes that gradients of single images, and draws that are kept, may take at a time.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> backbone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+        >>> images, labels = torch.randn(40, 4), torch.arange(40) % 4
+        >>> lam = NetworkLAM(Encoder(backbone, torch.nn.Linear(8, 3)), ContrastiveLoss(margin=0.7), layers="all")
+        >>> e = lam.fit([(images, labels)], check_mode=False).embed(images)
+        >>> e.kappa.shape, e.gaussians.covariance.shape, list(lam.layers)
+        (torch.Size([40]), torch.Size([40, 3, 3]), ['backbone.0', 'head'])
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        loss: PairLoss,
+        approximation: str | Approximation = Approximation.FIXED,
+        *,
+        layers: Layers = 2,
+        predictive: str | Predictive = Predictive.LINEARISED,
+        n_effective: float | None = None,
+        temperature: float = 1.0,
+        prior_precision: Prior | None = None,
+        weight_decay: float | None = None,
+        samples: int = 100,
+        memory_budget: int = 256 << 20,
+    ) -> None:
+        self.encoder = encoder
+        self.loss = loss
+        self.approximation = Approximation.parse(approximation)
+        self.network = RawNetwork(encoder)
+        self.chosen = check_layers(layers, self.network)
+        self._predictive = Predictive.parse(predictive)
+        if samples < 2:
+            raise ValueError(f"samples is {samples}, at least 2 are needed to see a spread")
+        if memory_budget < 1:
+            raise ValueError(f"memory_budget is {memory_budget}, a number of bytes is needed")
+        self.samples = samples
+        self.memory_budget = memory_budget
+        self.fitted: NetworkFitted | None = None
+        self._posterior: NetworkPosterior | None = None
+        self._n_effective = _positive("n_effective", n_effective)
+        self._temperature = _positive("temperature", temperature) or 1.0
+        self._prior_precision = _prior(prior_precision)
+        self.weight_decay = None if not weight_decay else _positive("weight_decay", weight_decay)
+
+    # --- fitting ---
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        *,
+        cache: str | Path | None = None,
+        method: str | Method = Method.EXACT,
+        probes: int = 100,
+        generator: torch.Generator | None = None,
+        check_mode: bool = True,
+        progress: bool | None = None,
+    ) -> NetworkLAM:
+        """Two passes over a loader of (inputs, labels): the labels first, by which is divided, then the curvature.
+
+        Args:
+            loader: of the training images, class-balanced best. The batches of a plain DataLoader are drawn once;
+                any other loader has to give the same ones in both passes.
+            cache: a folder to keep the sums in after each batch: a fit that was interrupted goes on from there,
+                unless encoder, loss or images are others.
+            method: "exact", or "sketch" for embeddings of very many dimensions; see `hessians.ggn_diagonal`.
+            probes: of a sketch.
+            generator: of a sketch.
+            check_mode: warn where theta* is no mode of its loss.
+            progress: whether to show bars; None asks the terminal.
+        """
+        task = Task(
+            self.encoder,
+            self.network,
+            self.loss,
+            self.approximation,
+            self.chosen,
+            Method(method),
+            probes,
+            generator,
+            self.memory_budget,
+            progress,
+        )
+        with evaluating(self.encoder):
+            fitted = accumulate(task, loader, cache)
+        if isinstance(self._prior_precision, Mapping):
+            prior_of_layers(self._prior_precision, fitted.groups)
+        self.fitted, self._posterior = fitted, None
+        if check_mode:
+            warn_unless_mode(self.diagnostics())
+        return self
+
+    # --- the posterior ---
+
+    @property
+    def n_effective(self) -> float:
+        """How many independent observations the loss's average stands for."""
+        return self._n_effective if self._n_effective is not None else float(self._fit().num_images)
+
+    @n_effective.setter
+    def n_effective(self, value: float | None) -> None:
+        self._n_effective, self._posterior = _positive("n_effective", value), None
+
+    @property
+    def temperature(self) -> float:
+        """Divides n_effective."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        self._temperature, self._posterior = _positive("temperature", value) or 1.0, None
+
+    @property
+    def scale(self) -> float:
+        """n_effective / temperature, what the curvature is multiplied with."""
+        return self.n_effective / self.temperature
+
+    @property
+    def prior_precision(self) -> float | dict[str, float]:
+        """Of every weight, or of those of each layer."""
+        if self._prior_precision is not None:
+            return self._prior_precision
+        return 1.0 if self.weight_decay is None else self.scale * self.weight_decay
+
+    @prior_precision.setter
+    def prior_precision(self, value: Prior | None) -> None:
+        value = _prior(value)
+        if self.fitted is not None and value is not None:
+            prior_of_layers(value, self.fitted.groups)
+        self._prior_precision, self._posterior = value, None
+
+    @property
+    def predictive(self) -> Predictive:
+        """How embeddings are made of the posterior; may be changed at any time."""
+        return self._predictive
+
+    @predictive.setter
+    def predictive(self, value: str | Predictive) -> None:
+        self._predictive = Predictive.parse(value)
+
+    @property
+    def layers(self) -> dict[str, list[str]]:
+        """The random parameters of each layer, in the order in which the layers run; known after the fit."""
+        return self._fit().groups
+
+    @property
+    def posterior(self) -> NetworkPosterior:
+        """The Gaussian over the deviations of the parameters from the trained ones."""
+        if self._posterior is None:
+            self._posterior = self._posterior_of(self.prior_precision)
+        return self._posterior
+
+    def _posterior_of(self, prior: Prior) -> NetworkPosterior:
+        fitted = self._fit()
+        every = dict(self.network.named_parameters())
+        theta = {name: every[name].detach() for names in fitted.groups.values() for name in names}
+        return NetworkPosterior(fitted, theta, self.scale, prior)
+
+    def _fit(self) -> NetworkFitted:
+        if self.fitted is None:
+            raise NotFittedError("this NetworkLAM has no posterior yet: call fit(loader)")
+        return self.fitted
+
+    def _check_encoder(self) -> None:
+        """The posterior is around the weights that the encoder had."""
+        if self.encoder.fingerprint() != self._fit().fingerprint:
+            raise ValueError(
+                "the encoder has changed since the fit, and the posterior is around the weights that it had then: "
+                "restore them, or fit again"
+            )
+
+    def log_marginal_likelihood(self, prior_precision: Prior | None = None) -> float:
+        """log p(D), but for the constants of the likelihood."""
+        self._check_encoder()
+        posterior = self.posterior if prior_precision is None else self._posterior_of(prior_precision)
+        penalty = sum(posterior.prior[layer] * square for layer, square in posterior.squares().items())
+        return -self.scale * self._fit().loss_value - (penalty + posterior.occam()) / 2
+
+    def optimize_prior_precision(self, *, per_layer: bool = False) -> float | dict[str, float]:
+        """Set the prior precision, or one for each layer, that maximises the marginal likelihood, and return it."""
+        self._check_encoder()
+        self.prior_precision = optimal_priors(self._fit(), self.posterior, self.scale, per_layer)
+        return self.prior_precision
+
+    def diagnostics(self) -> Diagnostics:
+        """What to look at before this posterior is used; ``prior_to_data`` is of the mean prior precision."""
+        self._check_encoder()
+        fitted, posterior = self._fit(), self.posterior
+        effective = posterior.effective_parameters()
+        data = self.scale * fitted.trace
+        prior = sum(posterior.prior[name] * one.num_parameters for name, one in posterior.layers.items())
+        square = sum(float(one.double().square().sum()) for one in fitted.gradient.values())
+        return Diagnostics(
+            loss_value=fitted.loss_value,
+            gradient_norm=math.sqrt(square),
+            steps_to_mode=posterior.steps_to_mode(fitted.gradient, self.scale),
+            expected_steps=math.sqrt(max(0.0, effective)),
+            clamped=fitted.clamped,
+            prior_to_data=prior / data if data > 0 else math.inf,
+            effective_parameters=effective,
+            parameters=posterior.num_parameters,
+        )
+
+    # --- embedding ---
+
+    def embed(
+        self,
+        inputs: Any,
+        *,
+        samples: int = 0,
+        generator: torch.Generator | None = None,
+        progress: bool | None = None,
+    ) -> StochasticEmbedding:
+        """Embed images (a tensor, or a tuple or dictionary of the encoder's inputs), or a loader's.
+
+        A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
+        (samples, N, Z): sample s embeds all images of all batches with one draw of the weights, by the linearised
+        network where the predictive is linearised. "sampled" draws at least as many networks as are set for it
+        (``self.samples``) and finds the concentrations from all of them.
+        """
+        if samples < 0:
+            raise ValueError(f"samples is {samples}, 0 or more are needed")
+        self._check_encoder()
+        one_batch = self._linearised if self.predictive is Predictive.LINEARISED else self._sampled
+        embed = one_batch(samples, generator)
+        single = isinstance(inputs, (Tensor, tuple, dict))
+        batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
+        with evaluating(self.encoder):
+            parts = [embed(to_device(batch, self.encoder)) for batch in batches]
+        if not parts:
+            raise ValueError("the loader is empty: there is no image to embed")
+        return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+
+    def _linearised(
+        self, samples: int, generator: torch.Generator | None
+    ) -> Callable[[Any], StochasticEmbedding]:
+        network = Linearised(self.network, self.posterior.variance(), self.memory_budget)
+        draws = Draws(self.posterior, samples, generator, self.memory_budget)
+
+        def embed(batch: Any) -> StochasticEmbedding:
+            e = StochasticEmbedding.from_gaussians(network.gaussians(batch))
+            if not samples:
+                return e
+            drawn = e.point.new_empty(samples, *e.point.shape)
+            for s, deviation in enumerate(draws):
+                drawn[s] = unit_rows(network.sample(batch, deviation))
+            return e.with_samples(drawn)
+
+        return embed
+
+    def _sampled(
+        self, samples: int, generator: torch.Generator | None
+    ) -> Callable[[Any], StochasticEmbedding]:
+        draws = Draws(self.posterior, max(samples, self.samples), generator, self.memory_budget)
+        theta = self.posterior.theta
+        none = {name: torch.zeros_like(values) for name, values in theta.items()}
+
+        def embed(batch: Any) -> StochasticEmbedding:
+            u = sampled_network(self.network, theta, none, batch)
+            check_finite("u", u)
+            point = unit_rows(u)
+            drawn = point.new_empty(samples, *point.shape) if samples else None
+            fit = StreamedFit()
+            for s, deviation in enumerate(draws):
+                z = unit_rows(sampled_network(self.network, theta, deviation, batch))
+                fit.add(z)
+                if drawn is not None and s < samples:
+                    drawn[s] = z
+            mean, kappa = fit.fit()
+            return StochasticEmbedding(point, mean, kappa, kappa.reciprocal(), samples=drawn)
+
+        return embed
+
+    def recall_lost(
+        self, inputs: Any, labels: Tensor, *, samples: int = 10, generator: torch.Generator | None = None
+    ) -> float:
+        """recall@1 of the trained network less the mean recall@1 of sampled ones: large where the posterior collapses.
+
+        A posterior that is too wide embeds at random: its sampled networks find nothing any more. Those of "linearised"
+        are linearised.
+        """
+        if samples < 1:
+            raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
+        e = self.embed(inputs, samples=samples, generator=generator)
+        assert e.samples is not None
+        labels = torch.as_tensor(labels).to(e.point.device)
+        return recall_at_k(e.point, labels) - sum(recall_at_k(z, labels) for z in e.samples) / samples
+
+    # --- files ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, plain numbers and names: the curvature, and what it is scaled with. The encoder is not in it."""
+        from laplacian_metric.laplace.network.storage import state_dict
+
+        return state_dict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> NetworkLAM:
+        """Take over a posterior of this encoder and loss; any other is refused."""
+        from laplacian_metric.laplace.network.storage import load_state_dict
+
+        load_state_dict(self, state)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``state_dict`` into one safetensors file."""
+        from laplacian_metric.laplace.network.storage import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss) -> NetworkLAM:
+        """The posterior in a file, for the encoder and the loss that it was fitted with; others are refused."""
+        from laplacian_metric.laplace.network.storage import read
+
+        state = read(path)
+        options = {
+            name: state["settings"][name] for name in ("approximation", "layers", "predictive", "samples")
+        }
+        return cls(encoder, loss, **options).load_state_dict(state)
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}, a positive number is needed")
+    return None if value is None else float(value)
+
+
+def _prior(value: Prior | None) -> float | dict[str, float] | None:
+    if not isinstance(value, Mapping):
+        return _positive("prior_precision", value)
+    return {
+        layer: _positive(f"prior_precision of {layer}", float(one)) or 1.0 for layer, one in value.items()
+    }

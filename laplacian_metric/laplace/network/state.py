@@ -1,0 +1,178 @@
+"""What an interrupted fit leaves behind: the sums over the batches so far, in a file that is whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from laplacian_metric.files import atomic_write
+from laplacian_metric.laplace.network.layers import Groups
+
+LOGGER = logging.getLogger(__name__)
+
+
+@dataclass
+class Sums:
+    """Sums over the first ``done`` batches, in float64; nothing is clamped yet.
+
+    Attributes:
+        about: what was summed up: encoder, loss, parameters and what was divided by.
+        digest: of the inputs and labels of these batches; "" unless there is a file to be written.
+        diagonal: of the curvature, by name of the parameter.
+        positive, negative: gradients of the loss's two averages.
+        value: of the loss.
+        active: negative pairs inside of the margin.
+    """
+
+    about: str
+    diagonal: dict[str, Tensor]
+    positive: dict[str, Tensor]
+    negative: dict[str, Tensor]
+    value: float = 0.0
+    active: float = 0.0
+    done: int = 0
+    digest: str = ""
+
+    @classmethod
+    def start(cls, about: str, parameters: dict[str, Any], groups: Groups) -> Sums:
+        """Zeros for the parameters of some layers."""
+        names = [name for group in groups.values() for name in group]
+
+        def zeros() -> dict[str, Tensor]:
+            return {
+                name: torch.zeros(parameters[name].shape, dtype=torch.float64, device=parameters[name].device)
+                for name in names
+            }
+
+        return cls(about, zeros(), zeros(), zeros())
+
+    def fits(self, other: Sums) -> bool:
+        """Whether these are sums of the same parameters."""
+        return {name: x.shape for name, x in self.diagonal.items()} == {
+            name: x.shape for name, x in other.diagonal.items()
+        }
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors by what they are."""
+        return {"diagonal": self.diagonal, "positive": self.positive, "negative": self.negative}
+
+    def to(self, device: torch.device) -> Sums:
+        """Moved to a device."""
+        moved = {
+            what: {name: x.to(device) for name, x in part.items()} for what, part in self.parts().items()
+        }
+        return Sums(
+            self.about, **moved, value=self.value, active=self.active, done=self.done, digest=self.digest
+        )
+
+    def reduce(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Add up over processes."""
+        for part in self.parts().values():
+            for name, x in part.items():
+                part[name] = reduce(x)
+        device = next(iter(self.diagonal.values())).device
+        numbers = torch.tensor([self.value, self.active, self.done], dtype=torch.float64, device=device)
+        self.value, self.active, done = reduce(numbers).tolist()
+        self.done = round(done)
+
+
+class BatchDigest:
+    """SHA-256 of the inputs and labels of all batches so far.
+
+    Example:
+        >>> one, other = BatchDigest(), BatchDigest()
+        >>> one.add(torch.zeros(2, 3), torch.tensor([0, 1]))
+        >>> other.add(torch.zeros(2, 3), torch.tensor([1, 0]))
+        >>> str(one) == str(other), len(str(one))
+        (False, 64)
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, inputs: Any, labels: Tensor) -> None:
+        """Take in a batch."""
+        self._add(inputs)
+        self._add(labels.long())
+
+    def _add(self, given: Any) -> None:
+        if isinstance(given, Tensor):
+            head = f"{tuple(given.shape)} {given.dtype};".encode()
+            # Flat and with one axis at least: a number has no bytes to view.
+            flat = given.detach().cpu().contiguous().reshape(-1)
+            self._hash.update(head + flat.view(torch.uint8).numpy().tobytes())
+        elif isinstance(given, dict):
+            for name, value in given.items():
+                self._hash.update(f"{name}:".encode())
+                self._add(value)
+        elif isinstance(given, tuple | list):
+            for value in given:
+                self._add(value)
+        else:
+            self._hash.update(repr(given).encode())
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
+
+class StateFile:
+    """The file of the sums in a folder, one for each process."""
+
+    def __init__(self, folder: str | Path) -> None:
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"curvature-{rank}.safetensors"
+
+    def read(self) -> Sums | None:
+        """What an earlier fit left; None where there is nothing, or nothing that can be read."""
+        if not self.path.exists():
+            return None
+        from safetensors import SafetensorError, safe_open
+
+        parts: dict[str, dict[str, Tensor]] = {"diagonal": {}, "positive": {}, "negative": {}}
+        try:
+            with safe_open(self.path, framework="pt") as opened:
+                note = json.loads((opened.metadata() or {})["note"])
+                for key in opened.keys():  # noqa: SIM118 - it is no dictionary
+                    what, _, name = key.partition("/")
+                    parts[what][name] = opened.get_tensor(key)
+            return Sums(
+                str(note["about"]),
+                **parts,
+                value=float(note["value"]),
+                active=float(note["active"]),
+                done=int(note["done"]),
+                digest=str(note["digest"]),
+            )
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            LOGGER.warning("%s cannot be read (%s): the fit starts anew", self.path.name, error)
+            return None
+
+    def write(self, sums: Sums) -> None:
+        """Replace the file in one step."""
+        from safetensors.torch import save_file
+
+        tensors = {
+            f"{what}/{name}": x.cpu().contiguous()
+            for what, part in sums.parts().items()
+            for name, x in part.items()
+        }
+        note = {
+            "about": sums.about,
+            "value": sums.value,
+            "active": sums.active,
+            "done": sums.done,
+            "digest": sums.digest,
+        }
+        with atomic_write(self.path) as temporary:
+            save_file(tensors, temporary, {"note": json.dumps(note)})
