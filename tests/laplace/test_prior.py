@@ -119,13 +119,13 @@ def test_likelihood_of_pairs() -> None:
                 chances = []
                 for z in unit:
                     squared = float((z[i] - z[j]).square().sum())
-                    evidence = max(0.0, 0.64 - squared) / 2 - squared / 2
-                    chance = 1 / (1 + math.exp(-beta * evidence))
-                    chances.append(chance if positive else 1 - chance)
+                    evidence = max(0.0, 0.64 - squared) / 2 - squared / 2  # for a positive
+                    against = -evidence if positive else evidence
+                    chances.append(1 / (1 + math.exp(min(600.0, beta * against))))
                 parts[positive].append(math.log(sum(chances) / 4))
         return 0.7 * sum(parts[True]) / len(parts[True]) + 0.3 * sum(parts[False]) / len(parts[False])
 
-    best = max(value(math.exp(b / 50)) for b in range(-250, 230))
+    best = max(value(math.exp(b / 50)) for b in range(-230, 460))
     assert best > 0.9 * math.log(0.5)
     assert pair_log_likelihood(samples, Pairs.from_labels(labels), loss) == pytest.approx(best, abs=1e-4)
 
