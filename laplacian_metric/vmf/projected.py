@@ -35,9 +35,12 @@ class ProjectedNormal(NamedTuple):
     kappa: Tensor
 
 
+Step = float | Tensor
+
+
 class _Node(NamedTuple):
     """One node of the integral, with M = I + s^2 (2/c) Sigma: a = mh . M^{-1} mh, log(a det M), M^{-1} mh - a mh
-    (in ``tangent``, up to a factor that the caller knows) and its squared length."""
+    (in ``tangent``, up to a factor that the caller knows) and its squared length; (N, 1), the tangent (N, Z)."""
 
     a: Tensor
     log_ad: Tensor
@@ -67,7 +70,7 @@ def projected_normal(
     """
     _check(mean, variance, factor)
     dtype, dim = result_dtype(mean, variance), mean.shape[1]
-    if not len(mean):
+    if not torch.compiler.is_compiling() and not len(mean):
         none = mean.new_zeros(0, dtype=dtype)
         return ProjectedNormal(mean.to(dtype), none, none, none)
     axes = None
@@ -77,7 +80,7 @@ def projected_normal(
     if variance.ndim == 3:
         mean, variance, axes = _principal_axes(mean, variance)
     parts = []
-    for rows in _row_blocks(len(mean), dim * (1 if factor is None else 1 + 2 * factor.shape[2])):
+    for rows in _row_blocks(mean, dim * (1 if factor is None else 1 + 2 * factor.shape[2])):
         if factor is None:
             parts.append(_moments(mean[rows].to(dtype), variance[rows].to(dtype), None))
         else:
@@ -93,7 +96,6 @@ def projected_normal(
 
 def _check(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
     check_matrix("mean", mean)
-    check_finite("mean", mean)
     num, dim = mean.shape
     if dim < 2:
         raise ValueError(
@@ -105,6 +107,15 @@ def _check(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
             f"variance has shape {tuple(variance.shape)}, for this mean it must be "
             + " or ".join(str(shape) for shape in allowed)
         )
+    if factor is not None and (factor.ndim != 3 or factor.shape[:2] != mean.shape):
+        raise ValueError(f"factor has shape {tuple(factor.shape)}, ({num}, {dim}, r) is needed for this mean")
+    check_same_device(mean=mean, variance=variance, factor=factor)
+    if not torch.compiler.is_compiling():
+        _check_values(mean, variance, factor)
+
+
+def _check_values(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
+    check_finite("mean", mean)
     if variance.ndim == 2:
         check_entries(
             "variance",
@@ -116,12 +127,7 @@ def _check(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
     else:
         check_finite("variance", variance)
     if factor is not None:
-        if factor.ndim != 3 or factor.shape[:2] != mean.shape:
-            raise ValueError(
-                f"factor has shape {tuple(factor.shape)}, ({num}, {dim}, r) is needed for this mean"
-            )
         check_finite("factor", factor)
-    check_same_device(mean=mean, variance=variance, factor=factor)
 
 
 def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,9 +156,13 @@ def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
     return turned, values.clamp(min=0) * unit[..., 0], axes
 
 
-def _row_blocks(rows: int, width: int) -> Iterator[slice]:
+def _row_blocks(matrix: Tensor, width: int) -> Iterator[slice]:
+    """All rows, a few at a time; in a graph, which is for any number of them, all at once."""
+    if torch.compiler.is_compiling():
+        yield slice(None)
+        return
     size = max(1, BLOCK // width)
-    for start in range(0, max(rows, 1), size):
+    for start in range(0, max(len(matrix), 1), size):
         yield slice(start, start + size)
 
 
@@ -184,10 +194,12 @@ def _moments(mean: Tensor, variance: Tensor, factor: Tensor | None) -> tuple[Ten
             torch.ones_like(axis),
         )
         exhausted = _exhausted_low_rank(mean, variance, factor)
-    eta, alpha, tangent = _integrate(node, norm.square() / c, torch.zeros_like(axis))
+    # A graph with all nodes in it one after the other would be large, and slow to make and to load.
+    at_once = factor is None and torch.compiler.is_compiling()
+    eta, alpha, tangent = _integrate(node, (norm.square() / c)[:, None], torch.zeros_like(axis), at_once)
     before = 2 / math.sqrt(math.pi) * norm / c.sqrt()
-    eta = precise(exhausted + before * eta)
-    alpha, tangent = before * alpha, before[:, None] * tangent * turn
+    eta = precise(exhausted + before * eta[:, 0])
+    alpha, tangent = before * alpha[:, 0], before[:, None] * tangent * turn
     direction = alpha[:, None] * axis + tangent
     across = precise(tangent).square().sum(1)
     squared_length = precise(alpha).square() + across
@@ -197,47 +209,60 @@ def _moments(mean: Tensor, variance: Tensor, factor: Tensor | None) -> tuple[Ten
 
 
 def _integrate(
-    node: Callable[[float], _Node], energy: Tensor, start: Tensor
+    node: Callable[[Step], _Node], energy: Tensor, start: Tensor, at_once: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The integrals of eta, of alpha (N,) and of the tangent (N, Z) over s from 0 to infinity, s = (x/(1-x))^2."""
+    """The integrals of eta, of alpha (N, 1) and of the tangent (N, Z) over s from 0 to infinity, s = (x/(1-x))^2.
+
+    With ``at_once`` all nodes are evaluated together, in a dimension before the others.
+    """
     eta, alpha, tangent = torch.zeros_like(energy), torch.zeros_like(energy), start
-    for x, weight in zip(*gauss_legendre(NODES), strict=True):
-        squared = (x / (1 - x)) ** 4  # s^2
+    # s^2, and the weight times ds/dx
+    steps: list[tuple[Step, Step]] = [
+        ((x / (1 - x)) ** 4, weight * 2 * x / (1 - x) ** 3)
+        for x, weight in zip(*gauss_legendre(NODES), strict=True)
+    ]
+    if at_once:
+        together = energy.new_tensor(steps)[..., None, None]
+        steps = [(together[:, 0], together[:, 1])]
+    for squared, weight in steps:
         at = node(squared)
         root = at.a.sqrt()
-        common = weight * 2 * x / (1 - x) ** 3 * (-squared * energy * at.a).exp()
+        common = weight * (-squared * energy * at.a).exp()
         eta = eta + common * (at.squared / root - at.a * root * torch.expm1(-at.log_ad / 2))
         inverse_root = common * root * (-at.log_ad / 2).exp()  # common / sqrt(det M)
         alpha = alpha + inverse_root * at.a
-        tangent = torch.addcmul(tangent, inverse_root[:, None], at.tangent)
-    return eta, alpha, tangent
+        tangent = torch.addcmul(tangent, inverse_root, at.tangent)
+    return (eta.sum(0), alpha.sum(0), tangent.sum(0)) if at_once else (eta, alpha, tangent)
 
 
-def _diagonal_node(axis: Tensor, scaled: Tensor) -> Callable[[float], _Node]:
+def _diagonal_node(axis: Tensor, scaled: Tensor) -> Callable[[Step], _Node]:
     """Nodes for variances ``scaled`` = 2 v/c; their tangents are to be multiplied by the axis."""
     p = axis.square()
     largest, star = scaled.max(1, keepdim=True)
     excess = p * (largest - scaled)
-    lowest, highest = float(largest.detach().amin()), float(largest.detach().amax())
+    bounds = None  # of x below; in a graph no value is known
+    if not torch.compiler.is_compiling():
+        bounds = float(largest.detach().amin()), float(largest.detach().amax())
 
-    def node(squared: float) -> _Node:
+    def node(squared: Step) -> _Node:
         x = squared * scaled
         u = 1 + x
         b = 1 / u
         # b - a, from 1 - b while x is small and from b itself once it is large.
         small = squared * largest < 1
-        if squared * highest < 1:
+        if bounds is not None and squared * bounds[1] < 1:
             w = -x * b
+        elif bounds is not None and squared * bounds[0] >= 1:
+            w = b
         else:
-            w = b if squared * lowest >= 1 else torch.where(small, -x * b, b)
-        average = (p * w).sum(1, keepdim=True)
-        a = torch.where(small, 1 + average, average)[:, 0]
+            w = torch.where(small, -x * b, b)
+        average = (p * w).sum(-1, keepdim=True)
+        a = torch.where(small, 1 + average, average)
         tangent = w - average
-        logs = _log1p(x, u, b).scatter_(
-            1, star, 0.0
-        )  # the largest is left out, so that the rest keeps its digits
-        log_ad = logs.sum(1) + torch.log1p(squared * (excess * b).sum(1))
-        return _Node(a, log_ad, tangent, (p * tangent.square()).sum(1))
+        # The largest is left out, so that the rest keeps its digits.
+        logs = _log1p(x, u, b).scatter_(-1, star.expand(*x.shape[:-1], 1), 0.0)
+        log_ad = logs.sum(-1, keepdim=True) + torch.log1p(squared * (excess * b).sum(-1, keepdim=True))
+        return _Node(a, log_ad, tangent, (p * tangent.square()).sum(-1, keepdim=True))
 
     return node
 
@@ -255,11 +280,11 @@ def _exhausted(mean: Tensor, variance: Tensor) -> Tensor:
     return torch.erfc(safe_sqrt(terms.sum(1)))
 
 
-def _low_rank_node(axis: Tensor, scaled: Tensor, factor: Tensor) -> Callable[[float], _Node]:
+def _low_rank_node(axis: Tensor, scaled: Tensor, factor: Tensor) -> Callable[[Step], _Node]:
     """Nodes for the covariance (2/c) (diag d + U U^T), by Woodbury's identity: O(Z r^2 + r^3) each."""
     identity = torch.eye(factor.shape[2], dtype=factor.dtype, device=factor.device)
 
-    def node(squared: float) -> _Node:
+    def node(squared: Step) -> _Node:
         x = squared * scaled
         u = 1 + x
         inverse = 1 / u
@@ -278,7 +303,8 @@ def _low_rank_node(axis: Tensor, scaled: Tensor, factor: Tensor) -> Callable[[fl
         a = torch.where(near, 1 - less, a)
         log_a = torch.where(near, torch.log1p(-torch.where(near, less, 0)), a.log())
         log_ad = log_a + _log1p(x, u, inverse).sum(1) + _log_det(small, root)
-        return _Node(a, log_ad.clamp(min=0), tangent, tangent.square().sum(1))
+        lengths = tangent.square().sum(1, keepdim=True)
+        return _Node(a[:, None], log_ad.clamp(min=0)[:, None], tangent, lengths)
 
     return node
 
