@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import LayerData
 from tests.hessians.reference import PairCounts, output_hessian
 
 float64 = torch.float64
+STRUCTURES = ["diag", "kron", "lowrank", "full"]
 
 LOSSES = {
     "arccos": ContrastiveLoss(0.9),
@@ -86,3 +88,21 @@ def nearest_kronecker_distance(matrix: Tensor, outputs: int) -> Tensor:
     inputs = len(matrix) // outputs
     rearranged = matrix.view(outputs, inputs, outputs, inputs).permute(0, 2, 1, 3).reshape(outputs**2, -1)
     return torch.linalg.svdvals(rearranged)[1:].square().sum().sqrt()
+
+
+def network(layer: Layer, dtype: torch.dtype = float64) -> Encoder:
+    """A backbone that gives a layer's features back from images of more pixels, with dropout in training."""
+    width = layer.features.shape[1]
+    mix = torch.linalg.qr(
+        torch.randn(width + 2, width, generator=torch.Generator().manual_seed(8), dtype=float64)
+    ).Q
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(width + 2, width, bias=False), nn.Dropout(0.3))
+    backbone[1].weight.data = mix.T.clone()
+    encoder = Encoder(backbone, nn.Linear(width, len(layer.weight)))
+    encoder.head.weight.data, encoder.head.bias.data = layer.weight.clone(), layer.bias.clone()
+    return encoder.to(dtype).train()
+
+
+def images_of(layer: Layer, encoder: Encoder) -> Tensor:
+    weight = encoder.backbone[1].weight.detach()
+    return (layer.features.to(weight.dtype) @ weight)[:, None, :]

@@ -1,0 +1,103 @@
+"""What is too little for a LAM, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hessians import ContrastiveLoss, Pairs
+from hessians.checks import CurvatureWarning
+from laplacian_metric import LAM
+from laplacian_metric.laplace.posthoc import NotFittedError
+from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
+
+pytestmark = pytest.mark.filterwarnings("ignore:theta. is no mode")
+LAYER = Layer.random(24, 5, 3, classes=4, seed=5)
+
+
+def fitted() -> LAM:
+    return LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(LAYER.features, LAYER.labels)
+
+
+DEGENERATE = {
+    "one class": (torch.zeros(24, dtype=torch.long), "all images are of one class"),
+    "singletons": (torch.arange(24), "no two images share a class"),
+    "a single image": (torch.tensor([*[0] * 12, *[1] * 11, 2]), "1 of 3 classes have a single image"),
+}
+
+
+@pytest.mark.parametrize("approximation", ["fixed", "positive", "full", "clipped"])
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_classes(case: str, approximation: str) -> None:
+    labels, message = DEGENERATE[case]
+    for structure in STRUCTURES:
+        if (structure, approximation) == ("kron", "full"):
+            continue
+        lam = LAM(network(LAYER), ContrastiveLoss(0.9), approximation, structure)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            e = lam.fit_features(LAYER.features, labels).embed_features(LAYER.features)
+        said = [str(each.message) for each in caught if issubclass(each.category, CurvatureWarning)]
+        assert sum(message in text for text in said) == 1
+        assert not any("there is no" in text and "pair (" in text for text in said)
+        assert bool(e.kappa.isfinite().all())
+        assert lam.fitted is not None
+        nothing = not lam.fitted.curvature.trace() > 0
+        assert any("the curvature is 0 for every weight" in text for text in said) == nothing
+
+
+def test_all_negatives_active_says_so() -> None:
+    """Classes of equal size and a margin beyond all distances: "fixed" is 0, and no one should have to find out."""
+    lam = LAM(network(LAYER), ContrastiveLoss(3.0, "euclidean"))
+    with pytest.warns(CurvatureWarning, match="all negatives are inside the margin"):
+        lam.fit_features(LAYER.features, LAYER.labels)
+
+
+Refusal = tuple[Callable[[LAM], object], type[Exception], str]
+H, LABELS, IMAGES = LAYER.features, LAYER.labels, images_of(LAYER, network(LAYER))
+NAN = H.clone()
+NAN[3, 1] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda lam: lam.fit_features(H, LABELS[:20]), ValueError, "labels has 20 entries for 24 rows of features"),
+        (lambda lam: lam.fit_features(H), ValueError, "labels are missing"),
+        (lambda lam: lam.fit_features(H, LABELS.double()), TypeError, r"use labels\.long\(\)"),
+        (lambda lam: lam.fit_features(H[:, :4], LABELS), ValueError, "4 columns, the encoder's head takes 5"),
+        (lambda lam: lam.fit_features(NAN, LABELS), ValueError, "in 1 of 24 rows, the first is row 3"),
+        (lambda lam: lam.fit_features(H[:1], LABELS[:1]), ValueError, "there is 1 image: a pair needs two"),
+        (lambda lam: lam.fit_features(H[:0], LABELS[:0]), ValueError, "there is 0 image"),
+        (lambda lam: lam.fit_features(H, Pairs.from_labels([0, 0, 1])), ValueError, "over 3 images for 24 features"),
+        (lambda lam: lam.fit_features(H, LABELS, batches=[]), ValueError, "batches is empty"),
+        (lambda lam: lam.fit_features(H, LABELS, batches=[LABELS + 21]), ValueError, "position 24, but there are 24"),
+        (lambda lam: lam.fit_features(H, LABELS, batches=[torch.tensor([0.5])]), ValueError, "integers of shape"),
+        (lambda lam: lam.fit([]), ValueError, "the loader is empty"),
+        (lambda lam: lam.embed([]), ValueError, "the loader is empty"),
+        (lambda lam: lam.embed_features(H[:, :4]), ValueError, "features has 4 columns, the head takes 5"),
+        (lambda lam: lam.embed_features(NAN), ValueError, "the first is row 3"),
+        (lambda lam: lam.embed([IMAGES, IMAGES / 0]), ValueError, "features of batch 1 of the loader has NaN"),
+        (lambda lam: lam.sample_embeddings(NAN, 3), ValueError, "the first is row 3"),
+        (lambda lam: LAM(lam.encoder, lam.loss).embed(IMAGES), NotFittedError, r"call fit\(loader\)"),
+        (lambda lam: LAM(lam.encoder, lam.loss, "some"), ValueError, "'fixed'"),
+        (lambda lam: LAM(lam.encoder, lam.loss, structure="some"), ValueError, "'lowrank'"),
+        (lambda lam: LAM(lam.encoder, lam.loss, temperature=0), ValueError, "temperature is 0"),
+        (lambda lam: LAM(lam.encoder, lam.loss, n_effective=-1), ValueError, "n_effective is -1"),
+        (lambda lam: setattr(lam, "prior_precision", float("nan")), ValueError, "prior_precision is nan"),
+        (lambda lam: LAM(lam.encoder, lam.loss, rank=0), ValueError, "rank is 0"),
+    ],
+)  # fmt: skip
+def test_refusals(call: Callable[[LAM], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(fitted())
+
+
+def test_small_inputs() -> None:
+    lam = fitted()
+    whole = lam.embed(IMAGES)
+    torch.testing.assert_close(lam.embed(IMAGES[4:5]).kappa, whole.kappa[4:5])
+    assert len(lam.embed_features(H[:0], samples=2)) == 0
