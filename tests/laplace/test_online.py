@@ -154,10 +154,9 @@ def test_unequal_batches_have_no_bias(approximation: str) -> None:
     options = {"loss": loss, "warmup": 10**6, "memory": 0.01, "approximation": approximation}
     online = an_online(rate=0.0, encoder=encoder, **options)
     last = []
-    for _ in range(150):
-        last = []
-        for images, labels in data:
-            online.step(images, labels)
+    for step in range(90 * 6):
+        online.step(*data[step % 6])
+        if step >= 89 * 6:
             last.append(running(online))
     mean = torch.stack(last).mean(0) / (1 - 0.99**online.steps)
     rows, labels = torch.cat([images for images, _ in data]), torch.cat([labels for _, labels in data])
@@ -165,27 +164,28 @@ def test_unequal_batches_have_no_bias(approximation: str) -> None:
     lam = LAM(encoder, loss, approximation)
     lam.fit_features(encoder.features(rows).detach(), labels, batches=batches, check_mode=False)
     assert lam.fitted is not None
-    close(mean, lam.fitted.curvature.diagonal(), rtol=4e-3, atol=1e-6)
+    close(mean, lam.fitted.curvature.diagonal(), rtol=6e-3, atol=1e-6)
     own = [curvature_of(encoder, x, Pairs.from_labels(y), approximation, loss) for x, y in data]
     assert float((torch.stack(own).mean(0) / mean - 1).abs().max()) > 0.2
     found = online.posterior().fitted
     assert found is not None
-    assert found.num_positives == pytest.approx(150 * lam.fitted.num_positives)
-    assert found.num_negatives == pytest.approx(150 * lam.fitted.num_negatives)
+    assert found.num_positives == pytest.approx(90 * lam.fitted.num_positives)
+    assert found.num_negatives == pytest.approx(90 * lam.fitted.num_negatives)
 
 
 @pytest.mark.statistical
 def test_limit_and_noise_of_the_average() -> None:
-    """Mean E[G_batch] and standard deviation sqrt(a/(2-a)) of G_batch's, over 1,500 nearly independent times.
+    """Mean E[G_batch] and standard deviation sqrt(a/(2-a)) of G_batch's, over 700 steps.
 
-    With 18 entries that are about as independent as 3 of them, the ratio of the deviations has a standard error of
-    about 1/sqrt(2 * 3 * 1500/10) = 3 %; 10 % are allowed, and 4 standard errors for the mean.
+    An average of memory 0.2 is about 700/10 independent ones. With 18 entries that are about as independent as 3, the
+    ratio of the deviations has a standard error of about 1/sqrt(2 * 3 * 70) = 5 %; 15 % are allowed, and 4 standard
+    errors for the mean.
     """
     share, online = 0.2, an_online(rate=0.0, warmup=10**6, memory=0.2)
     encoder, generator = an_encoder(), a_generator(3)
     images, _ = a_batch(60)
     labels, averages, parts = torch.arange(60) % 3, [], []
-    for _ in range(1500):
+    for _ in range(700):
         # Equal counts in every batch.
         chosen = torch.cat([3 * torch.randperm(20, generator=generator)[:4] + c for c in range(3)])
         online.step(images[chosen], labels[chosen])
@@ -194,7 +194,7 @@ def test_limit_and_noise_of_the_average() -> None:
     batches, seen = torch.stack(parts), torch.stack(averages[30:])
     expected = math.sqrt(share / (2 - share))
     ratio = (seen.std(0) / batches.std(0)).mean()
-    assert float(ratio) == pytest.approx(expected, rel=0.1)
+    assert float(ratio) == pytest.approx(expected, rel=0.15)
     error = batches.std(0) / math.sqrt(len(batches))
     assert float(((seen.mean(0) - batches.mean(0)).abs() / error).max()) < 4
 
