@@ -73,5 +73,6 @@ def check_agreement(reduce: Reduce | None, settings: str) -> None:
     count, total, squares = reduce(torch.tensor([1, own, own * own])).tolist()
     if count * squares != total * total:
         raise OtherProcessError(
-            f"the processes do not fit the same: this one has {settings}, another one something else"
+            f"the processes do not fit the same: this one has {settings}, another one something else; make all LAMs "
+            "alike, and broadcast the parameters and buffers of one encoder to the others"
         )

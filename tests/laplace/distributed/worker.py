@@ -1,0 +1,150 @@
+"""What each of two processes does: fit its share of the images, and run into errors that only one of them has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hessians import ContrastiveLoss
+from hessians.checks import CurvatureWarning
+from laplacian_metric import LAM
+from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
+
+PROCESSES = 2
+SHARDS = [torch.arange(0, 19), torch.arange(19, 30)]
+# "full" and "clipped" go by batches of this size; one rank has three of them, the other two.
+BATCH = 7
+CASES = [
+    (structure, approximation)
+    for structure in STRUCTURES
+    for approximation in ("fixed", "positive", "full", "clipped")
+    if (structure, approximation) != ("kron", "full")
+]
+
+
+def layer() -> Layer:
+    return Layer.random(30, 4, 2, classes=4, seed=3)
+
+
+def lam(structure: str = "diag", approximation: str = "fixed") -> LAM:
+    return LAM(network(layer()), ContrastiveLoss(0.9), approximation, structure, rank=3)
+
+
+def summary(fitted: LAM) -> dict[str, Any]:
+    assert fitted.fitted is not None
+    fitted.prior_precision = None
+    e = fitted.embed_features(layer().features)
+    return {
+        **{name: value for name, value in vars(fitted.fitted).items() if name != "curvature"},
+        "tensors": fitted.fitted.curvature.tensors(),
+        "diagonal": fitted.fitted.curvature.diagonal(),
+        "kappa": e.kappa,
+        "prior": fitted.optimize_prior_precision(),
+        "steps": fitted.diagnostics().steps_to_mode,
+    }
+
+
+def fit_shards(rank: int) -> dict[str, Any]:
+    """Every case, with generators that differ."""
+    whole, rows = layer(), SHARDS[rank]
+    found = {}
+    for structure, approximation in CASES:
+        made = lam(structure, approximation).fit_features(
+            whole.features[rows],
+            whole.labels[rows],
+            batches=list(torch.arange(len(rows)).split(BATCH)),
+            generator=torch.Generator().manual_seed(rank),
+        )
+        found[f"{structure} {approximation}"] = summary(made)
+    return found
+
+
+def fit_loader(rank: int, folder: Path) -> dict[str, Any]:
+    """Twice, from images: the second time from the features that the first has left."""
+    made, whole, rows = lam(), layer(), SHARDS[rank]
+    images = images_of(whole, made.encoder)[rows]
+    batches = list(zip(images.split(BATCH), whole.labels[rows].split(BATCH), strict=True))
+    found = {"first": summary(made.fit(batches, cache=folder / "features"))}
+    found["again"] = summary(made.fit(batches, cache=folder / "features"))
+    return found
+
+
+def one_class(rank: int) -> dict[str, Any]:
+    """The first process has all classes, the second one of them."""
+    whole = layer()
+    rows = torch.arange(20) if rank == 0 else (whole.labels[20:] == 1).nonzero().flatten() + 20
+    return summary(lam().fit_features(whole.features[rows], whole.labels[rows]))
+
+
+def other_width(rank: int) -> None:
+    whole, rows = layer(), SHARDS[rank]
+    lam().fit_features(whole.features[rows][:, : 4 - rank], whole.labels[rows])
+
+
+def no_images(rank: int) -> None:
+    whole, rows = layer(), SHARDS[rank][: 100 * (1 - rank)]
+    lam().fit_features(whole.features[rows], whole.labels[rows])
+
+
+def broken_loader(rank: int) -> None:
+    made, whole = lam(), layer()
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield images_of(whole, made.encoder)[SHARDS[rank]], whole.labels[SHARDS[rank]]
+        if rank:
+            raise OSError("the disk is gone")
+
+    made.fit(batches())
+
+
+def other_encoder(rank: int) -> None:
+    made, whole, rows = lam(), layer(), SHARDS[rank]
+    made.encoder.head.bias.data.add_(rank)
+    made.fit_features(whole.features[rows], whole.labels[rows])
+
+
+FAILURES: dict[str, Callable[[int], None]] = {
+    "other width": other_width,
+    "no images": no_images,
+    "broken loader": broken_loader,
+    "other encoder": other_encoder,
+}
+
+
+def failures(rank: int) -> dict[str, str]:
+    found = {}
+    for name, run in FAILURES.items():
+        try:
+            run(rank)
+            found[name] = "no error"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(rank: int, folder: Path) -> None:
+    """Write what this process found into a file."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", CurvatureWarning)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=30),
+    )
+    found = {
+        "shards": fit_shards(rank),
+        "loader": fit_loader(rank, folder),
+        "one class": one_class(rank),
+        "failures": failures(rank),
+    }
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
