@@ -23,6 +23,7 @@ from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.checks import compute_dtype
 from hessians.pair_loss import PairLoss
+from hessians.pairs import Population
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import online_batch as batches
 from laplacian_metric.laplace import online_options as options
@@ -201,8 +202,7 @@ class OnlineLAM:
             self._check_loss(value, us)
             assert loss is not None  # its value would not have been finite
             gradient = batches.head_gradient(loss, us, h, random_bias)
-            if self.switches.mined is None:
-                curved = curved.with_population(self._running.population(*counts))
+            curved = curved.with_population(self._population(curved, counts))
             with batches.said_once(self._said, self.pair_loss):
                 curvature = batches.batch_curvature(
                     head, h, us, curved, self.pair_loss, self._lam.approximation, random_bias
@@ -239,6 +239,12 @@ class OnlineLAM:
         if self.miner is None:
             return pairs, pairs
         return batches.mined_pairs(self.miner, u, batches.needed(labels), self.encoder.normalize), pairs
+
+    def _population(self, pairs: Pairs, counts: Population) -> Population:
+        """What the batch's curvature is divided by: mined pairs have no population but themselves."""
+        if self.switches.mined is None:
+            return self._running.population(*counts)
+        return pairs.num_positives or 1.0, pairs.num_negatives or 1.0
 
     def _triplets(self, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Each process draws its own, and all take the same from the generator, so that they go on drawing alike."""
