@@ -40,7 +40,6 @@ from laplacian_metric.laplace.online_state import (
     described,
 )
 from laplacian_metric.laplace.online_switches import PUBLISHED, PUBLISHED_SHARE, Switches
-from laplacian_metric.laplace.online_triplets import random_triplets
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.laplace.state import Fitted
 
@@ -137,7 +136,10 @@ class OnlineLAM:
             dtype=compute_dtype(weight),
             device=weight.device,
         )
-        self._running = Running(like, share, switches.memory == "sum", self._start())
+        start = switches.precision_at_start(self._lam.prior_precision, self.num_images)
+        self._running = Running(
+            like, share, switches.memory == "sum", None if start is None else start / self._lam.scale
+        )
         self.generator = options.checked_generator(generator, weight.device)
         self._said: set[str] = set()
         parallel.same_start(encoder, self.generator)
@@ -196,10 +198,22 @@ class OnlineLAM:
         with torch.autocast(h.device.type, enabled=False):
             # What is not finite reaches neither miner nor loss: the other processes have to hear of it first.
             finite = batches.all_finite(us)
-            trained, curved = self._chosen(us[0], pairs, given) if finite else (pairs, pairs)
+            trained, curved = (
+                batches.chosen_pairs(
+                    us[0],
+                    pairs,
+                    given,
+                    miner=self.miner,
+                    most_triplets=self.switches.mined,
+                    normalize=self.encoder.normalize,
+                    generator=self.generator,
+                )
+                if finite
+                else (pairs, pairs)
+            )
             loss = batches.mean_loss(self.pair_loss, us, trained) if finite else None
             value, counts = parallel.agreed_numbers(loss, curved, h.device)
-            self._check_loss(value, us)
+            batches.check_loss(value, us, self.steps + 1)
             assert loss is not None  # its value would not have been finite
             gradient = batches.head_gradient(loss, us, h, random_bias)
             curved = curved.with_population(self._population(curved, counts))
@@ -230,49 +244,17 @@ class OnlineLAM:
         scale = self._lam.scale * running.factor
         return DiagonalPosterior(data, scale, self.prior_precision, (data.shape[0], data.shape[1]))
 
-    def _chosen(self, u: Tensor, pairs: Pairs, labels: Tensor | None) -> tuple[Pairs, Pairs]:
-        """The pairs that are trained on, and those that are curved."""
-        if self.switches.mined is not None:
-            triplets = self._triplets(batches.needed(labels), self.switches.mined)
-            mined = Pairs.from_indices(triplets, len(u))
-            return mined, mined
-        if self.miner is None:
-            return pairs, pairs
-        return batches.mined_pairs(self.miner, u, batches.needed(labels), self.encoder.normalize), pairs
-
     def _population(self, pairs: Pairs, counts: Population) -> Population:
         """What the batch's curvature is divided by: mined pairs have no population but themselves."""
         if self.switches.mined is None:
             return self._running.population(*counts)
         return pairs.num_positives or 1.0, pairs.num_negatives or 1.0
 
-    def _triplets(self, labels: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Each process draws its own, and all take the same from the generator, so that they go on drawing alike."""
-        seed = int(torch.randint(2**48, (), generator=self.generator, device=self.generator.device))
-        return random_triplets(
-            labels, most, torch.Generator(labels.device).manual_seed(seed + parallel.rank())
-        )
-
-    def _check_loss(self, value: float, us: list[Tensor]) -> None:
-        if math.isfinite(value):
-            return
-        bad = max(int((~u.detach().isfinite()).any(1).sum()) for u in us)
-        rows = f"{bad} of {len(us[0])} embeddings have NaN or infinite entries"
-        self._refuse(rows if bad else f"the loss is {value}")
-
-    def _refuse(self, what: str) -> None:
-        raise ValueError(
-            f"step {self.steps + 1}: {what}. Weights and curvature are as they were before it: lower the learning "
-            "rate, or look for such entries in the images of this batch"
-        )
-
     def _take(self, curvature: Tensor, gradient: Tensor, value: float, counts: tuple[float, float]) -> None:
         """Take a batch into the running averages, once all of it is known to be finite."""
         # Mined pairs are divided by their own number in each process, all others by what the processes have together.
         curvature, gradient = parallel.summed_batch(curvature, gradient, self.switches.mined is not None)
-        for name, tensor in (("curvature", curvature), ("gradient", gradient)):
-            if not bool(tensor.sum().isfinite()):
-                self._refuse(f"the {name} has NaN or infinite entries")
+        batches.check_sums(self.steps + 1, curvature=curvature, gradient=gradient)
         if self.switches.relu_per_batch:
             curvature = curvature.clamp(min=0)
         self._running.add(curvature, gradient, value, counts)
@@ -298,14 +280,6 @@ class OnlineLAM:
     def prior_precision(self) -> float:
         """Of every weight."""
         return self._lam.prior_precision
-
-    def _start(self) -> float | None:
-        """What the running curvature starts at: a precision, without the scale that it is multiplied with."""
-        start = self.switches.start
-        if start is None:
-            return None
-        known = {"prior": self.prior_precision, "images": float(self.num_images)}
-        return (known[start] if isinstance(start, str) else float(start)) / self._lam.scale
 
     def posterior(self) -> LAM:
         """The posterior so far, without another pass over the data.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.laplace.layer import LayerPosterior
+from laplacian_metric.laplace.online_parallel import rank
+from laplacian_metric.laplace.online_triplets import random_triplets
 
 Labels = Tensor | Sequence[int] | Pairs
 Miner = Callable[[Tensor, Tensor], Sequence[Tensor]]
@@ -35,19 +38,40 @@ def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
     return pairs, given
 
 
-def needed(labels: Tensor | None) -> Tensor:
-    """Labels for a miner."""
+def chosen_pairs(
+    u: Tensor,
+    pairs: Pairs,
+    labels: Tensor | None,
+    *,
+    miner: Miner | None,
+    most_triplets: int | None,
+    normalize: bool,
+    generator: torch.Generator,
+) -> tuple[Pairs, Pairs]:
+    """The pairs of raw embeddings u (N, Z) that are trained on, and those that are curved.
+
+    Args:
+        u: at the first draw.
+        pairs: all of the batch.
+        labels: (N,), where there are any.
+        miner: chooses what is trained on.
+        most_triplets: so many random triplets are trained on and curved, instead of all pairs.
+        normalize: whether the miner is shown unit embeddings.
+        generator: of the triplets.
+    """
+    if miner is None and most_triplets is None:
+        return pairs, pairs
     if labels is None:
         raise TypeError("labels are pairs, but a miner chooses pairs by labels: pass the labels (N,)")
-    return labels
-
-
-def mined_pairs(miner: Miner, u: Tensor, labels: Tensor, normalize: bool) -> Pairs:
-    """The pairs that a miner of pytorch-metric-learning's kind chooses among raw embeddings u (N, Z)."""
-    points = u.detach()
-    return Pairs.from_indices(
-        tuple(miner(F.normalize(points, dim=1) if normalize else points, labels)), len(u)
-    )
+    if most_triplets is not None:
+        # Each process draws its own, and all take the same out of the generator, so that they go on drawing alike.
+        seed = int(torch.randint(2**48, (), generator=generator, device=generator.device)) + rank()
+        own = torch.Generator(labels.device).manual_seed(seed)
+        mined = Pairs.from_indices(random_triplets(labels, most_triplets, own), len(u))
+        return mined, mined
+    assert miner is not None
+    points = F.normalize(u.detach(), dim=1) if normalize else u.detach()
+    return Pairs.from_indices(tuple(miner(points, labels)), len(u)), pairs
 
 
 def embeddings_at_draws(
@@ -112,6 +136,29 @@ def batch_curvature(
         w, b = last_layer_ggn_diagonal(features, weight, bias, pairs, loss, approximation, embeddings=u)
         parts.append(w if b is None else torch.cat([w, b[:, None]], dim=1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+def check_loss(value: float, embeddings: Sequence[Tensor], step: int) -> None:
+    """Refuse a loss that is not finite, naming the step and what it may come from."""
+    if math.isfinite(value):
+        return
+    bad = max(int((~u.detach().isfinite()).any(1).sum()) for u in embeddings)
+    rows = f"{bad} of {len(embeddings[0])} embeddings have NaN or infinite entries"
+    _refuse(step, rows if bad else f"the loss is {value}")
+
+
+def check_sums(step: int, **tensors: Tensor) -> None:
+    """Refuse what is not finite before it is taken into a running average."""
+    for name, tensor in tensors.items():
+        if not bool(tensor.sum().isfinite()):
+            _refuse(step, f"the {name} has NaN or infinite entries")
+
+
+def _refuse(step: int, what: str) -> None:
+    raise ValueError(
+        f"step {step}: {what}. Weights and curvature are as they were before it: lower the learning rate, or look for "
+        "such entries in the images of this batch"
+    )
 
 
 @contextmanager

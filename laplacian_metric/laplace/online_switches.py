@@ -50,6 +50,11 @@ class Switches:
         if self.mined is not None and self.mined < 1:
             raise ValueError(f"mined is {self.mined}, at least 1 triplet is needed; None takes all pairs")
 
+    def precision_at_start(self, prior_precision: float, num_images: int) -> float | None:
+        """The number that ``start`` stands for."""
+        known = {"prior": prior_precision, "images": float(num_images)}
+        return known[self.start] if isinstance(self.start, str) else self.start
+
 
 PUBLISHED = Switches(
     scale="squared", relu_per_batch=True, mined=PUBLISHED_TRIPLETS, memory="sum", start="images"
