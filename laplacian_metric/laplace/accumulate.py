@@ -29,6 +29,8 @@ from laplacian_metric.progress import track
 
 LOGGER = logging.getLogger(__name__)
 
+DENSE_MEMORY = 1 << 30  # bytes of dense output Hessians that are kept between passes
+
 Reduce = Callable[[Tensor], Tensor]
 
 
@@ -87,6 +89,7 @@ class _Part:
     rows: Tensor | None
     pairs: Pairs
     approximation: Approximation
+    keeps_dense: bool
     _known: list[OutputHessian] = field(default_factory=list)
 
     @property
@@ -99,11 +102,11 @@ class _Part:
         return self.data.embeddings if self.rows is None else self.data.embeddings[self.rows]
 
     def hessian(self) -> OutputHessian:
-        """Kept once it is known, unless it is dense."""
+        """Kept once it is known, unless it is dense and all of them would be too large."""
         if self._known:
             return self._known[0]
         hessian = self.data.loss.output_hessian(self.embeddings, self.pairs, self.approximation)
-        if not isinstance(hessian, DenseHessian):
+        if self.keeps_dense or not isinstance(hessian, DenseHessian):
             self._known.append(hessian)
         return hessian
 
@@ -141,17 +144,25 @@ def _parts(
         counts = _reduced_counts(
             (labels.num_positives, labels.num_negatives), data.embeddings, settings.reduce
         )
-        return [_Part(data, None, labels.with_population(counts), approximation)], counts
+        pairs = labels.with_population(counts)
+        return [_Part(data, None, pairs, approximation, keeps_dense=True)], counts
     if batches is None and _in_batches(settings):
         batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
     own = pair_counts(labels, None if batches is None else list(batches))
     population = _reduced_counts(own, data.embeddings, settings.reduce)
     if batches is None:
-        return [
-            _Part(data, None, Pairs.from_labels(labels, population=population), approximation)
-        ], population
+        pairs = Pairs.from_labels(labels, population=population)
+        return [_Part(data, None, pairs, approximation, keeps_dense=True)], population
+    u = data.embeddings
+    dense = sum((len(rows) * u.shape[1]) ** 2 for rows in batches) * u.element_size()
     return [
-        _Part(data, rows, Pairs.from_labels(labels[rows], population=population), approximation)
+        _Part(
+            data,
+            rows,
+            Pairs.from_labels(labels[rows], population=population),
+            approximation,
+            keeps_dense=dense <= DENSE_MEMORY,
+        )
         for rows in batches
     ], population
 

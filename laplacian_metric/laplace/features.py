@@ -25,6 +25,7 @@ from torch import Tensor
 from hessians.checks import check_finite
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.files import atomic_write
+from laplacian_metric.laplace.distributed import own_folder
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
 
@@ -59,7 +60,8 @@ def collect_features(
     Args:
         encoder: put into evaluation mode for the pass.
         loader: yields (inputs, labels); in the same order every time where a folder is to be taken up again.
-        folder: where to keep the features, for later sessions too. Without it they are kept in memory and, beyond
+        folder: where to keep the features, for later sessions too; each of many processes has a folder of its own
+            in it. Without it they are kept in memory and, beyond
             ``memory_limit`` bytes, in a temporary folder that vanishes with them.
         memory_limit: in bytes.
         progress: whether to show a bar; None asks the terminal.
@@ -96,7 +98,7 @@ class _Store:
         self._stack = ExitStack()
         self._files: tuple[BinaryIO, BinaryIO] | None = None
         if folder is not None:
-            self.folder = Path(folder)
+            self.folder = Path(folder) / own_folder()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_up()
 

@@ -64,6 +64,10 @@ class HeadPosterior:
             else self.posterior.predictive(h, u)
         )
 
+    def prior_variance(self, h: Tensor) -> Tensor:
+        """The variance of every component of u by the prior alone, |x|^2/prior, for features h (N, H); (N,)."""
+        return (h.square().sum(1) + int(self.bias_is_random)) / self.posterior.prior
+
     def sample_weights(
         self, k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -72,13 +76,14 @@ class HeadPosterior:
         They are drawn one by one: those of a seed are the same however many are asked for, and at a time.
         """
         _check_count(k)
-        drawn = [self.posterior.sample(1, generator).to(self.weight.dtype) for _ in range(k)]
-        deviation = torch.cat(drawn)
-        weight = self.weight + deviation[..., : self.num_features]
-        if self.bias is None:
-            return weight, None
-        bias = self.bias.expand(k, -1)
-        return weight, bias + deviation[..., -1] if self.bias_is_random else bias
+        weight = self.weight.repeat(k, 1, 1)
+        bias = None if self.bias is None else self.bias.repeat(k, 1)
+        for s in range(k):
+            deviation = self.posterior.sample(1, generator)[0]
+            weight[s] += deviation[:, : self.num_features]
+            if bias is not None and self.bias_is_random:
+                bias[s] += deviation[:, -1]
+        return weight, bias
 
     def embed(self, features: Tensor, name: str = "features") -> StochasticEmbedding:
         """Embed features (N, H), which may be mapped from a file, in blocks; ``name`` is for errors."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,22 @@ from torch import Tensor
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, compute_dtype
-from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
+from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batches import BATCH_SIZE
 from laplacian_metric.laplace.diagnostics import (
     Diagnostics,
     diagnose,
-    loss_and_gradient,
     recall_lost,
     warn_unless_mode,
 )
-from laplacian_metric.laplace.distributed import check_agreement, own_folder, reducer, together
+from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features, inputs_of, to_device
-from laplacian_metric.laplace.head import FEATURE_MEMORY, HeadPosterior
-from laplacian_metric.laplace.inputs import check_columns, checked_batches, features_and_labels, positive
+from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
+from laplacian_metric.laplace.head import HeadPosterior
+from laplacian_metric.laplace.inputs import checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
@@ -124,9 +121,8 @@ class LAM:
             options: of `fit_features`.
         """
         with together(reducer()):
-            folder = None if cache is None else Path(cache) / own_folder()
             found = collect_features(
-                self.encoder, loader, folder=folder, memory_limit=memory_limit, progress=progress
+                self.encoder, loader, folder=cache, memory_limit=memory_limit, progress=progress
             )
         return self.fit_features(found, progress=progress, **options)
 
@@ -134,7 +130,6 @@ class LAM:
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""
         return collect_features(self.encoder, loader, **options)
 
-    @torch.no_grad()
     def fit_features(
         self,
         features: Tensor | Features,
@@ -162,80 +157,28 @@ class LAM:
             check_mode: warn where theta* is no mode of its loss.
             progress: whether to show bars; None asks the terminal.
         """
-        reduce = reducer()
-        with together(reduce):
-            data = self._data(*features_and_labels(features, labels))
-            chosen = checked_batches(batches, data.features)
-            watch = Watch(self.encoder)
-        check_agreement(
-            reduce,
-            f"structure {self.structure.value!r} (rank {self.rank}) of {self.approximation.value!r} over "
-            f"{tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
-        )
         settings = Settings(
             self.structure,
             self.approximation,
             batch_size,
             self.rank,
             generator=generator,
-            reduce=reduce,
+            reduce=reducer(),
             progress=progress,
         )
-        self._take(data, settings, chosen, watch)
+        with together(settings.reduce):
+            rows, pairs = features_and_labels(features, labels)
+            data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
+            chosen = checked_batches(batches, rows)
+            watch = Watch(self.encoder)
+        self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
+        warn_if_zero(self.fitted)
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
 
-    def _data(self, rows: Tensor, pairs: Tensor | Pairs) -> LayerData:
-        head = self.encoder.head
-        check_columns(rows, head.in_features)
-        weight = head.weight.detach().to(rows.device)
-        bias = None if head.bias is None else head.bias.detach().to(rows.device)
-        # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
-        embeddings = FeatureReader(rows, FEATURE_MEMORY).embed(weight, bias)
-        random_bias = bias.to(rows.dtype) if bias is not None and self._bias_is_random() else None
-        return LayerData(rows, pairs, embeddings, weight.to(rows.dtype), random_bias, self.loss)
-
-    def _take(
-        self, data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch
-    ) -> None:
-        """Accumulate the curvature, and keep it with what else is known about the data."""
-        with warnings.catch_warnings():
-            if isinstance(data.labels, Tensor):
-                # Said once for the data set, not for every batch.
-                warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
-            found = accumulate(data, settings, batches)
-            value, gradient = loss_and_gradient(self.loss, data, found, settings.reduce)
-        counts = torch.tensor(
-            [len(data.features), len(found.batches)], dtype=torch.float64, device=gradient.device
-        )
-        num_images, num_batches = (counts if settings.reduce is None else settings.reduce(counts)).tolist()
-        weight = self.encoder.head.weight
-        device, dtype = weight.device, compute_dtype(weight)
-        self.fitted = Fitted(
-            curvature=found.curvature.to(device, dtype),
-            num_images=round(num_images),
-            num_positives=found.num_positives,
-            num_negatives=found.num_negatives,
-            num_batches=round(num_batches),
-            loss_value=value,
-            gradient=gradient.to(device, dtype),
-            bias_is_random=data.bias is not None,
-            fingerprint=watch.fingerprint,
-        )
-        self._watch = watch
-        if not self.fitted.curvature.trace() > 0:
-            warnings.warn(
-                "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, "
-                "or take another approximation",
-                CurvatureWarning,
-                stacklevel=3,
-            )
-
     def _bias_is_random(self) -> bool:
-        """Without a norm a translation changes no distance: the data say nothing of the bias, and it stays fixed."""
-        moves_distances = getattr(self.loss, "normalize", True) or self.approximation is Approximation.FIXED
-        return self.encoder.head.bias is not None and moves_distances
+        return self.encoder.head.bias is not None and bias_is_known(self.loss, self.approximation)
 
     # --- the posterior ---
 

@@ -158,3 +158,15 @@ def test_half_precision_is_computed_in_float32() -> None:
     e = head.embed(FEATURES.bfloat16())
     assert e.kappa.dtype is torch.float32
     close(e.variance[0], (FEATURES[0].bfloat16().float().square().sum() + 1).expand(3) / 2)
+
+
+@every_structure
+def test_draws_leave_the_head_as_it_was(make: Make) -> None:
+    head, _ = head_of(make)
+    before = head.theta.clone()
+    for k in (1, 3):
+        weight, bias = head.sample_weights(k, seeded())
+        weight.zero_()
+        assert bias is not None
+        bias.zero_()
+    assert torch.equal(head.theta, before)

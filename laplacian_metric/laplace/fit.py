@@ -1,0 +1,91 @@
+"""One pass of curvature over the data: from features and labels to what a posterior is made of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hessians import Pairs
+from hessians.approximations import Approximation
+from hessians.checks import CurvatureWarning, compute_dtype
+from hessians.features import FeatureReader
+from hessians.pair_loss import PairLoss
+from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
+from laplacian_metric.laplace.diagnostics import loss_and_gradient
+from laplacian_metric.laplace.distributed import check_agreement
+from laplacian_metric.laplace.head import FEATURE_MEMORY
+from laplacian_metric.laplace.inputs import check_columns
+from laplacian_metric.laplace.state import Fitted
+from laplacian_metric.laplace.watch import Watch
+
+
+@torch.no_grad()
+def layer_data(
+    head: nn.Linear,
+    loss: PairLoss,
+    features: Tensor,
+    labels: Tensor | Pairs,
+    approximation: Approximation,
+) -> LayerData:
+    """The embeddings of all images, and which part of the head is random."""
+    check_columns(features, head.in_features)
+    weight = head.weight.detach().to(features.device)
+    bias = None if head.bias is None else head.bias.detach().to(features.device)
+    # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
+    embeddings = FeatureReader(features, FEATURE_MEMORY).embed(weight, bias)
+    random_bias = None
+    if bias is not None and bias_is_known(loss, approximation):
+        random_bias = bias.to(features.dtype)
+    return LayerData(features, labels, embeddings, weight.to(features.dtype), random_bias, loss)
+
+
+def bias_is_known(loss: PairLoss, approximation: Approximation) -> bool:
+    """Without a norm a translation changes no distance: the data say nothing of the bias, which stays fixed."""
+    return getattr(loss, "normalize", True) or approximation is Approximation.FIXED
+
+
+@torch.no_grad()
+def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch) -> Fitted:
+    """The curvature, and what else is known about the data, summed over all processes."""
+    reduce, weight = settings.reduce, watch.encoder.head.weight
+    check_agreement(
+        reduce,
+        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r} over "
+        f"{tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
+    )
+    with warnings.catch_warnings():
+        if isinstance(data.labels, Tensor):
+            # Said once for the data set, not for every batch.
+            warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
+        found = accumulate(data, settings, batches)
+        value, gradient = loss_and_gradient(data.loss, data, found, reduce)
+    counts = torch.tensor(
+        [len(data.features), len(found.batches)], dtype=torch.float64, device=gradient.device
+    )
+    num_images, num_batches = (counts if reduce is None else reduce(counts)).tolist()
+    device, dtype = weight.device, compute_dtype(weight)
+    return Fitted(
+        curvature=found.curvature.to(device, dtype),
+        num_images=round(num_images),
+        num_positives=found.num_positives,
+        num_negatives=found.num_negatives,
+        num_batches=round(num_batches),
+        loss_value=value,
+        gradient=gradient.to(device, dtype),
+        bias_is_random=data.bias is not None,
+        fingerprint=watch.fingerprint,
+    )
+
+
+def warn_if_zero(fitted: Fitted) -> None:
+    """Say so where the data have no say in the posterior."""
+    if not fitted.curvature.trace() > 0:
+        warnings.warn(
+            "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, or "
+            "take another approximation",
+            CurvatureWarning,
+            stacklevel=3,
+        )
