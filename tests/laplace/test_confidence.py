@@ -1,0 +1,142 @@
+"""The confidence in a match: against plain loops, on images of known kinds and on strangers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.laplace.confidence import MatchConfidence
+from laplacian_metric.laplace.features import Features
+
+DIM, WIDTH, CLASSES = 3, 12, 4
+
+
+def blobs(number: int, seed: int, noise: float = 0.35) -> Features:
+    """Classes along the axes, with noise in the first half of the dimensions only."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % CLASSES
+    h = torch.zeros(number, WIDTH, dtype=torch.float64)
+    h[:, :CLASSES] = F.one_hot(labels, CLASSES).double()
+    h[:, :6] += noise * torch.randn(number, 6, generator=generator, dtype=torch.float64)
+    return Features(h, labels)
+
+
+@pytest.fixture(scope="module")
+def lam() -> LAM:
+    """A head that spreads four classes over the sphere, with its posterior."""
+    head = nn.Linear(WIDTH, DIM).double()
+    corners = torch.tensor([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.zero_()[:, :CLASSES] = corners.T
+        head.bias.zero_()
+    train = blobs(400, seed=0)
+    found = LAM(Encoder(nn.Identity(), head), ContrastiveLoss(margin=0.7), structure="full")
+    return found.fit_features(train, check_mode=False)
+
+
+@pytest.fixture(scope="module")
+def confidence(lam: LAM) -> MatchConfidence:
+    return MatchConfidence.fit(lam.head, blobs(400, seed=0), blobs(200, seed=1))
+
+
+def by_hand(confidence: MatchConfidence, lam: LAM, h: Tensor) -> float:
+    """The confidence in one image (H,), from the definitions, in loops."""
+    e = lam.embed_features(h[None])
+    variance = float(e.variance.mean())
+    length = float(e.gaussians.mean.square().sum()) if e.gaussians is not None else math.nan
+    width = 1 / confidence.kernel + confidence.spread * variance / length
+    shares = [0.0] * CLASSES
+    for z, label in zip(confidence.reference, confidence.classes, strict=True):
+        shares[int(label)] += math.exp((float(e.point[0] @ z) - 1) / width)
+    match = sum((share / sum(shares)) ** 2 for share in shares)
+    rho = variance * lam.prior_precision / (float(h @ h) + 1)
+    surprise = 0.0
+    for value, location, scale in zip((variance, rho), confidence.location, confidence.scale, strict=True):
+        surprise -= stats.norm.logsf((math.log(value) - float(location)) / float(scale))
+    return match * math.exp(-max(0.0, surprise - confidence.threshold) / confidence.tail)
+
+
+def test_it_is_what_its_definition_says(lam: LAM, confidence: MatchConfidence) -> None:
+    rows = torch.cat([blobs(8, seed=2).features, 3 * torch.randn(4, WIDTH, dtype=torch.float64)])
+    found = confidence(lam.head, rows)
+    expected = torch.tensor([by_hand(confidence, lam, h) for h in rows], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    product = confidence.known(lam.head, rows) * confidence.match(lam.head, rows)
+    torch.testing.assert_close(found, product)
+
+
+def test_threshold_and_tail_are_those_of_the_validation_images(lam: LAM) -> None:
+    validation = blobs(200, seed=1)
+    confidence = MatchConfidence.fit(lam.head, blobs(400, seed=0), validation, alpha=0.2)
+    known = confidence.known(lam.head, validation.features)
+    assert float((known < 1).double().mean()) == pytest.approx(0.2, abs=0.01)
+    # The mean excess of an exponential tail is its scale.
+    assert float(-known[known < 1].log().mean()) == pytest.approx(1, rel=1e-6)
+
+
+def test_kernel_and_spread_maximise_the_likelihood_of_right_neighbours(
+    lam: LAM, confidence: MatchConfidence
+) -> None:
+    validation = blobs(200, seed=1)
+    point = lam.embed_features(validation.features).point
+    right = metrics.rank(point, validation.labels, k=1).first_is_right().double()
+
+    def value(kernel: float, spread: float) -> float:
+        p = replace(confidence, kernel=kernel, spread=spread).match(lam.head, validation.features)
+        p = p.clamp(1e-6, 1 - 1e-6)
+        return float((right * p.log() + (1 - right) * (1 - p).log()).mean())
+
+    best = value(confidence.kernel, confidence.spread)
+    for kernel in (confidence.kernel / 2, confidence.kernel * 2):
+        assert value(kernel, confidence.spread) <= best + 5e-3
+
+
+def test_strangers_and_borders_are_both_uncertain(lam: LAM, confidence: MatchConfidence) -> None:
+    test = blobs(300, seed=3)
+    strangers = torch.zeros(300, WIDTH, dtype=torch.float64)
+    strangers[:, 6:] = torch.randn(300, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    strangers[:, :CLASSES] += test.features[:, :CLASSES]
+    inside, outside = (1 - confidence(lam.head, h) for h in (test.features, strangers))
+    point = lam.embed_features(test.features).point
+    assert metrics.ood_auroc(inside, outside) > 0.9
+    assert metrics.r_auroc(point, test.labels, inside) > 0.75
+
+
+def test_tensors_and_back(lam: LAM, confidence: MatchConfidence) -> None:
+    again = MatchConfidence.from_tensors(confidence.tensors())
+    rows = blobs(5, seed=5).features
+    torch.testing.assert_close(again(lam.head, rows), confidence(lam.head, rows), rtol=0, atol=0)
+
+
+def test_few_references_are_evenly_spaced(lam: LAM) -> None:
+    train = blobs(401, seed=0)
+    confidence = MatchConfidence.fit(lam.head, train, blobs(100, seed=1), max_reference=100)
+    assert len(confidence.reference) == 81
+    torch.testing.assert_close(confidence.reference[1], lam.embed_features(train.features[5:6]).point[0])
+
+
+def test_validation_images_that_are_all_alike(lam: LAM) -> None:
+    same = Features(blobs(4, seed=0).features[:1].expand(6, -1).clone(), torch.zeros(6, dtype=torch.long))
+    confidence = MatchConfidence.fit(lam.head, blobs(400, seed=0), same)
+    assert bool(torch.isfinite(confidence(lam.head, same.features)).all())
+
+
+@pytest.mark.parametrize(
+    ("reference", "validation", "alpha", "message"),
+    [
+        (0, 20, 0.1, "reference is empty"),
+        (20, 3, 0.1, "no two validation images share a class"),
+        (20, 20, 0.0, "alpha is 0.0"),
+    ],
+)
+def test_bad_input_is_named(lam: LAM, reference: int, validation: int, alpha: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MatchConfidence.fit(lam.head, blobs(reference, seed=0), blobs(validation, seed=1), alpha=alpha)
