@@ -28,6 +28,8 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import online_batch as batches
 from laplacian_metric.laplace import online_options as options
 from laplacian_metric.laplace import online_parallel as parallel
+from laplacian_metric.laplace.distributed import reducer, together
+from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online_batch import Labels, Miner
@@ -118,7 +120,7 @@ class OnlineLAM:
         self.miner = miner
         if n_effective is None:
             n_effective = float(self.num_images) ** (2 if switches.scale == "squared" else 1)
-        # Unfitted: it holds scale and prior, and knows whether the bias has a share in the posterior.
+        # Unfitted: it holds scale and prior.
         self._lam = LAM(
             encoder,
             loss,
@@ -128,8 +130,8 @@ class OnlineLAM:
             prior_precision=prior_precision,
             weight_decay=options.checked_optimizer(encoder, optimizer),
         )
-        self._bias_is_random = self._lam._bias_is_random()
-        weight = encoder.head.weight
+        head, weight = encoder.head, encoder.head.weight
+        self._bias_is_random = head.bias is not None and bias_is_known(loss, self._lam.approximation)
         like = torch.empty(
             len(weight),
             weight.shape[1] + int(self._bias_is_random),
@@ -142,7 +144,7 @@ class OnlineLAM:
         )
         self.generator = options.checked_generator(generator, weight.device)
         self._said: set[str] = set()
-        parallel.same_start(encoder, self.generator)
+        parallel.same_start(encoder, self.generator, self.settings())
 
     @classmethod
     def as_published(
@@ -189,38 +191,33 @@ class OnlineLAM:
 
         A loss, gradient or curvature that is not finite is refused before anything is changed.
         """
-        h = self.encoder.features(images)
-        pairs, given = batches.all_pairs(labels, h)
-        head, random_bias = self.encoder.head, self._bias_is_random
-        us = batches.embeddings_at_draws(
-            head, h, self._drawn_from(), self.samples, self.generator, random_bias
-        )
-        with torch.autocast(h.device.type, enabled=False):
-            # What is not finite reaches neither miner nor loss: the other processes have to hear of it first.
-            finite = batches.all_finite(us)
-            trained, curved = (
-                batches.chosen_pairs(
-                    us[0],
-                    pairs,
-                    given,
-                    miner=self.miner,
-                    most_triplets=self.switches.mined,
-                    normalize=self.encoder.normalize,
-                    generator=self.generator,
-                )
-                if finite
-                else (pairs, pairs)
-            )
-            loss = batches.mean_loss(self.pair_loss, us, trained) if finite else None
-            value, counts = parallel.agreed_numbers(loss, curved, h.device)
-            batches.check_loss(value, us, self.steps + 1)
-            assert loss is not None  # its value would not have been finite
-            gradient = batches.head_gradient(loss, us, h, random_bias)
+        before = self.generator.get_state()
+        try:
+            return self._loss(images, labels)
+        except Exception:
+            # Some processes may have drawn more than others: they go on from the same state, as if nothing had been.
+            self.generator.set_state(before)
+            raise
+
+    def _loss(self, images: Any, labels: Labels) -> Tensor:
+        with together(reducer()):
+            h, us, trained, curved = self._embedded(images, labels)
+            with torch.autocast(h.device.type, enabled=False):
+                loss = batches.mean_loss(self.pair_loss, us, trained)
+            batches.check_finite_step(self.steps + 1, loss=loss)
+        value, counts = parallel.agreed_numbers(loss, curved)
+        with torch.autocast(h.device.type, enabled=False), batches.said_once(self._said, self.pair_loss):
+            gradient = batches.head_gradient(loss, us, h, self._bias_is_random)
             curved = curved.with_population(self._population(curved, counts))
-            with batches.said_once(self._said, self.pair_loss):
-                curvature = batches.batch_curvature(
-                    head, h, us, curved, self.pair_loss, self._lam.approximation, random_bias
-                )
+            curvature = batches.batch_curvature(
+                self.encoder.head,
+                h,
+                us,
+                curved,
+                self.pair_loss,
+                self._lam.approximation,
+                self._bias_is_random,
+            )
             self._take(curvature, gradient, value, counts)
         return loss
 
@@ -230,6 +227,26 @@ class OnlineLAM:
         Parameters inside of a DistributedDataParallel are left to it.
         """
         parallel.average_gradients(self.encoder)
+
+    def _embedded(self, images: Any, labels: Labels) -> tuple[Tensor, list[Tensor], Pairs, Pairs]:
+        """Features (N, H), embeddings (N, Z) at each draw, the pairs that are trained on and those that are curved."""
+        h = self.encoder.features(images)
+        pairs, given = batches.all_pairs(labels, h)
+        us = batches.embeddings_at_draws(
+            self.encoder.head, h, self._drawn_from(), self.samples, self.generator, self._bias_is_random
+        )
+        for u in us:
+            batches.check_finite_step(self.steps + 1, embeddings=u)
+        trained, curved = batches.chosen_pairs(
+            us[0],
+            pairs,
+            given,
+            miner=self.miner,
+            most_triplets=self.switches.mined,
+            normalize=self.encoder.normalize,
+            generator=self.generator,
+        )
+        return h, us, trained, curved
 
     def _drawn_from(self) -> DiagonalPosterior | None:
         """The posterior so far, or None while there is none to draw from.
@@ -254,7 +271,7 @@ class OnlineLAM:
         """Take a batch into the running averages, once all of it is known to be finite."""
         # Mined pairs are divided by their own number in each process, all others by what the processes have together.
         curvature, gradient = parallel.summed_batch(curvature, gradient, self.switches.mined is not None)
-        batches.check_sums(self.steps + 1, curvature=curvature, gradient=gradient)
+        batches.check_finite_step(self.steps + 1, curvature=curvature, gradient=gradient)
         if self.switches.relu_per_batch:
             curvature = curvature.clamp(min=0)
         self._running.add(curvature, gradient, value, counts)
@@ -285,7 +302,8 @@ class OnlineLAM:
         """The posterior so far, without another pass over the data.
 
         Its curvature is the running one, its loss value and gradient are running means of those that were trained on.
-        The encoder is the one that is being trained, not a copy: ask again after further steps.
+        The encoder is the one that is being trained, not a copy: ask again after further steps,
+        when this one refuses to embed.
         """
         running = self._running
         if not running.steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,11 +95,6 @@ def embeddings_at_draws(
     return drawn
 
 
-def all_finite(embeddings: Sequence[Tensor]) -> bool:
-    """Whether no entry is NaN or infinite."""
-    return all(bool(u.detach().isfinite().all()) for u in embeddings)
-
-
 def mean_loss(loss: PairLoss, embeddings: Sequence[Tensor], pairs: Pairs) -> Tensor:
     """Of the draws, a differentiable scalar."""
     values = [loss(u, pairs) for u in embeddings]
@@ -138,27 +132,26 @@ def batch_curvature(
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
 
-def check_loss(value: float, embeddings: Sequence[Tensor], step: int) -> None:
-    """Refuse a loss that is not finite, naming the step and what it may come from."""
-    if math.isfinite(value):
-        return
-    bad = max(int((~u.detach().isfinite()).any(1).sum()) for u in embeddings)
-    rows = f"{bad} of {len(embeddings[0])} embeddings have NaN or infinite entries"
-    _refuse(step, rows if bad else f"the loss is {value}")
-
-
-def check_sums(step: int, **tensors: Tensor) -> None:
-    """Refuse what is not finite before it is taken into a running average."""
+def check_finite_step(step: int, **tensors: Tensor) -> None:
+    """Refuse what is not finite before anything is changed by it, naming the step."""
     for name, tensor in tensors.items():
-        if not bool(tensor.sum().isfinite()):
-            _refuse(step, f"the {name} has NaN or infinite entries")
-
-
-def _refuse(step: int, what: str) -> None:
-    raise ValueError(
-        f"step {step}: {what}. Weights and curvature are as they were before it: lower the learning rate, or look for "
-        "such entries in the images of this batch"
-    )
+        tensor = tensor.detach()
+        # The sum of finite numbers is finite unless it overflows: look closer only if it is not.
+        if bool(tensor.sum().isfinite()):
+            continue
+        rows = tensor.reshape(len(tensor) if tensor.ndim else 1, -1)
+        bad = int((~rows.isfinite()).any(1).sum())
+        if not bad:
+            continue
+        what = (
+            f"the {name} is {float(tensor)}" if not tensor.ndim else f"the {name} has NaN or infinite entries"
+        )
+        if name == "embeddings":
+            what = f"{bad} of {len(tensor)} embeddings have NaN or infinite entries"
+        raise ValueError(
+            f"step {step}: {what}. Weights and curvature are as they were before it: lower the learning rate, or look "
+            "for such entries in the images of this batch"
+        )
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hessians import Pairs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.distributed import reducer
+from laplacian_metric.laplace.distributed import check_agreement, reducer
 
 
 def rank() -> int:
@@ -18,37 +19,24 @@ def rank() -> int:
     return 0 if reducer() is None else distributed.get_rank()
 
 
-def same_start(encoder: Encoder, generator: torch.Generator) -> None:
-    """Give every process the generator state of process 0; refuse encoders that differ between them."""
-    if reducer() is None:
+def same_start(encoder: Encoder, generator: torch.Generator, settings: Mapping[str, Any]) -> None:
+    """Give every process the generator state of process 0; refuse settings and encoders that differ."""
+    reduce = reducer()
+    if reduce is None:
         return
-    device = encoder.head.weight.device
-    state = generator.get_state().to(device)
+    check_agreement(reduce, f"{dict(settings)} and encoder {encoder.fingerprint()[:12]}")
+    state = generator.get_state().to(encoder.head.weight.device)
     distributed.broadcast(state, 0)
     generator.set_state(state.cpu())
-    own = torch.tensor(list(bytes.fromhex(encoder.fingerprint())), device=device)
-    first = own.clone()
-    distributed.broadcast(first, 0)
-    # All have to know of it, or those that are right would wait for the others for ever.
-    wrong = (own != first).any().long()
-    distributed.all_reduce(wrong)
-    if wrong:
-        raise ValueError(
-            f"the encoders of {int(wrong)} processes have other weights than that of process 0: set the same seed "
-            "before they are made, or load the same weights"
-        )
 
 
-def agreed_numbers(
-    loss: Tensor | None, pairs: Pairs, device: torch.device
-) -> tuple[float, tuple[float, float]]:
-    """The loss averaged, and the counts of positives and negatives added up, over all processes; no loss is NaN."""
-    value = math.nan if loss is None else float(loss.detach())
-    counts = (float(pairs.num_positives), float(pairs.num_negatives))
+def agreed_numbers(loss: Tensor, pairs: Pairs) -> tuple[float, tuple[float, float]]:
+    """The loss averaged, and the counts of positives and negatives added up, over all processes."""
+    value, counts = float(loss.detach()), (float(pairs.num_positives), float(pairs.num_negatives))
     reduce = reducer()
     if reduce is None:
         return value, counts
-    total = reduce(torch.tensor([value, *counts], dtype=torch.float64, device=device)).tolist()
+    total = reduce(torch.tensor([value, *counts], dtype=torch.float64, device=loss.device)).tolist()
     return total[0] / distributed.get_world_size(), (total[1], total[2])
 
 

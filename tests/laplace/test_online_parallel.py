@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hessians import Pairs
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.distributed import OtherProcessError
 from laplacian_metric.laplace.online_switches import Switches
 from tests.laplace.online_cases import (
     IMAGES,
@@ -49,7 +50,9 @@ def work(rank: int, port: int, folder: str) -> None:
         "variance": online.posterior().posterior.marginal_variance(),
     }
     found["nan"] = refusal(online, rank)
-    found["seed"] = other_seed(rank)
+    found["after"] = [parameter.detach() for parameter in online.encoder.parameters()]
+    found["encoder"] = disagreement(encoder=an_encoder(seed=rank))
+    found["memory"] = disagreement(memory=0.1 + 0.1 * rank)
     inner = an_encoder()
     wrapped = Encoder(DistributedDataParallel(inner.backbone), inner.head)
     ddp = an_online(encoder=wrapped, generator=a_generator(rank))
@@ -70,26 +73,28 @@ def refusal(online: Any, rank: int) -> str:
     before = online.encoder.fingerprint()
     try:
         online.step(images, labels)
-    except ValueError as error:
+    except (ValueError, OtherProcessError) as error:
         assert online.encoder.fingerprint() == before
         online.step(*shard(8, rank))
         return str(error)
     return "nothing was raised"
 
 
-def other_seed(rank: int) -> str:
-    """Another encoder in process 1."""
+def disagreement(**options: Any) -> str:
+    """Of an OnlineLAM that is another one in process 1."""
     try:
-        an_online(encoder=an_encoder(seed=rank))
-    except ValueError as error:
+        an_online(**options)
+    except OtherProcessError as error:
         return str(error)
     return "nothing was raised"
 
 
 def mined_run(rank: int) -> list[Tensor]:
+    """With a step in the middle that process 1 refuses before it has drawn its triplets."""
     online = an_online(generator=a_generator(rank), switches=Switches(mined=6))
     for step in range(STEPS):
         online.step(*shard(step, rank))
+        refusal(online, rank)
     return [parameter.detach() for parameter in online.encoder.parameters()]
 
 
@@ -143,13 +148,15 @@ def test_both_have_one_posterior_which_is_that_of_two_shards(found: list[dict[st
 
 
 def test_what_one_cannot_use_all_refuse(found: list[dict[str, Any]]) -> None:
-    assert "step 5: the loss is nan" in found[0]["nan"]
+    assert "another process cannot go on" in found[0]["nan"]
+    close(found[0]["after"], found[1]["after"], rtol=0, atol=0)
     assert "step 5: 1 of 14 embeddings have NaN or infinite entries" in found[1]["nan"]
 
 
-def test_encoders_that_differ_are_refused_by_all(found: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("what", ["encoder", "memory"])
+def test_processes_that_differ_are_refused_by_all(found: list[dict[str, Any]], what: str) -> None:
     for part in found:
-        assert "the encoders of 1 processes have other weights than that of process 0" in part["seed"]
+        assert "the processes do not fit the same" in part[what]
 
 
 def test_a_wrapped_backbone_is_left_to_its_wrapper(found: list[dict[str, Any]]) -> None:

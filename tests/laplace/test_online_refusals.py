@@ -143,7 +143,7 @@ def unchanged(online: OnlineLAM, images: Tensor, labels: Tensor, message: str) -
         online.step(images, labels)
     assert online.encoder.fingerprint() == fingerprint
     after = online.state_dict()
-    for part in ("running", "optimizer"):
+    for part in ("running", "optimizer", "generator"):
         torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
     assert online.step(*a_batch(seed=4)) > 0
 
