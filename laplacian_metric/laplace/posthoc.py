@@ -275,7 +275,7 @@ class LAM:
                 "validation" maximises the likelihood of validation pairs under the sampled networks: whether a pair
                 is positive, told by its distance (never by anything out of distribution).
             features: of the validation images, for "validation"; with ``labels``.
-            labels: (N,).
+            labels: (N,). Many processes have to pass the same images and generator, or each chooses for itself.
             samples: weight draws; the same ones for every precision that is tried.
             max_images: so many validation images are drawn at most.
             generator: of the images and the draws.
@@ -347,7 +347,8 @@ class LAM:
         """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), or a loader's.
 
         A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
-        (samples, N, Z): sample s embeds all images with one draw of the weights.
+        (samples, N, Z): sample s embeds all images with one draw of the weights. A generator in the same state gives
+        the same draws to other images, as to a gallery and its queries.
         """
         head = self.head
         weights = head.sample_weights(samples, generator) if samples else None

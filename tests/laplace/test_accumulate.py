@@ -233,3 +233,16 @@ def test_float32_sums_of_many_batches(structure: str) -> None:
     )
     assert rounded.dtype is torch.float32
     close(rounded.diagonal().double(), exact.diagonal(), 2e-4)
+
+
+def test_dense_hessians_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "clipped" of the Arccos distance takes the eigenvectors of every batch: once, if memory allows."""
+    made, original = [], ContrastiveLoss.output_hessian
+    monkeypatch.setattr(ContrastiveLoss, "output_hessian", lambda *args: made.append(1) or original(*args))
+    data = LAYER.data(LOSSES["arccos"])
+    kept = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
+    assert len(made) == len(BATCHES)
+    monkeypatch.setattr("laplacian_metric.laplace.accumulate.DENSE_MEMORY", 0)
+    again = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
+    assert len(made) > 3 * len(BATCHES)
+    assert torch.equal(kept.diagonal(), again.diagonal())
