@@ -206,7 +206,7 @@ def test_the_prior_of_each_layer_is_the_best_one() -> None:
     expected = sum(
         (500 * c.diagonal() / (500 * c.diagonal() + one)).sum() for c in lam.fitted.curvature.values()
     )
-    square = sum(float(parameter.square().sum()) for parameter in lam.encoder.parameters())
+    square = sum(float(parameter.detach().square().sum()) for parameter in lam.encoder.parameters())
     assert one == pytest.approx(float(expected / square), rel=1e-6)
     each = lam.optimize_prior_precision(per_layer=True)
     assert isinstance(each, dict)

@@ -25,6 +25,58 @@ from hessians.backward.rules import DirectRule
 
 # Blocks beyond this size gain nothing, and fall out of the caches.
 BLOCK_BYTES = 16 << 20
+# An element written to memory and read again takes about as long as this many multiplications of a matrix product.
+MEMORY_COST = 24
+
+
+class Collected:
+    """What is kept of a layer's cotangents while the columns come in: gradients where those are smaller.
+
+    Args:
+        layer: with its calls.
+        variance: of each parameter, by the model's names.
+        outputs: how many numbers a column of its cotangents has for each image.
+    """
+
+    def __init__(self, layer: Layer, variance: Mapping[str, Tensor], outputs: int) -> None:
+        self.layer = layer
+        self.variance = variance
+        self.outputs = outputs
+        self.is_small = is_small(layer, outputs)
+        parameters = sum(variance[name].numel() for name in layer.names.values())
+        self.kept = min(parameters, outputs) if self.is_small else outputs
+        self.waiting = 0  # bytes that `flush` makes fewer
+        self._columns: list[list[Tensor]] = [[] for _ in layer.calls]
+        self._gradients: list[Tensor] = []
+
+    def add(self, cotangents: Sequence[Tensor]) -> None:
+        """The next column, (1, *shape of the output) for each call."""
+        for mine, columns in zip(cotangents, self._columns, strict=True):
+            columns.append(mine)
+            self.waiting += mine.numel() * mine.element_size() if self.is_small else 0
+
+    def flush(self) -> None:
+        """Turn the columns that wait into gradients."""
+        if self._columns[0]:
+            self._gradients.append(scaled_gradients(self.layer, self._split(), self.variance))
+            self.waiting = 0
+
+    def covariance(self, memory_budget: int) -> Tensor:
+        """What the layer adds to the covariances, (N, C, C); its columns are given up."""
+        if not self.is_small or (not self._gradients and not isinstance(self.layer.rule, DirectRule)):
+            return layer_covariance(self.layer, self._split(), self.variance, memory_budget)
+        self.flush()
+        j = torch.cat(self._gradients, dim=1)
+        self._gradients = []
+        return j @ j.mT
+
+    def _split(self) -> list[Tensor]:
+        """The columns that wait, with their images first, (N, C, k, ...)."""
+        found = []
+        for call, columns in zip(self.layer.calls, self._columns, strict=True):
+            found.append(call.layout.split_columns(torch.cat(columns)))
+            columns.clear()
+        return found
 
 
 def layer_covariance(
@@ -45,9 +97,41 @@ def layer_covariance(
         return _attention(layer, cotangents, own, memory_budget)
     if isinstance(layer.rule, EmbeddingRule):
         return _embedding(layer, cotangents, own["weight"])
-    if isinstance(layer.rule, DirectRule):
-        return _direct(layer, layer.rule, cotangents, own)
     return _local(layer, cotangents, own)
+
+
+def is_small(layer: Layer, outputs: int) -> bool:
+    """Whether the gradients of a column take less memory than its cotangents, ``outputs`` numbers for each image."""
+    if isinstance(layer.rule, DirectRule):
+        return True
+    parameters = sum(layer.module.get_parameter(name).numel() for name in layer.names)
+    return isinstance(layer.rule, BilinearRule) and parameters < outputs
+
+
+def scaled_gradients(layer: Layer, cotangents: Sequence[Tensor], variance: Mapping[str, Tensor]) -> Tensor:
+    """sqrt(S_p) j_ncp for all of a layer's parameters, (N, C, P); its rule is for direct gradients or bilinear."""
+    root = {name: variance[full].sqrt() for name, full in layer.names.items()}
+    if isinstance(layer.rule, DirectRule):
+        found = {name: _summed(layer, layer.rule, name, cotangents) for name in layer.names}
+        return torch.cat([(j * root[name]).flatten(2) for name, j in found.items()], dim=2)
+    assert isinstance(layer.rule, BilinearRule)
+    d = torch.cat([layer.rule.outputs(layer.module, mine) for mine in cotangents], dim=-1)
+    parts = []
+    if "bias" in root:
+        parts.append(d.sum(-1).transpose(1, 2).flatten(2) * root["bias"])
+    if "weight" in root:
+        features = layer.rule.features(layer.module)
+        x = torch.cat([layer.rule.inputs(layer.module, call, 0, features) for call in layer.calls], dim=2)
+        scale = _in_groups(layer.rule, layer.module, root["weight"], d.shape[1], d.shape[3])
+        j = (d.flatten(2, 3) @ x).view(*d.shape[:4], -1) * scale[None, :, None]
+        parts.append(j.transpose(1, 2).flatten(2))
+    return torch.cat(parts, dim=2)
+
+
+def _summed(layer: Layer, rule: DirectRule, name: str, cotangents: Sequence[Tensor]) -> Tensor:
+    """j (N, C, *shape of the parameter), the calls added up."""
+    calls = zip(layer.calls, cotangents, strict=True)
+    return torch.stack([rule.image_gradients(layer, name, call, mine) for call, mine in calls]).sum(0)
 
 
 def gram(gradients: Tensor, variance: Tensor) -> Tensor:
@@ -86,10 +170,15 @@ def _bilinear(
 
 def _of_weight(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor:
     """The share of a weight with variances S (G, O, K) for x (N, G, L, K) and d (N, G, C, O, L)."""
-    columns, positions = d.shape[2], d.shape[4]
+    columns, positions, inputs = d.shape[2], d.shape[4], x.shape[-1]
     if positions == 1:
         return _one_position(x, d, S)
-    if positions < columns:
+    # Multiplications for one output; those of an element that is written and read again are about as many.
+    pairs = positions * (positions + 1) // 2
+    by_positions = pairs * (inputs + 2 * MEMORY_COST) + columns * positions * (
+        positions + columns + MEMORY_COST
+    )
+    if by_positions < columns * inputs * (positions + columns + MEMORY_COST):
         return _by_positions(x, d, S, memory_budget)
     return _by_gradients(x, d, S, memory_budget)
 
@@ -110,19 +199,30 @@ def _one_position(x: Tensor, d: Tensor, S: Tensor) -> Tensor:
 
 
 def _by_positions(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor:
-    """Fewer positions than columns: first the covariance T_o of an output's positions, then d_o T_o d_o^T."""
+    """The covariance T_o of an output's positions, for all outputs by one product; then d_o T_o d_o^T."""
     num_images, groups, columns, outputs, positions = d.shape
-    result = d.new_zeros(num_images, columns, columns)
-    root = S.sqrt()
     inputs = x.shape[-1]
-    each = num_images * groups * positions * (inputs + positions + 2 * columns) * d.element_size()
+    result = d.new_zeros(num_images, columns, columns)
+    first, second = torch.triu_indices(positions, positions, device=x.device)
+    T = d.new_empty(num_images, groups, outputs, positions, positions)
+    each = 2 * num_images * groups * inputs * d.element_size()
+    for pairs in _blocks(len(first), each, memory_budget):
+        i, j = first[pairs], second[pairs]
+        values = S @ (x[:, :, i] * x[:, :, j]).mT  # (N, G, O, pairs)
+        T[..., i, j] = values
+        T[..., j, i] = values
+    each = 4 * num_images * groups * columns * positions * d.element_size()
     for chosen in _blocks(outputs, each, memory_budget):
-        scaled = x[:, :, None] * root[None, :, chosen, None]  # (N, G, o, L, K)
-        T = scaled @ scaled.mT
         mine = d[:, :, :, chosen].transpose(2, 3)  # (N, G, o, C, L)
-        carried = (mine @ T).permute(0, 3, 1, 2, 4).flatten(2)
-        result += carried @ mine.permute(0, 3, 1, 2, 4).flatten(2).mT
+        carried = mine @ T[:, :, chosen]
+        result += _paired(carried, mine)
     return result
+
+
+def _paired(one: Tensor, other: Tensor) -> Tensor:
+    """sum of one_c other_c' over groups, outputs and positions, (N, C, C), of two (N, G, o, C, L)."""
+    one, other = (part.permute(0, 3, 1, 2, 4).flatten(2) for part in (one, other))
+    return one @ other.mT
 
 
 def _by_gradients(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor:
@@ -145,18 +245,6 @@ def _blocks(outputs: int, bytes_each: int, memory_budget: int) -> Iterator[slice
     size = max(1, min(memory_budget, BLOCK_BYTES) // max(1, bytes_each))
     for start in range(0, outputs, size):
         yield slice(start, min(outputs, start + size))
-
-
-def _direct(
-    layer: Layer, rule: DirectRule, cotangents: Sequence[Tensor], variance: Mapping[str, Tensor]
-) -> Tensor:
-    """Few parameters: all gradients at once."""
-    found = []
-    for name in layer.names:
-        calls = zip(layer.calls, cotangents, strict=True)
-        j = torch.stack([rule.image_gradients(layer, name, call, mine) for call, mine in calls]).sum(0)
-        found.append(gram(j, variance[name]))
-    return torch.stack(found).sum(0)
 
 
 def _attention(

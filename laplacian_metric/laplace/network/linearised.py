@@ -29,7 +29,7 @@ from hessians.model_checks import check_embeddings
 from hessians.plan import make_plan, without
 from hessians.spot_check import failing_parameters
 from laplacian_metric.gaussian import Gaussians, symmetric
-from laplacian_metric.laplace.network.columns import gram, layer_covariance
+from laplacian_metric.laplace.network.columns import Collected, gram
 from laplacian_metric.laplace.network.layers import RawNetwork
 
 LOGGER = logging.getLogger(__name__)
@@ -46,10 +46,13 @@ class Traced:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of one image: its graph, and one column of all cotangents and of the gradients that are kept at once."""
+    """Bytes of one image: its graph, and for each column the cotangents of all layers, what is kept of them, the
+    largest layer's share of that, and the gradients of parameters without a rule."""
 
     graph: int
-    column: int
+    cotangents: int
+    kept: int
+    largest: int
     gradients: int
 
 
@@ -131,15 +134,16 @@ class Linearised:
     def _plan(self, inputs: Inputs) -> tuple[int, int]:
         """How many images are taken at a time, and the bytes of cotangents that a group of layers may have."""
         sizes, dim = self._probe(inputs.first())
-        each = sizes.graph + 2 * dim * sizes.column + 2 * dim * sizes.gradients
+        fixed = sizes.graph + sizes.cotangents + dim * (sizes.largest + 2 * sizes.gradients)
         # The other half is for what is made of the cotangents.
         room = self.memory_budget // 2
-        size = max(1, min(inputs.num_images, room // max(1, each)))
-        limit = max(1, room - size * sizes.graph)
-        groups = math.ceil(size * 2 * dim * sizes.column / limit)
+        size = max(1, min(inputs.num_images, room // max(1, fixed + dim * sizes.kept)))
+        limit = max(1, room - size * fixed, room // 4)
+        groups = max(1, math.ceil(size * dim * sizes.kept / limit))
+        most = size * (fixed + dim * sizes.kept / groups) + room
         message = (
-            f"covariances of {size} images at a time, {dim} backward passes to {max(1, groups)} or so groups of "
-            f"layers each: about {(size * each / max(1, groups) + room) / 2**30:.2f} GiB"
+            f"covariances of {size} images at a time, {dim} backward passes to {groups} or so groups of layers each: "
+            f"about {most / 2**30:.2f} GiB"
         )
         if message not in self._said:
             self._said.add(message)
@@ -162,9 +166,11 @@ class Linearised:
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             found = self.tracer(one)
-        edges = [call.edge for layer in found.layers for call in layer.calls]
-        column = torch.ones_like(found.trace.u)[None]
-        cotangents = back_to(found.trace.u, edges, column) if edges else []
+        every = [
+            Collected(layer, self.variance, size)
+            for layer, size in zip(found.layers, output_sizes(found), strict=True)
+        ]
+        bytes_each = found.trace.u.element_size()
         # Layers are taken one by one, so that only the largest of them counts; those without a rule at once.
         by_layer = [
             sum(self._bytes(name) for name in layer.names.values())
@@ -172,7 +178,13 @@ class Linearised:
             if isinstance(layer.rule, LocalRule | BroadcastRule)
         ]
         gradients = max([sum(map(self._bytes, found.rest)), *by_layer])
-        size = Sizes(sum(stored.values()), sum(map(nbytes, cotangents)), gradients)
+        size = Sizes(
+            graph=sum(stored.values()),
+            cotangents=bytes_each * sum(one.outputs for one in every),
+            kept=bytes_each * sum(one.kept for one in every),
+            largest=bytes_each * max([0, *(one.kept for one in every)]),
+            gradients=gradients,
+        )
         return size, found.trace.u.shape[1]
 
     def _bytes(self, name: str) -> int:
@@ -184,20 +196,42 @@ class Linearised:
         u = found.trace.u
         num_images, dim = u.shape
         covariance = u.detach().new_zeros(num_images, dim, dim)
-        for layers, columns in _carried(found, limit):
-            calls = [(layer, call) for layer in layers for call in layer.calls]
-            split: dict[int, list[Tensor]] = {}
-            for at, (layer, call) in enumerate(calls):
-                mine = torch.cat([column[at] for column in columns])
-                for column in columns:
-                    column[at] = torch.empty(0)  # its place in memory is needed
-                split.setdefault(id(layer), []).append(call.layout.split_columns(mine))
-                if call is layer.calls[-1]:
-                    parts = split.pop(id(layer))
-                    covariance += layer_covariance(layer, parts, self.variance, self.memory_budget // 4)
+        for group in self._groups(found, limit):
+            edges = [call.edge for one in group for call in one.layer.calls]
+            for unit in unit_columns(u):
+                cotangents = iter(back_to(u, edges, unit[None]) if edges else ())
+                for one in group:
+                    one.add([next(cotangents) for _ in one.layer.calls])
+                while sum(one.waiting for one in group) > self.memory_budget // 8:
+                    max(group, key=lambda one: one.waiting).flush()
+            while group:
+                covariance += group.pop().covariance(self.memory_budget // 4)
         if found.rest:
             covariance += self._of_rest(inputs, u, found.rest)
         return u.detach(), symmetric(covariance)
+
+    def _groups(self, found: Traced, limit: int) -> list[list[Collected]]:
+        """Layers of which everything is kept at the same time, at most ``limit`` bytes.
+
+        The last layers come first, which are reached the fastest.
+        """
+        u = found.trace.u
+        every = [
+            Collected(layer, self.variance, size)
+            for layer, size in zip(found.layers, output_sizes(found), strict=True)
+        ]
+        each = [u.shape[0] * u.shape[1] * one.kept * u.element_size() for one in every]
+        if sum(each) <= limit:
+            return [every]
+        groups: list[list[Collected]] = []
+        taken = limit
+        for one, size in zip(reversed(every), reversed(each), strict=True):
+            if taken + size > limit:
+                groups.append([])
+                taken = 0
+            groups[-1].append(one)
+            taken += size
+        return groups
 
     def _of_rest(self, inputs: Inputs, u: Tensor, names: list[str]) -> Tensor:
         """By autograd through the whole network, for each image by itself."""
@@ -224,34 +258,14 @@ class Linearised:
         return u.detach()
 
 
-def _carried(found: Traced, limit: int) -> Iterator[tuple[list[Layer], list[list[Tensor]]]]:
-    """Groups of layers, and for every dimension the cotangents (1, *shape) of the outputs of all their calls.
-
-    Those of all layers at once if they take at most ``limit`` bytes twice, since they are copied. Otherwise the last
-    layers come first, which are reached the fastest.
-    """
-    u = found.trace.u
-    if not found.layers:
-        return
-    edges = [call.edge for layer in found.layers for call in layer.calls]
-    units = list(unit_columns(u))
-    first = back_to(u, edges, units[0][None])
-    each = iter([2 * len(units) * nbytes(one) for one in first])
-    sizes = [sum(next(each) for _ in layer.calls) for layer in found.layers]
-    if sum(sizes) <= limit:
-        yield found.layers, [first, *(back_to(u, edges, unit[None]) for unit in units[1:])]
-        return
-    del first
-    group: list[Layer] = []
-    taken = 0
-    for layer, size in [*zip(reversed(found.layers), reversed(sizes), strict=True), (None, 0)]:
-        if group and (layer is None or taken + size > limit):
-            edges = [call.edge for one in group for call in one.calls]
-            yield group, [back_to(u, edges, unit[None]) for unit in units]
-            group, taken = [], 0
-        if layer is not None:
-            group.append(layer)
-            taken += size
+def output_sizes(found: Traced) -> list[int]:
+    """How many numbers a column of the cotangents of each layer has for each image."""
+    num_images = max(1, len(found.trace.u))
+    return [
+        sum(math.prod(call.edge.node._input_metadata[call.edge.output_nr].shape) for call in layer.calls)
+        // num_images
+        for layer in found.layers
+    ]
 
 
 def unit_columns(u: Tensor) -> Iterator[Tensor]:
