@@ -28,6 +28,7 @@ from laplacian_metric.laplace.stored_header import (
     naming,
     parsed,
 )
+from laplacian_metric.laplace.watch import EncoderChangedError
 
 if TYPE_CHECKING:
     from laplacian_metric.encoder import Encoder
@@ -55,7 +56,7 @@ def save(lam: LAM, path: str | os.PathLike[str]) -> None:
     """
     fitted = lam._fit()
     if lam.encoder.fingerprint() != fitted.fingerprint:
-        raise ValueError(
+        raise EncoderChangedError(
             "the encoder is not the one any more that this LAM was fitted to (its weights, running statistics or "
             "dtype have changed): fit again before saving"
         )

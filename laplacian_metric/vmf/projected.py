@@ -20,6 +20,7 @@ from laplacian_metric.vmf.fitting import safe_sqrt, solve, unit_direction
 
 NODES = 48
 BLOCK = 1 << 17  # entries handled at a time: a few such arrays stay in the processor's cache
+Step = float | Tensor  # s^2 at one node of the integral, or (NODES, 1, 1) at all of them
 
 
 class ProjectedNormal(NamedTuple):
@@ -33,9 +34,6 @@ class ProjectedNormal(NamedTuple):
     length: Tensor
     variance: Tensor
     kappa: Tensor
-
-
-Step = float | Tensor
 
 
 class _Node(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +99,7 @@ def test_the_program_embeds_as_the_lam_does(fashion: LAM, images: Tensor, kappa:
         same(run, lam, images[:count])
 
 
-@pytest.mark.parametrize("kappa", [1e-2, 1e6])
+@pytest.mark.parametrize("kappa", [pytest.param(1e-2, marks=pytest.mark.slow), 1e6])
 def test_onnx_embeds_as_the_lam_does(fashion: LAM, images: Tensor, kappa: float, tmp_path: Path) -> None:
     lam = concentrated(fashion, images, kappa)
     run = onnx_run(lam, tmp_path, images[:3])
@@ -234,6 +236,7 @@ def test_the_module_itself_embeds_as_the_lam_does() -> None:
     same(ExportableLAM(lam), lam, inputs(5, torch.float64), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_double_precision(tmp_path: Path) -> None:
     lam = small(dtype=torch.float64)
     same(program_run(lam, inputs(2, torch.float64)), lam, inputs(5, torch.float64), rtol=1e-12)
@@ -346,3 +349,18 @@ def test_without_the_packages_the_error_names_the_extra(
     with pytest.raises(ImportError, match=r"to export to ONNX: pip install 'laplacian-metric\[export\]'"):
         export_onnx(small(), tmp_path / "lam.onnx", inputs(1))
     export_program(small(), inputs(1))  # needs neither
+
+
+def test_the_code_on_the_page_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Tensor
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
+    text = (root / "docs" / "saving_and_exporting.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/saving_and_exporting.md", "exec"), names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lam.onnx", "lam.safetensors"]
+    session = runtime.InferenceSession(tmp_path / "lam.onnx", providers=["CPUExecutionProvider"])
+    (kappa,) = session.run(["kappa"], {"images": images[:7].numpy()})
+    close(torch.from_numpy(kappa), names["lam"].embed(images[:7]).kappa, rtol=1e-4, atol=0)

@@ -27,6 +27,7 @@ from laplacian_metric.laplace import storage
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.laplace.storage import KEY, describe
+from laplacian_metric.laplace.watch import EncoderChangedError
 
 EUCLIDEAN = ContrastiveLoss(margin=0.9, distance="euclidean", negative_weight=0.25)
 UNNORMALISED = ContrastiveLoss(distance="euclidean", normalize=False)
@@ -267,7 +268,7 @@ def test_a_default_device_makes_no_difference(tmp_path: Path) -> None:
 def test_an_encoder_that_changed_since_the_fit_is_not_saved(tmp_path: Path) -> None:
     lam = a_lam()
     lam.encoder.train()(inputs())  # moves the running statistics
-    with pytest.raises(ValueError, match=r"the encoder is not the one any more .* fit again"):
+    with pytest.raises(EncoderChangedError, match=r"the encoder is not the one any more .* fit again"):
         lam.save(tmp_path / "lam")
     assert list(tmp_path.iterdir()) == []
 
