@@ -15,6 +15,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.network import NetworkLAM
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError
+from laplacian_metric.laplace.watch import EncoderChangedError
 from tests.laplace.network_reference import (
     LOSS,
     PLAIN,
@@ -310,8 +311,11 @@ def test_data_that_say_little() -> None:
     lam = NetworkLAM(encoder, LOSS, layers=2)
     with pytest.warns(CurvatureWarning, match="every batch is of one class"):
         lam.fit([(x, torch.zeros(12, dtype=torch.long))], check_mode=False)
-    with pytest.warns(CurvatureWarning, match="no two images of a batch share a class"):
-        NetworkLAM(encoder, LOSS, "full", layers=2).fit([(x, torch.arange(12))], check_mode=False)
+    with (
+        pytest.warns(CurvatureWarning, match="no two images of a batch share a class"),
+        pytest.warns(CurvatureWarning, match="the posterior is the prior"),
+    ):
+        NetworkLAM(encoder, LOSS, "positive", layers=2).fit([(x, torch.arange(12))], check_mode=False)
     with pytest.warns(CurvatureWarning, match="theta\\* is no mode"):
         NetworkLAM(encoder, LOSS, layers=2, n_effective=1e6).fit([(x, LABELS)])
     with_empty = fitted(encoder, [(x[:0], LABELS[:0]), *split(x)], layers=2)
@@ -413,7 +417,7 @@ def test_an_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lam.fit(batches, cache=tmp_path, check_mode=False)
     assert seen == []
     assert lam.diagnostics() == expected.diagnostics()
-    assert [path.name for path in tmp_path.iterdir()] == ["curvature-0.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["curvature.safetensors"]
 
 
 def test_another_order_encoder_or_loss_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -442,6 +446,22 @@ def test_another_order_encoder_or_loss_starts_anew(tmp_path: Path, caplog: pytes
     NetworkLAM(encoder, LOSS, layers="all").fit(batches, cache=tmp_path, check_mode=False)
     assert "cannot be read" in caplog.text
     assert file.read_bytes() == kept
+
+
+def test_two_processes_with_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over processes, here of two that see the same: those of one process that sees everything twice."""
+    from laplacian_metric.laplace.network import accumulate as module
+
+    encoder, batches = mlp(), split(random(12, 4))
+    expected = fitted(encoder, [*batches, *batches], layers="all")
+    monkeypatch.setattr(module, "reducer", lambda: lambda tensor: 2 * tensor)
+    found = fitted(encoder, batches, layers="all")
+    assert found.fitted is not None
+    assert expected.fitted is not None
+    for name in ("num_images", "num_positives", "num_negatives", "num_batches"):
+        assert getattr(found.fitted, name) == getattr(expected.fitted, name)
+    for name, value in expected.diagnostics().to_dict().items():
+        assert found.diagnostics().to_dict()[name] == pytest.approx(value, rel=1e-10)
 
 
 # --- files ---
@@ -498,5 +518,5 @@ def test_what_cannot_be_loaded(tmp_path: Path) -> None:
         lam.diagnostics,
         lam.log_marginal_likelihood,
     ):
-        with pytest.raises(ValueError, match="the encoder has changed since the fit"):
+        with pytest.raises(EncoderChangedError, match="the encoder has changed since"):
             use()

@@ -22,8 +22,9 @@ from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.distributed import reducer
+from laplacian_metric.laplace.distributed import check_agreement, reducer, together
 from laplacian_metric.laplace.features import labelled, to_device
+from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.layers import Groups, RawNetwork, choose
 from laplacian_metric.laplace.network.linearised import Tracer
@@ -61,9 +62,8 @@ class Task:
     progress: bool | None
 
     def fixed(self) -> list[str]:
-        """Without a norm a translation changes no distance: the data say nothing of the head's bias, and it stays."""
-        moves = getattr(self.loss, "normalize", True) or self.approximation is Approximation.FIXED
-        return [] if moves else ["head.bias"]
+        """Parameters that the data say nothing of."""
+        return [] if bias_is_known(self.loss, self.approximation) else ["head.bias"]
 
     def describe(self, groups: Groups) -> str:
         """What sums belong together."""
@@ -87,10 +87,12 @@ def accumulate(task: Task, loader: Iterable[Any], cache: str | Path | None) -> N
     check_modules(task.network)
     loader = with_fixed_batches(loader)
     reduce = reducer()
-    fingerprint = task.encoder.fingerprint()
-    file = None if cache is None else StateFile(cache)
-    kept = None if file is None else file.read()
-    counts, groups, digest = _first_pass(task, loader, 0 if kept is None else kept.done)
+    with together(reduce):
+        fingerprint = task.encoder.fingerprint()
+        file = None if cache is None else StateFile(cache)
+        kept = None if file is None else file.read()
+        counts, groups, digest = _first_pass(task, loader, 0 if kept is None else kept.done)
+    check_agreement(reduce, f"{task.describe(groups)}, encoder {fingerprint[:12]}")
     own = torch.tensor([counts.positives, counts.negatives, counts.images], dtype=torch.float64)
     own = own.to(task.encoder.head.weight.device)
     positives, negatives, images = (own if reduce is None else reduce(own)).tolist()
@@ -107,7 +109,8 @@ def accumulate(task: Task, loader: Iterable[Any], cache: str | Path | None) -> N
             LOGGER.warning(
                 "%s is of another encoder, loss or order of the images: the fit starts anew", file.path.name
             )
-    seen = _second_pass(task, loader, groups, (positives, negatives), sums, file)
+    with together(reduce):
+        seen = _second_pass(task, loader, groups, (positives, negatives), sums, file)
     if seen != counts:
         warnings.warn(
             f"the second pass over the loader had {seen.positives} positive and {seen.negatives} negative pairs in "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import check_finite
+from hessians.checks import CurvatureWarning, check_finite
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.features import inputs_of, to_device
+from laplacian_metric.laplace.inputs import positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.linearised import Linearised
@@ -32,6 +34,7 @@ from laplacian_metric.laplace.network.posterior import (
 )
 from laplacian_metric.laplace.network.sampled import Draws, sampled_network
 from laplacian_metric.laplace.posthoc import NotFittedError
+from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.metrics import recall_at_k
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
@@ -117,10 +120,11 @@ class NetworkLAM:
         self.memory_budget = memory_budget
         self.fitted: NetworkFitted | None = None
         self._posterior: NetworkPosterior | None = None
-        self._n_effective = _positive("n_effective", n_effective)
-        self._temperature = _positive("temperature", temperature) or 1.0
+        self._watch: Watch | None = None
+        self._n_effective = positive("n_effective", n_effective)
+        self._temperature = positive("temperature", temperature) or 1.0
         self._prior_precision = _prior(prior_precision)
-        self.weight_decay = None if not weight_decay else _positive("weight_decay", weight_decay)
+        self.weight_decay = None if not weight_decay else positive("weight_decay", weight_decay)
 
     # --- fitting ---
 
@@ -165,6 +169,13 @@ class NetworkLAM:
         if isinstance(self._prior_precision, Mapping):
             prior_of_layers(self._prior_precision, fitted.groups)
         self.fitted, self._posterior = fitted, None
+        if not fitted.trace > 0:
+            warnings.warn(
+                "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, "
+                "or take another approximation",
+                CurvatureWarning,
+                stacklevel=2,
+            )
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
@@ -178,7 +189,7 @@ class NetworkLAM:
 
     @n_effective.setter
     def n_effective(self, value: float | None) -> None:
-        self._n_effective, self._posterior = _positive("n_effective", value), None
+        self._n_effective, self._posterior = positive("n_effective", value), None
 
     @property
     def temperature(self) -> float:
@@ -187,7 +198,7 @@ class NetworkLAM:
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        self._temperature, self._posterior = _positive("temperature", value) or 1.0, None
+        self._temperature, self._posterior = positive("temperature", value) or 1.0, None
 
     @property
     def scale(self) -> float:
@@ -242,11 +253,10 @@ class NetworkLAM:
 
     def _check_encoder(self) -> None:
         """The posterior is around the weights that the encoder had."""
-        if self.encoder.fingerprint() != self._fit().fingerprint:
-            raise ValueError(
-                "the encoder has changed since the fit, and the posterior is around the weights that it had then: "
-                "restore them, or fit again"
-            )
+        fitted = self._fit()
+        if self._watch is None or self._watch.encoder is not self.encoder:
+            self._watch = Watch(self.encoder)
+        self._watch.check(fitted.fingerprint)
 
     def log_marginal_likelihood(self, prior_precision: Prior | None = None) -> float:
         """log p(D), but for the constants of the likelihood."""
@@ -398,15 +408,7 @@ class NetworkLAM:
         return cls(encoder, loss, **options).load_state_dict(state)
 
 
-def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}, a positive number is needed")
-    return None if value is None else float(value)
-
-
 def _prior(value: Prior | None) -> float | dict[str, float] | None:
     if not isinstance(value, Mapping):
-        return _positive("prior_precision", value)
-    return {
-        layer: _positive(f"prior_precision of {layer}", float(one)) or 1.0 for layer, one in value.items()
-    }
+        return positive("prior_precision", value)
+    return {layer: positive(f"prior_precision of {layer}", float(one)) or 1.0 for layer, one in value.items()}

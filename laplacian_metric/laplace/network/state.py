@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from laplacian_metric.files import atomic_write
+from laplacian_metric.laplace.distributed import own_folder
 from laplacian_metric.laplace.network.layers import Groups
 
 LOGGER = logging.getLogger(__name__)
@@ -125,13 +125,12 @@ class BatchDigest:
 
 
 class StateFile:
-    """The file of the sums in a folder, one for each process."""
+    """The file of the sums in a folder; each of many processes has a folder of its own in it."""
 
     def __init__(self, folder: str | Path) -> None:
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        folder = Path(folder)
+        folder = Path(folder) / own_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"curvature-{rank}.safetensors"
+        self.path = folder / "curvature.safetensors"
 
     def read(self) -> Sums | None:
         """What an earlier fit left; None where there is nothing, or nothing that can be read."""
