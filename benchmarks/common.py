@@ -91,11 +91,11 @@ def environment() -> dict[str, Any]:
     }
 
 
-def origin() -> dict[str, str]:
-    """The command that is running, without its folders, and the commit of the sources it runs from."""
+def origin(package: str = "benchmarks") -> dict[str, str]:
+    """The command that is running, a module of ``package``, without its folders, and the commit of the sources."""
     module = Path(sys.argv[0]).stem
     arguments = [Path(argument).name if "/" in argument else argument for argument in sys.argv[1:]]
-    command = " ".join(["python", "-m", f"benchmarks.{module}", *arguments])
+    command = " ".join(["python", "-m", f"{package}.{module}", *arguments])
     git = ["git", "-C", str(Path(__file__).resolve().parent)]
     commit = subprocess.run(
         [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False

@@ -77,7 +77,7 @@ def test_the_readme_has_two_commands_of_one_line(root: Path) -> None:
 
 
 def test_the_code_in_the_readme_runs(root: Path) -> None:
-    (code,) = blocks(root, "python")
     names: dict[str, object] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert {"w", "b", "diagonal"} <= set(names)
+    for code in blocks(root, "python"):
+        exec(compile(code, "README.md", "exec"), names)
+    assert {"known", "unknown", "w", "b", "diagonal"} <= set(names)
