@@ -1,0 +1,1 @@
+"""What produces the tables and figures of this repository."""
