@@ -13,6 +13,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
+from laplacian_metric.embedding import unit_rows
 from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
 from laplacian_metric.laplace.diagnostics import loss_and_gradient
 from laplacian_metric.laplace.distributed import check_agreement
@@ -36,6 +37,8 @@ def layer_data(
     bias = None if head.bias is None else head.bias.detach().to(features.device)
     # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
     embeddings = FeatureReader(features, FEATURE_MEMORY).embed(weight, bias)
+    if getattr(loss, "normalize", False):
+        unit_rows(embeddings)  # refuses what has no direction here, where no other process waits yet
     random_bias = None
     if bias is not None and bias_is_known(loss, approximation):
         random_bias = bias.to(features.dtype)

@@ -12,6 +12,7 @@ log prior always leave at most a third of the error.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -27,9 +28,12 @@ from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.state import Fitted
 
+LOGGER = logging.getLogger(__name__)
+
 TOLERANCE = 1e-9
 MAX_ITERATIONS = 200
 GATHERED = 1 << 22  # entries of the embeddings of pairs
+REACH = 14.0  # of log prior, to either side of the precision that the data give a weight on average
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -162,7 +166,16 @@ def validated_prior(
         same = torch.Generator(head.weight.device).manual_seed(seed)
         return pair_log_likelihood([u.cpu() for u in sampled.draws(rows, samples, same)], pairs, loss)
 
-    return math.exp(maximise(value, centre - 14, centre + 14, steps=15))
+    low, high = centre - REACH, centre + REACH
+    found = maximise(value, low, high, steps=15)
+    if min(found - low, high - found) < 1e-3 * REACH:
+        LOGGER.warning(
+            "the validation pairs want a prior precision at the end of what was tried, %.3g: the more the weights are "
+            "%s, the better they are told apart",
+            math.exp(found),
+            "held" if found > centre else "free",
+        )
+    return math.exp(found)
 
 
 def maximise(

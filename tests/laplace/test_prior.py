@@ -235,3 +235,15 @@ def test_the_marginal_optimum_of_a_fit(fitted: LAM) -> None:
     assert isinstance(fitted.fitted.curvature if fitted.fitted else None, LayerCurvature)
     assert here > fitted.log_marginal_likelihood(prior * 1.1)
     assert here > fitted.log_marginal_likelihood(prior / 1.1)
+
+
+def test_an_end_of_what_was_tried_is_told(
+    fitted: LAM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def narrower(samples: list[Tensor], pairs: Pairs, loss: Any) -> float:
+        return -float(torch.stack(samples).var(0).sum().log())
+
+    monkeypatch.setattr(module, "pair_log_likelihood", narrower)
+    fitted.optimize_prior_precision("validation", *noisy(1), samples=2, generator=seeded())
+    assert "at the end of what was tried" in caplog.text
+    assert "the more the weights are held" in caplog.text

@@ -96,6 +96,7 @@ def test_a_process_with_one_class(found: Found) -> None:
     [
         ("other width", "ValueError: features has 3 columns, the encoder's head takes 4"),
         ("no images", "ValueError: there is 0 image"),
+        ("no direction", "ValueError: 1 of 11 embeddings have no direction, the first is row 2"),
         ("broken loader", "OSError: the disk is gone"),
     ],
 )

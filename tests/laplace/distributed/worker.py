@@ -110,9 +110,18 @@ def other_encoder(rank: int) -> None:
     made.fit_features(whole.features[rows], whole.labels[rows])
 
 
+def no_direction(rank: int) -> None:
+    made, whole, rows = lam(), layer(), SHARDS[rank]
+    made.encoder.head.bias.data.zero_()
+    features = whole.features[rows].clone()
+    features[2] *= 1 - rank
+    made.fit_features(features, whole.labels[rows])
+
+
 FAILURES: dict[str, Callable[[int], None]] = {
     "other width": other_width,
     "no images": no_images,
+    "no direction": no_direction,
     "broken loader": broken_loader,
     "other encoder": other_encoder,
 }
