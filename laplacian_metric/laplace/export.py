@@ -1,7 +1,7 @@
 """A fitted LAM as a graph that runs without this library: encoder, mean direction and concentration.
 
-Structure "diag" only. Two things are lost by writing 1 + x and e^x - 1 as they are, which ONNX, having no log1p, expm1
-and erfc, makes of them: a concentration of 1e6 would keep one digit. The graphs in ONNX get forms that keep all.
+Structure "diag" only. ONNX has no log1p, expm1 and erfc; written as log(1 + x), e^x - 1 and 1 - erf(x), they would leave
+a concentration of 1e6 with one digit. The ONNX graph gets forms of them that keep all digits of float32.
 """
 
 from __future__ import annotations
