@@ -30,7 +30,7 @@ from laplacian_metric.laplace import online_options as options
 from laplacian_metric.laplace import online_parallel as parallel
 from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.fit import bias_is_known
-from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
+from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online_batch import Labels, Miner
 from laplacian_metric.laplace.online_running import Running
@@ -43,7 +43,6 @@ from laplacian_metric.laplace.online_state import (
 )
 from laplacian_metric.laplace.online_switches import PUBLISHED, PUBLISHED_SHARE, Switches
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
-from laplacian_metric.laplace.state import Fitted
 
 DEFAULT_SHARE = 5e-3
 # So many batches leave an error of a tenth of a batch's own in the curvature: enough to draw from.
@@ -318,17 +317,7 @@ class OnlineLAM:
             weight_decay=self._lam.weight_decay,
         )
         running.warn_about_pairs()
-        lam.fitted = Fitted(
-            curvature=DiagonalCurvature(running.mean_curvature()),
-            num_images=self.num_images,
-            num_positives=running.positives,
-            num_negatives=running.negatives,
-            num_batches=running.steps,
-            loss_value=running.mean_loss(),
-            gradient=running.mean_gradient(),
-            bias_is_random=self._bias_is_random,
-            fingerprint=self.encoder.fingerprint(),
-        )
+        lam.fitted = running.fitted(self.num_images, self._bias_is_random, self.encoder.fingerprint())
         return lam
 
     # --- resuming ---

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hessians.checks import CurvatureWarning
 from hessians.pairs import Population
+from laplacian_metric.laplace.layer import DiagonalCurvature
+from laplacian_metric.laplace.state import Fitted
 
 
 class Running:
@@ -93,6 +95,20 @@ class Running:
                     CurvatureWarning,
                     stacklevel=3,
                 )
+
+    def fitted(self, num_images: int, bias_is_random: bool, fingerprint: str) -> Fitted:
+        """What a LAM is made of: the curvature corrected and clamped, loss and gradient averaged, all pairs seen."""
+        return Fitted(
+            curvature=DiagonalCurvature(self.mean_curvature()),
+            num_images=num_images,
+            num_positives=self.positives,
+            num_negatives=self.negatives,
+            num_batches=self.steps,
+            loss_value=self.mean_loss(),
+            gradient=self.mean_gradient(),
+            bias_is_random=bias_is_random,
+            fingerprint=fingerprint,
+        )
 
     def state(self) -> dict[str, Tensor | float | int]:
         """Tensors and numbers, from which `load` goes on."""
