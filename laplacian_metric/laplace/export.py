@@ -1,7 +1,7 @@
 """A fitted LAM as a graph that runs without this library: encoder, mean direction and concentration.
 
-Structure "diag" only. ONNX has no log1p, expm1 and erfc; written as log(1 + x), e^x - 1 and 1 - erf(x), they would leave
-a concentration of 1e6 with one digit. The ONNX graph gets forms of them that keep all digits of float32.
+Structure "diag" only. ONNX has no log1p, expm1 and erfc; written as log(1 + x), e^x - 1 and 1 - erf(x), they would
+leave a concentration of 1e6 with one digit. The ONNX graph gets forms of them that keep all digits of float32.
 """
 
 from __future__ import annotations
