@@ -131,10 +131,12 @@ def show(title: str, rows: Sequence[Row]) -> None:
     Console().print(table)
 
 
-def save(out: Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> list[Path]:
+def save(
+    out: Path, name: str, title: str, rows: Sequence[Row], note: str = "", package: str = "benchmarks"
+) -> list[Path]:
     """Write the rows as ``name.json`` (with the environment) and ``name.md`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    made = origin()
+    made = origin(package)
     record = {"title": title, **made, "environment": environment(), "rows": [dict(row) for row in rows]}
     header = list(rows[0])
     described = ", ".join(f"{key} {value}" for key, value in environment().items() if value is not None)
