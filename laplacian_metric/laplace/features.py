@@ -61,8 +61,8 @@ def collect_features(
         encoder: put into evaluation mode for the pass.
         loader: yields (inputs, labels); in the same order every time where a folder is to be taken up again.
         folder: where to keep the features, for later sessions too; each of many processes has a folder of its own
-            in it. Without it they are kept in memory and, beyond
-            ``memory_limit`` bytes, in a temporary folder that vanishes with them.
+            in it. Without it they are kept in memory and, beyond ``memory_limit`` bytes, in a temporary folder that
+            vanishes with them.
         memory_limit: in bytes.
         progress: whether to show a bar; None asks the terminal.
     """
@@ -176,7 +176,7 @@ class _Store:
     def _to_files(self) -> None:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
-            LOGGER.info("the features exceed %.1f GiB: they are mapped from a file", self.limit / 2**30)
+            LOGGER.info("the features exceed %.3g GiB: they are mapped from a file", self.limit / 2**30)
         if self.persistent:
             # What is there beyond these rows is cut off next, so that no note may speak of it any more.
             self._write_note()
