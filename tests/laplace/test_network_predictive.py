@@ -16,9 +16,9 @@ from laplacian_metric import vmf
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.laplace.network import NetworkLAM
+from laplacian_metric.laplace.network.draws import Draws
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised
-from laplacian_metric.laplace.network.sampled import Draws
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.modes import evaluating
 from tests.hessians.jacobians import jacobians, randomise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from laplacian_metric.laplace.network.posthoc import NetworkLAM, Predictive
+from laplacian_metric.laplace.network.posthoc import NetworkLAM
+from laplacian_metric.laplace.network.predictive import Predictive
 
 __all__ = ["NetworkLAM", "Predictive"]

@@ -199,23 +199,22 @@ def _one_position(x: Tensor, d: Tensor, S: Tensor) -> Tensor:
 
 
 def _by_positions(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor:
-    """The covariance T_o of an output's positions, for all outputs by one product; then d_o T_o d_o^T."""
+    """The covariances T_o of an output's positions, for many outputs by one product; then d_o T_o d_o^T."""
     num_images, groups, columns, outputs, positions = d.shape
-    inputs = x.shape[-1]
     result = d.new_zeros(num_images, columns, columns)
     first, second = torch.triu_indices(positions, positions, device=x.device)
-    T = d.new_empty(num_images, groups, outputs, positions, positions)
-    each = 2 * num_images * groups * inputs * d.element_size()
-    for pairs in _blocks(len(first), each, memory_budget):
-        i, j = first[pairs], second[pairs]
-        values = S @ (x[:, :, i] * x[:, :, j]).mT  # (N, G, O, pairs)
-        T[..., i, j] = values
-        T[..., j, i] = values
-    each = 4 * num_images * groups * columns * positions * d.element_size()
-    for chosen in _blocks(outputs, each, memory_budget):
-        mine = d[:, :, :, chosen].transpose(2, 3)  # (N, G, o, C, L)
-        carried = mine @ T[:, :, chosen]
-        result += _paired(carried, mine)
+    bytes_each = num_images * groups * d.element_size()
+    step = max(1, memory_budget // (2 * bytes_each * positions**2))
+    for start in range(0, outputs, step):
+        part, mine = S[:, start : start + step], d[:, :, :, start : start + step].transpose(2, 3)
+        T = d.new_empty(num_images, groups, part.shape[1], positions, positions)
+        for pairs in _blocks(len(first), 2 * bytes_each * x.shape[-1], memory_budget):
+            i, j = first[pairs], second[pairs]
+            values = part @ (x[:, :, i] * x[:, :, j]).mT  # (N, G, o, pairs)
+            T[..., i, j] = values
+            T[..., j, i] = values
+        for chosen in _blocks(part.shape[1], 4 * bytes_each * columns * positions, memory_budget):
+            result += _paired(mine[:, :, chosen] @ T[:, :, chosen], mine[:, :, chosen])
     return result
 
 
@@ -242,6 +241,7 @@ def _by_gradients(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor
 
 
 def _blocks(outputs: int, bytes_each: int, memory_budget: int) -> Iterator[slice]:
+    """Some outputs (or whatever is counted) at a time."""
     size = max(1, min(memory_budget, BLOCK_BYTES) // max(1, bytes_each))
     for start in range(0, outputs, size):
         yield slice(start, min(outputs, start + size))

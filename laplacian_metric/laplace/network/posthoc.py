@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,16 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_finite
+from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.features import inputs_of, to_device
 from laplacian_metric.laplace.inputs import positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
-from laplacian_metric.laplace.network.linearised import Linearised
 from laplacian_metric.laplace.network.posterior import (
     NetworkFitted,
     NetworkPosterior,
@@ -32,32 +30,16 @@ from laplacian_metric.laplace.network.posterior import (
     optimal_priors,
     prior_of_layers,
 )
-from laplacian_metric.laplace.network.sampled import Draws, sampled_network
+from laplacian_metric.laplace.network.predictive import (
+    Predictive,
+    linearised_embedding,
+    sampled_embedding,
+)
 from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.metrics import recall_at_k
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
-from laplacian_metric.vmf import StreamedFit
-
-
-class Predictive(str, Enum):
-    """How a Gaussian over the weights becomes a distribution of embeddings."""
-
-    LINEARISED = "linearised"
-    """By the network's linearisation around theta*: a Gaussian of u for every image, in closed form."""
-
-    SAMPLED = "sampled"
-    """By networks with drawn weights, the same ones for all images."""
-
-    @classmethod
-    def parse(cls, value: str | Predictive) -> Predictive:
-        """The member with this name, or an error that lists them."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in cls)
-            raise ValueError(f"predictive is {value!r}, one of {names} is needed") from None
 
 
 class NetworkLAM:
@@ -310,8 +292,11 @@ class NetworkLAM:
         if samples < 0:
             raise ValueError(f"samples is {samples}, 0 or more are needed")
         self._check_encoder()
-        one_batch = self._linearised if self.predictive is Predictive.LINEARISED else self._sampled
-        embed = one_batch(samples, generator)
+        options = (self.network, self.posterior, samples, generator, self.memory_budget)
+        if self.predictive is Predictive.LINEARISED:
+            embed = linearised_embedding(*options)
+        else:
+            embed = sampled_embedding(*options, draws=self.samples)
         single = isinstance(inputs, (Tensor, tuple, dict))
         batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
         with evaluating(self.encoder):
@@ -319,46 +304,6 @@ class NetworkLAM:
         if not parts:
             raise ValueError("the loader is empty: there is no image to embed")
         return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
-
-    def _linearised(
-        self, samples: int, generator: torch.Generator | None
-    ) -> Callable[[Any], StochasticEmbedding]:
-        network = Linearised(self.network, self.posterior.variance(), self.memory_budget)
-        draws = Draws(self.posterior, samples, generator, self.memory_budget)
-
-        def embed(batch: Any) -> StochasticEmbedding:
-            e = StochasticEmbedding.from_gaussians(network.gaussians(batch))
-            if not samples:
-                return e
-            drawn = e.point.new_empty(samples, *e.point.shape)
-            for s, deviation in enumerate(draws):
-                drawn[s] = unit_rows(network.sample(batch, deviation))
-            return e.with_samples(drawn)
-
-        return embed
-
-    def _sampled(
-        self, samples: int, generator: torch.Generator | None
-    ) -> Callable[[Any], StochasticEmbedding]:
-        draws = Draws(self.posterior, max(samples, self.samples), generator, self.memory_budget)
-        theta = self.posterior.theta
-        none = {name: torch.zeros_like(values) for name, values in theta.items()}
-
-        def embed(batch: Any) -> StochasticEmbedding:
-            u = sampled_network(self.network, theta, none, batch)
-            check_finite("u", u)
-            point = unit_rows(u)
-            drawn = point.new_empty(samples, *point.shape) if samples else None
-            fit = StreamedFit()
-            for s, deviation in enumerate(draws):
-                z = unit_rows(sampled_network(self.network, theta, deviation, batch))
-                fit.add(z)
-                if drawn is not None and s < samples:
-                    drawn[s] = z
-            mean, kappa = fit.fit()
-            return StochasticEmbedding(point, mean, kappa, kappa.reciprocal(), samples=drawn)
-
-        return embed
 
     def recall_lost(
         self, inputs: Any, labels: Tensor, *, samples: int = 10, generator: torch.Generator | None = None

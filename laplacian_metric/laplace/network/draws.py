@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hessians.capture import Inputs, run, unaltered
-from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.posterior import NetworkPosterior
 
 
@@ -50,12 +47,3 @@ class Draws:
         if self._keeps:
             self._kept[seed] = found
         return found
-
-
-def sampled_network(
-    network: RawNetwork, theta: dict[str, Tensor], deviation: dict[str, Tensor], given: Any
-) -> Tensor:
-    """u (N, Z) of the network with the weights theta* + deviation."""
-    weights = {name: theta[name] + change for name, change in deviation.items()}
-    with unaltered(network):
-        return run(network, Inputs.of(given), weights).detach()

@@ -1,0 +1,95 @@
+"""Two ways from a Gaussian over the weights to distributions of embeddings, for one batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+
+from hessians.capture import Inputs, run, unaltered
+from hessians.checks import check_finite
+from laplacian_metric.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.laplace.network.draws import Draws
+from laplacian_metric.laplace.network.layers import RawNetwork
+from laplacian_metric.laplace.network.linearised import Linearised
+from laplacian_metric.laplace.network.posterior import NetworkPosterior
+from laplacian_metric.vmf import StreamedFit
+
+Embedding = Callable[[Any], StochasticEmbedding]
+
+
+class Predictive(str, Enum):
+    """How a Gaussian over the weights becomes a distribution of embeddings."""
+
+    LINEARISED = "linearised"
+    """By the network's linearisation around theta*: a Gaussian of u for every image, in closed form."""
+
+    SAMPLED = "sampled"
+    """By networks with drawn weights, the same ones for all images."""
+
+    @classmethod
+    def parse(cls, value: str | Predictive) -> Predictive:
+        """The member with this name, or an error that lists them."""
+        try:
+            return cls(value)
+        except ValueError:
+            names = ", ".join(repr(member.value) for member in cls)
+            raise ValueError(f"predictive is {value!r}, one of {names} is needed") from None
+
+
+def linearised_embedding(
+    network: RawNetwork,
+    posterior: NetworkPosterior,
+    samples: int,
+    generator: torch.Generator | None,
+    memory_budget: int,
+) -> Embedding:
+    """What embeds a batch by the network's linearisation, with so many joint samples of it."""
+    linearised = Linearised(network, posterior.variance(), memory_budget)
+    deviations = Draws(posterior, samples, generator, memory_budget)
+
+    def embed(batch: Any) -> StochasticEmbedding:
+        e = StochasticEmbedding.from_gaussians(linearised.gaussians(batch))
+        if not samples:
+            return e
+        drawn = e.point.new_empty(samples, *e.point.shape)
+        for s, deviation in enumerate(deviations):
+            drawn[s] = unit_rows(linearised.sample(batch, deviation))
+        return e.with_samples(drawn)
+
+    return embed
+
+
+def sampled_embedding(
+    network: RawNetwork,
+    posterior: NetworkPosterior,
+    samples: int,
+    generator: torch.Generator | None,
+    memory_budget: int,
+    *,
+    draws: int,
+) -> Embedding:
+    """What embeds a batch by at least ``draws`` networks with drawn weights, of which ``samples`` are kept."""
+    deviations = Draws(posterior, max(samples, draws), generator, memory_budget)
+    theta = posterior.theta
+
+    def embed(batch: Any) -> StochasticEmbedding:
+        inputs = Inputs.of(batch)
+        with unaltered(network):
+            u = run(network, inputs, theta).detach()
+            check_finite("u", u)
+            point = unit_rows(u)
+            drawn = point.new_empty(samples, *point.shape) if samples else None
+            fit = StreamedFit()
+            for s, deviation in enumerate(deviations):
+                weights = {name: theta[name] + change for name, change in deviation.items()}
+                z = unit_rows(run(network, inputs, weights).detach())
+                fit.add(z)
+                if drawn is not None and s < samples:
+                    drawn[s] = z
+        mean, kappa = fit.fit()
+        return StochasticEmbedding(point, mean, kappa, kappa.reciprocal(), samples=drawn)
+
+    return embed
