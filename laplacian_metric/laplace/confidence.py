@@ -131,6 +131,12 @@ class MatchConfidence:
         """The share of the confidence that says whether the place is one of a single class, (N,)."""
         return self._match(_Measured.of(head, features), self.kernel, self.spread)
 
+    def to(self, device: torch.device | str) -> MatchConfidence:
+        """Moved to a device."""
+        return MatchConfidence.from_tensors(
+            {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        )
+
     def tensors(self) -> dict[str, Tensor]:
         """What has to be stored, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}

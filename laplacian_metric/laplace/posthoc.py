@@ -17,6 +17,7 @@ from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batches import BATCH_SIZE
+from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.diagnostics import (
     Diagnostics,
     diagnose,
@@ -97,6 +98,8 @@ class LAM:
         self.fitted: Fitted | None = None
         self._watch: Watch | None = None
         self._head: tuple[tuple[Any, ...], HeadPosterior] | None = None
+        self.confidence: MatchConfidence | None = None
+        self._calibrated_with: tuple[float, float] | None = None
 
     # --- fitting ---
 
@@ -172,6 +175,7 @@ class LAM:
             chosen = checked_batches(batches, rows)
             watch = Watch(self.encoder)
         self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
+        self.confidence = None
         warn_if_zero(self.fitted)
         if check_mode:
             warn_unless_mode(self.diagnostics())
@@ -304,6 +308,40 @@ class LAM:
             raise ValueError(f"method is {method!r}, one of 'marginal', 'validation' is needed")
         return self.prior_precision
 
+    def fit_confidence(
+        self, reference: Features, validation: Features, *, alpha: float = 0.1
+    ) -> MatchConfidence:
+        """Calibrate the probability that a match can be trusted; from now on ``uncertainty`` is 1 minus it.
+
+        Args:
+            reference: labelled images of the classes that are retrieved: the training images, or the gallery.
+            validation: other images of the same distribution. None from outside of it are needed.
+            alpha: the share of validation images that may count as not quite known.
+        """
+        self.set_confidence(MatchConfidence.fit(self.head, reference, validation, alpha=alpha))
+        assert self.confidence is not None
+        return self.confidence
+
+    def set_confidence(self, confidence: MatchConfidence | None) -> None:
+        """Take a confidence that was calibrated with the posterior as it is now, or none."""
+        self.confidence = confidence
+        self._calibrated_with = (self.scale, self.prior_precision)
+
+    def check_confidence(self) -> None:
+        """Refuse a confidence that was calibrated with another posterior."""
+        if self.confidence is not None and self._calibrated_with != (self.scale, self.prior_precision):
+            raise RuntimeError(
+                "the posterior was changed after its confidence was calibrated: call fit_confidence again, or "
+                "set_confidence(None)"
+            )
+
+    def _judged(self, e: StochasticEmbedding, h: Tensor) -> StochasticEmbedding:
+        """With the calibrated uncertainty, where there is one."""
+        if self.confidence is None:
+            return e
+        self.check_confidence()
+        return e.with_uncertainty(1 - self.confidence(self.head, h, e))
+
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used."""
         fitted = self._fit()
@@ -358,7 +396,8 @@ class LAM:
         with evaluating(self.encoder):
             for number, batch in enumerate(batches):
                 h = self.encoder.features(to_device(batch, self.encoder))
-                e = head.embed(h, "features" if single else f"the features of batch {number} of the loader")
+                name = "features" if single else f"the features of batch {number} of the loader"
+                e = self._judged(head.embed(h, name), h)
                 parts.append(e if weights is None else e.with_samples(head.embed_with(h, *weights)))
         if not parts:
             raise ValueError("the loader is empty: there is no image to embed")
@@ -370,7 +409,7 @@ class LAM:
     ) -> StochasticEmbedding:
         """Embed features (N, H) of the backbone, which may be mapped from a file; see `embed`."""
         rows = features.features if isinstance(features, Features) else features
-        e = self.head.embed(rows)
+        e = self._judged(self.head.embed(rows), rows)
         if not samples:
             return e
         drawn = e.point.new_empty(samples, *e.point.shape)

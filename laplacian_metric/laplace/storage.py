@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric.files import atomic_write
+from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.layer import CURVATURES, LayerCurvature, Structure
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.stored_header import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from laplacian_metric.laplace.posthoc import LAM
 
 KEY = "laplacian_metric.LAM"
+CONFIDENCE = "confidence."
 
 
 def save(lam: LAM, path: str | os.PathLike[str]) -> None:
@@ -62,6 +64,9 @@ def save(lam: LAM, path: str | os.PathLike[str]) -> None:
         )
     found = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
     found["gradient"] = fitted.gradient
+    if lam.confidence is not None:
+        lam.check_confidence()
+        found |= {f"{CONFIDENCE}{name}": tensor for name, tensor in lam.confidence.tensors().items()}
     tensors, orders = {}, {}
     for name, tensor in found.items():
         _check_numbers(name, tensor, "fit again: it cannot be saved")
@@ -96,7 +101,9 @@ def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None =
     shape = (header["encoder"]["outputs"], header["encoder"]["features"] + fit["bias_is_random"])
     device = encoder.head.weight.device
     gradient = tensors.pop("gradient").to(device)
+    judged = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith(CONFIDENCE)}
     with naming(file):
+        confidence = _confidence(judged, shape[0]) if judged else None
         curvature = _curvature(tensors, lam.structure, shape, fit["clamped"])
         _check_shape("gradient", gradient, shape)
     counts = {name: float(fit[name]) for name in ("num_positives", "num_negatives", "loss_value")}
@@ -109,6 +116,8 @@ def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None =
         fingerprint=header["encoder"]["fingerprint"],
         **counts,
     )
+    if confidence is not None:
+        lam.set_confidence(confidence.to(device))
     return lam
 
 
@@ -183,6 +192,26 @@ def _shapes(structure: Structure, shape: tuple[int, int]) -> dict[str, tuple[int
         },
     }
     return shapes[structure]
+
+
+def _confidence(tensors: dict[str, Tensor], dim: int) -> MatchConfidence:
+    found = {name.removeprefix(CONFIDENCE): tensor for name, tensor in tensors.items()}
+    needed: dict[str, tuple[int | None, ...]] = {
+        "reference": (None, dim),
+        "classes": (len(found["reference"]) if "reference" in found else None,),
+        "location": (2,),
+        "scale": (2,),
+        **dict.fromkeys(("kernel", "spread", "threshold", "tail"), ()),
+    }
+    if set(found) != set(needed):
+        raise ValueError(
+            f"its confidence has {', '.join(sorted(found))}, {', '.join(sorted(needed))} are needed"
+        )
+    for name, tensor in found.items():
+        _check_shape(f"{CONFIDENCE}{name}", tensor, needed[name])
+        if tensor.is_floating_point() != (name != "classes"):
+            raise ValueError(f"{CONFIDENCE}{name} has dtype {tensor.dtype}")
+    return MatchConfidence.from_tensors(found)
 
 
 def _curvature(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +141,33 @@ def test_validation_images_that_are_all_alike(lam: LAM) -> None:
 def test_bad_input_is_named(lam: LAM, reference: int, validation: int, alpha: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MatchConfidence.fit(lam.head, blobs(reference, seed=0), blobs(validation, seed=1), alpha=alpha)
+
+
+def test_a_lam_with_a_confidence_reports_it(lam: LAM, tmp_path: Path) -> None:
+    train, validation = blobs(400, seed=0), blobs(200, seed=1)
+    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    before = found.embed_features(validation)
+    confidence = found.fit_confidence(train, validation)
+    e = found.embed_features(validation)
+    torch.testing.assert_close(e.uncertainty, 1 - confidence(found.head, validation.features))
+    torch.testing.assert_close(e.kappa, before.kappa, rtol=0, atol=0)
+    torch.testing.assert_close(found.embed(validation.features).uncertainty, e.uncertainty)
+    found.save(tmp_path / "lam.safetensors")
+    again = LAM.load(tmp_path / "lam.safetensors", lam.encoder)
+    torch.testing.assert_close(again.embed_features(validation).uncertainty, e.uncertainty, rtol=0, atol=0)
+
+
+def test_a_confidence_of_another_posterior_is_refused(lam: LAM, tmp_path: Path) -> None:
+    train, validation = blobs(400, seed=0), blobs(200, seed=1)
+    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    found.fit_confidence(train, validation)
+    found.prior_precision = 7.0
+    for act in (lambda: found.embed_features(validation), lambda: found.save(tmp_path / "lam.safetensors")):
+        with pytest.raises(RuntimeError, match="after its confidence was calibrated"):
+            act()
+    found.set_confidence(None)
+    torch.testing.assert_close(
+        found.embed_features(validation).uncertainty, 1 / found.embed_features(validation).kappa
+    )
+    found.fit_features(train, check_mode=False)
+    assert found.confidence is None
