@@ -233,13 +233,13 @@ def test_linearised_samples_have_the_covariance_of_the_gaussians() -> None:
     x = random(7, 4)
     lam = fitted(mlp(), x)
     network = Linearised(lam.network, lam.posterior.variance())
-    draws = Draws(lam.posterior, 4000, torch.Generator().manual_seed(0))
+    draws = Draws(lam.posterior, 1500, torch.Generator().manual_seed(0))
     with evaluating(lam.encoder):
         u = torch.stack([network.sample(x, deviation) for deviation in draws])
     mean, covariance = covariance_of(lam, x)
     centred = u - mean
     found = torch.einsum("snk,snl->nkl", centred, centred) / len(u)
-    # The standard deviation of a sample covariance is at most sqrt(2/S) of the variances: 2.2 %.
+    # The standard deviation of a sample covariance is at most sqrt(2/S) of the variances: 3.7 %.
     spread = covariance.diagonal(dim1=1, dim2=2)
     bound = 4.5 * math.sqrt(2 / len(u)) * (spread[:, :, None] * spread[:, None, :]).sqrt()
     assert ((found - covariance).abs() < bound).all()
@@ -279,18 +279,18 @@ def test_sampled_embeddings_are_those_of_the_drawn_networks() -> None:
 
 def test_both_predictives_agree_where_the_posterior_is_narrow() -> None:
     x = random(7, 1, 8, 8)
-    lam = fitted(convolutional(), x, prior_precision=1e8, samples=2000)
+    lam = fitted(convolutional(), x, prior_precision=1e8, samples=1000)
     linearised = lam.embed(x)
     lam.predictive = "sampled"  # type: ignore[assignment]
     sampled = lam.embed(x, generator=torch.Generator().manual_seed(0))
-    # V is a mean of 2000 squared deviations, each with about as much spread as mean: 2.3 %.
-    torch.testing.assert_close(sampled.kappa, linearised.kappa, rtol=0.12, atol=0)
+    # V is a mean of 1000 squared deviations, each with about as much spread as mean: 3.2 %.
+    torch.testing.assert_close(sampled.kappa, linearised.kappa, rtol=0.15, atol=0)
     torch.testing.assert_close(sampled.mean, linearised.mean, rtol=0, atol=1e-3)
 
 
 def test_one_layer_sampled_is_lam_sampled() -> None:
     x = random(7, 4)
-    lam = fitted(mlp(), x, layers=1, predictive="sampled", samples=3000, prior_precision=30.0)
+    lam = fitted(mlp(), x, layers=1, predictive="sampled", samples=1500, prior_precision=30.0)
     head = LAM(lam.encoder, LOSS, prior_precision=30.0).fit([(x, LABELS)], check_mode=False)
     found = lam.embed(x, generator=torch.Generator().manual_seed(0)).kappa
     torch.testing.assert_close(found, head.embed(x).kappa, rtol=0.15, atol=0)

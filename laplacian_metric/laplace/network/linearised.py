@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -252,7 +253,9 @@ class Linearised:
             return run(self.network, inputs, parameters)
 
         # The other kernels of attention have no forward derivative.
-        with unaltered(self.network), sdpa_kernel(SDPBackend.MATH):
+        with unaltered(self.network), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            # About torch's own forward derivatives, which it compiles when they are first needed.
+            warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
             found: Any = jvp(forward, (theta,), (dict(deviation),))
         u: Tensor = found[0] + found[1]
         return u.detach()
