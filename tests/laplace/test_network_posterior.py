@@ -226,7 +226,7 @@ def test_the_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
     assert lam.fitted is not None
     total = -6.0 * lam.fitted.loss_value
     for layer, names in lam.layers.items():
-        theta = torch.cat([dict(lam.encoder.named_parameters())[name].flatten() for name in names])
+        theta = torch.cat([dict(lam.encoder.named_parameters())[name].detach().flatten() for name in names])
         P = torch.diag(6.0 * lam.fitted.curvature[layer].diagonal()[0] + prior[layer])
         total -= (
             float(prior[layer] * theta.square().sum() + P.logdet() - len(theta) * math.log(prior[layer])) / 2

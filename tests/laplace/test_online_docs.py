@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online_switches import Switches
+from laplacian_metric.laplace.online.switches import Switches
 
 
 def page(root: Path) -> str:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hessians import Pairs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.distributed import OtherProcessError
-from laplacian_metric.laplace.online_switches import Switches
+from laplacian_metric.laplace.online.switches import Switches
 from tests.laplace.online_cases import (
     IMAGES,
     LOSS,

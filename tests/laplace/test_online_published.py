@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hessians import Pairs
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online_switches import PAPER, PUBLISHED, Switches
-from laplacian_metric.laplace.online_triplets import random_triplets
+from laplacian_metric.laplace.online.switches import PAPER, PUBLISHED, Switches
+from laplacian_metric.laplace.online.triplets import random_triplets
 from tests.laplace.online_cases import (
     IMAGES,
     LOSS,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online_switches import Switches
+from laplacian_metric.laplace.online.switches import Switches
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.online_cases import LOSS, a_batch, an_encoder, an_online, float64
 

@@ -25,23 +25,23 @@ from hessians.checks import compute_dtype
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace import online_batch as batches
-from laplacian_metric.laplace import online_options as options
-from laplacian_metric.laplace import online_parallel as parallel
 from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
-from laplacian_metric.laplace.online_batch import Labels, Miner
-from laplacian_metric.laplace.online_running import Running
-from laplacian_metric.laplace.online_state import (
+from laplacian_metric.laplace.online import batch as batches
+from laplacian_metric.laplace.online import options as options
+from laplacian_metric.laplace.online import parallel as parallel
+from laplacian_metric.laplace.online.batch import Labels, Miner
+from laplacian_metric.laplace.online.running import Running
+from laplacian_metric.laplace.online.state import (
     VERSION,
     check_architecture,
     check_settings,
     check_version,
     described,
 )
-from laplacian_metric.laplace.online_switches import PUBLISHED, PUBLISHED_SHARE, Switches
+from laplacian_metric.laplace.online.switches import PUBLISHED, PUBLISHED_SHARE, Switches
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 
 DEFAULT_SHARE = 5e-3

@@ -16,8 +16,8 @@ from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.laplace.layer import LayerPosterior
-from laplacian_metric.laplace.online_parallel import rank
-from laplacian_metric.laplace.online_triplets import random_triplets
+from laplacian_metric.laplace.online.parallel import rank
+from laplacian_metric.laplace.online.triplets import random_triplets
 
 Labels = Tensor | Sequence[int] | Pairs
 Miner = Callable[[Tensor, Tensor], Sequence[Tensor]]

@@ -6,7 +6,7 @@ import torch
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.layer import Structure
-from laplacian_metric.laplace.online_switches import PAPER, PAPER_SHARE, Switches
+from laplacian_metric.laplace.online.switches import PAPER, PAPER_SHARE, Switches
 
 
 def checked_memory(memory: float | str, switches: Switches | None) -> tuple[float, Switches]:

@@ -1,0 +1,8 @@
+"""The posterior kept up during training."""
+
+from __future__ import annotations
+
+from laplacian_metric.laplace.online.switches import PAPER, PUBLISHED, Switches
+from laplacian_metric.laplace.online.trainer import OnlineLAM
+
+__all__ = ["PAPER", "PUBLISHED", "OnlineLAM", "Switches"]
