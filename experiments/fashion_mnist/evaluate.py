@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,9 @@ class Posterior:
 
 
 # For every network; the further ones for the first seed only.
-MAIN = (
-    Posterior(),
-    Posterior(prior="validation"),
-    Posterior("lowrank"),
-    Posterior("kron"),
-)
+MAIN = (Posterior(), Posterior("lowrank"), Posterior("kron"))
 FURTHER = (
+    Posterior(prior="validation"),
     Posterior(prior="decay"),
     Posterior(approximation="positive"),
     Posterior(approximation="full"),
@@ -242,7 +238,7 @@ def write(path: Path, content: dict[str, Any], begun: float) -> None:
     print(path.name, flush=True)
 
 
-def run(network: Path, data_dir: Path, out: Path, cells: tuple[Posterior, ...]) -> None:
+def run(network: Path, data_dir: Path, out: Path, cells: Sequence[Posterior]) -> None:
     """All cells of one network that are not there yet."""
     name = network.name.removesuffix(".safetensors")
     running = network.with_name(f"{name}.lam.safetensors")
@@ -275,12 +271,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nets", type=Path, required=True, help="folder with trained networks")
     parser.add_argument("--out", type=Path, default=Path("figures/fashion_mnist"), help="folder of the cells")
     parser.add_argument("--networks", nargs="+", required=True, help="names, such as active_seed0")
-    parser.add_argument("--further", action="store_true", help="the further posteriors too")
+    parser.add_argument(
+        "--cells",
+        choices=("running", "main", "all"),
+        default="main",
+        help="the posterior that was kept up in training only, or with three made afterwards, or with all of them",
+    )
     parser.add_argument("--threads", type=int, help="processor threads; by default torch's choice")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    cells = MAIN + FURTHER if options.further else MAIN
+    cells = {"running": (), "main": MAIN, "all": MAIN + FURTHER}[options.cells]
     for name in options.networks:
         try:
             run(options.nets / f"{name}.safetensors", options.data, options.out, cells)
