@@ -75,6 +75,13 @@ def shared() -> Encoder:
     return encoder
 
 
+def weight_normed() -> Encoder:
+    """Its norm has no forward derivative."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))
+    return Encoder(nn.Sequential(layer, nn.Tanh()), nn.Linear(5, 3)).double().eval()
+
+
 def token_inputs(masked: bool) -> Any:
     ids = torch.randint(0, 7, (7, 5), generator=torch.Generator().manual_seed(2))
     ids[:, 0] = 1
@@ -92,6 +99,7 @@ CASES = {
     "text masked": (lambda: text(True), lambda: token_inputs(True)),
     "text sequence first": (lambda: text(False), lambda: token_inputs(True)),
     "shared": (shared, lambda: random(7, 4)),
+    "weight norm": (weight_normed, lambda: random(7, 4)),
 }
 
 
@@ -198,7 +206,7 @@ def test_memory_is_announced_and_kept_to(caplog: pytest.LogCaptureFixture) -> No
 # --- joint samples ---
 
 
-@pytest.mark.parametrize("name", ["mlp", "residual", "vision", "text masked"])
+@pytest.mark.parametrize("name", ["mlp", "residual", "vision", "text masked", "weight norm"])
 def test_a_linearised_sample_is_the_jacobian_times_the_deviation(name: str) -> None:
     make, given = CASES[name]
     network, inputs = RawNetwork(make()), given()

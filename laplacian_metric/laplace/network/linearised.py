@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,7 @@ class Linearised:
         self.memory_budget = memory_budget
         self.tracer = Tracer(network, list(variance))
         self._said: set[str] = set()
+        self._has_forward_derivatives = True
 
     def gaussians(self, given: Any) -> Gaussians:
         """The Gaussians of u for a batch of inputs."""
@@ -252,13 +253,44 @@ class Linearised:
         def forward(parameters: dict[str, Tensor]) -> Tensor:
             return run(self.network, inputs, parameters)
 
-        # The other kernels of attention have no forward derivative.
-        with unaltered(self.network), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-            # About torch's own forward derivatives, which it compiles when they are first needed.
-            warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
-            found: Any = jvp(forward, (theta,), (dict(deviation),))
-        u: Tensor = found[0] + found[1]
-        return u.detach()
+        with unaltered(self.network):
+            if self._has_forward_derivatives:
+                try:
+                    return _by_forward_derivative(forward, theta, deviation)
+                except NotImplementedError as error:
+                    LOGGER.info("two backward passes take the place of a forward derivative: %s", error)
+                    self._has_forward_derivatives = False
+            return _by_two_backward_passes(forward, theta, deviation)
+
+
+def _by_forward_derivative(
+    forward: Callable[[dict[str, Tensor]], Tensor], theta: dict[str, Tensor], deviation: Mapping[str, Tensor]
+) -> Tensor:
+    # The other kernels of attention have no forward derivative.
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        # About torch's own forward derivatives, which it compiles when they are first needed.
+        warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
+        found: Any = jvp(forward, (theta,), (dict(deviation),))
+    u: Tensor = found[0] + found[1]
+    return u.detach()
+
+
+def _by_two_backward_passes(
+    forward: Callable[[dict[str, Tensor]], Tensor], theta: dict[str, Tensor], deviation: Mapping[str, Tensor]
+) -> Tensor:
+    """J deviation is the derivative of (J^T v) . deviation, which is linear in v, with respect to v."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        leaves = {name: values.detach().requires_grad_() for name, values in theta.items()}
+        u = forward(leaves)
+        v = torch.zeros_like(u, requires_grad=True)
+        found = torch.autograd.grad(u, list(leaves.values()), v, create_graph=True, allow_unused=True)
+        inner = [
+            (gradient * deviation[name]).sum()
+            for name, gradient in zip(leaves, found, strict=True)
+            if gradient is not None
+        ]
+        (change,) = torch.autograd.grad(torch.stack(inner).sum(), v)
+    return (u + change).detach()
 
 
 def output_sizes(found: Traced) -> list[int]:

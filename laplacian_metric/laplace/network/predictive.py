@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 import torch
 
 from hessians.capture import Inputs, run, unaltered
 from hessians.checks import check_finite
+from hessians.choices import Choice
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.laplace.network.draws import Draws
 from laplacian_metric.laplace.network.layers import RawNetwork
@@ -20,7 +20,7 @@ from laplacian_metric.vmf import StreamedFit
 Embedding = Callable[[Any], StochasticEmbedding]
 
 
-class Predictive(str, Enum):
+class Predictive(Choice):
     """How a Gaussian over the weights becomes a distribution of embeddings."""
 
     LINEARISED = "linearised"
@@ -28,15 +28,6 @@ class Predictive(str, Enum):
 
     SAMPLED = "sampled"
     """By networks with drawn weights, the same ones for all images."""
-
-    @classmethod
-    def parse(cls, value: str | Predictive) -> Predictive:
-        """The member with this name, or an error that lists them."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in cls)
-            raise ValueError(f"predictive is {value!r}, one of {names} is needed") from None
 
 
 def linearised_embedding(
