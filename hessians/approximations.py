@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from hessians.choices import Choice
 
 
-class Approximation(str, Enum):
+class Approximation(Choice):
     """What is kept of the output Hessian."""
 
     FULL = "full"
@@ -20,12 +20,3 @@ class Approximation(str, Enum):
     CLIPPED = "clipped"
     """All of it, its negative eigenvalues set to 0 before anything is pulled back: positive semi-definite for every
     sign of the pair weights, so that no clamp is needed afterwards."""
-
-    @classmethod
-    def parse(cls, value: str | Approximation) -> Approximation:
-        """The member with this name, or an error that lists them."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in cls)
-            raise ValueError(f"approximation is {value!r}, one of {names} is needed") from None

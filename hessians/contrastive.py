@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
+from hessians.choices import Choice
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
 from hessians.pairs import ListedPairs, Pairs, row_blocks
 
 
-class Distance(str, Enum):
+class Distance(Choice):
     """Where the l2 norm is counted; the value of the loss is the same, its generalised Gauss-Newton matrix is not."""
 
     EUCLIDEAN = "euclidean"
@@ -27,7 +27,7 @@ class Distance(str, Enum):
     """The norm belongs to the loss, whose full curvature in u is kept."""
 
 
-class Negatives(str, Enum):
+class Negatives(Choice):
     """What the average over the negatives runs over when the loss is trained."""
 
     ALL = "all"
@@ -68,8 +68,8 @@ class ContrastiveLoss(PairLoss):
     negatives: Negatives | str = Negatives.ALL
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "distance", _member(Distance, "distance", self.distance))
-        object.__setattr__(self, "negatives", _member(Negatives, "negatives", self.negatives))
+        object.__setattr__(self, "distance", Distance.parse(self.distance))
+        object.__setattr__(self, "negatives", Negatives.parse(self.negatives))
         if not self.margin > 0:
             raise ValueError(f"margin is {self.margin}, a positive distance is needed")
         if not 0 <= self.negative_weight <= 1:
@@ -276,11 +276,3 @@ def _squared_distances(points: Tensor, start: int, stop: int) -> Tensor:
 def _outer(first: Tensor, second: Tensor) -> Tensor:
     """(P, Z) x (P, Z) -> (P, Z, Z)."""
     return first[:, :, None] * second[:, None, :]
-
-
-def _member(kind: type[Enum], name: str, value: str | Enum) -> Enum:
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{name} is {value!r}, one of {names} is needed") from None

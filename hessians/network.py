@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from hessians.approximations import Approximation
 from hessians.capture import Inputs, Trace, trace, unaltered
+from hessians.choices import Choice
 from hessians.columns import Settings, fallback_diagonal, joint_diagonal, rule_diagonal
 from hessians.model_checks import check_embeddings, check_independence, check_modules
 from hessians.output_hessian import OutputHessian
@@ -28,7 +28,7 @@ from hessians.sketch import random_signs, sketched_diagonal
 from hessians.spot_check import failing_parameters
 
 
-class Method(str, Enum):
+class Method(Choice):
     """How the diagonal is found."""
 
     EXACT = "exact"
@@ -89,7 +89,7 @@ def ggn_diagonal(
         >>> {name: tuple(values.shape) for name, values in diagonal.items()}
         {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (2, 8), '2.bias': (2,)}
     """
-    method = _parse_method(method)
+    method = Method.parse(method)
     given = Inputs.of(inputs)
     for name, number in (
         ("probes", probes),
@@ -118,14 +118,6 @@ def ggn_diagonal(
                 model, given, traced, plan, hessian, check, Settings(memory_budget, columns_per_pass)
             )
     return _complete(traced, found)
-
-
-def _parse_method(method: str | Method) -> Method:
-    try:
-        return Method(method)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in Method)
-        raise ValueError(f"method is {method!r}, one of {names} is needed") from None
 
 
 def _used(traced: Trace) -> list[str]:

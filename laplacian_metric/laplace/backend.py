@@ -8,12 +8,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from hessians.approximations import Approximation
+from hessians.choices import Choice
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.laplace.torch_backend.batches import Batches, batch_population
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["batch_population", "import_laplace", "laplace_arguments", "metric_laplace", "pair_loss_curvature"]
 
 
-class Structure(str, Enum):
+class Structure(Choice):
     """What is kept of the curvature of the weights."""
 
     DIAG = "diag"
@@ -39,14 +39,12 @@ class Structure(str, Enum):
     FULL = "full"
 
 
-class Subset(str, Enum):
+class Subset(Choice):
     """Which weights are uncertain."""
 
     LAST_LAYER = "last_layer"
     ALL = "all"
 
-
-_Kind = TypeVar("_Kind", bound=Enum)
 
 _CLASSES = {
     (Subset.LAST_LAYER, Structure.DIAG): "DiagLLLaplace",
@@ -102,8 +100,8 @@ def metric_laplace(
         >>> type(la).__name__, mean.shape, covariance.shape
         ('DiagLLLaplace', torch.Size([7, 2]), torch.Size([7, 2, 2]))
     """
-    structure = _member(Structure, "structure", structure)
-    subset = _member(Subset, "subset_of_weights", subset_of_weights)
+    structure = Structure.parse(structure)
+    subset = Subset.parse(subset_of_weights, "subset_of_weights")
     if (subset, structure) not in _CLASSES:
         raise ValueError(no_such_curvature(structure.value))
     parse_semidefinite(approximation)  # before a pass over the data
@@ -206,11 +204,3 @@ def _some_gradient(model: nn.Module, last_layer: str) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(False)
-
-
-def _member(kind: type[_Kind], name: str, value: str | _Kind) -> _Kind:
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in kind)
-        raise ValueError(f"{name} is {value!r}, one of {names} is needed") from None

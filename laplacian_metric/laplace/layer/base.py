@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from enum import Enum
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hessians.checks import check_floating
+from hessians.choices import Choice
 from laplacian_metric.gaussian import Gaussians
 
 
-class Structure(str, Enum):
+class Structure(Choice):
     """What is kept of the covariances between the weights."""
 
     DIAGONAL = "diag"
@@ -34,15 +34,6 @@ class Structure(str, Enum):
 
     FULL = "full"
     """All of them; for layers of at most a few thousand weights."""
-
-    @classmethod
-    def parse(cls, value: str | Structure) -> Structure:
-        """The member with this name, or an error that lists them."""
-        try:
-            return cls(value)
-        except ValueError:
-            names = ", ".join(repr(member.value) for member in cls)
-            raise ValueError(f"structure is {value!r}, one of {names} is needed") from None
 
 
 class LayerPosterior(ABC):
