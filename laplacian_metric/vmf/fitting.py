@@ -113,7 +113,7 @@ def fit(samples: Tensor, *, debiased: bool = True, refine: int = 0) -> tuple[Ten
             else f"type {type(samples).__name__}"
         )
         raise ValueError(f"samples has {shape}, a tensor (S, N, D) is needed: draws, images, dimensions")
-    count, _, dim = samples.shape
+    count = len(samples)
     if count < 2:
         raise ValueError(f"samples has {count} draws for each image, at least 2 are needed to see a spread")
     check_unit("samples", samples)
@@ -121,14 +121,23 @@ def fit(samples: Tensor, *, debiased: bool = True, refine: int = 0) -> tuple[Ten
     if not samples.numel():
         return samples[0].to(dtype), samples.new_zeros(0, dtype=dtype)
     variances, average = torch.var_mean(samples.to(dtype), dim=0, correction=1 if debiased else 0)
-    variance = precise(variances.sum(1)).clamp(max=1)
+    return fit_moments(
+        average, precise(variances.sum(1)), count, debiased=debiased, refine=refine, dtype=dtype
+    )
+
+
+def fit_moments(
+    average: Tensor, variance: Tensor, count: int, *, debiased: bool, refine: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`fit` of what is known of S = ``count`` samples: their means (N, D) and variances V (N,), in ``dtype``."""
+    variance = variance.clamp(max=1)
     squared = precise(average).square().sum(1)
     # (S R^2 - 1)/(S - 1) cancels where R is near 1, 1 - V where it is near 0.
     near_zero = (count * squared - 1) / (count - 1) if debiased else squared
     squared_length = torch.where(variance < 0.5, 1 - variance, near_zero).clamp(0, 1)
     variance = variance.clamp(min=torch.finfo(dtype).eps ** 2)
-    kappa = solve(safe_sqrt(squared_length), variance, dim, refine)
-    return unit_direction(average, squared > 0), kappa.to(dtype)
+    kappa = solve(safe_sqrt(squared_length), variance, average.shape[1], refine)
+    return unit_direction(average, squared > 0).to(dtype), kappa.to(dtype)
 
 
 def unit_direction(vectors: Tensor, defined: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.vmf.checks import check_unit, precise, result_dtype
-from laplacian_metric.vmf.fitting import safe_sqrt, solve, unit_direction
+from laplacian_metric.vmf.fitting import fit_moments
 
 
 class StreamedFit:
@@ -82,13 +82,7 @@ class StreamedFit:
             raise ValueError(
                 f"{self.count} draws of each image were added, at least 2 are needed to see a spread"
             )
-        count = self.count
-        variance = (self._squares / (count - 1 if debiased else count)).clamp(max=1)
-        squared = self._mean.square().sum(1)
-        # (S R^2 - 1)/(S - 1) cancels where R is near 1, 1 - V where it is near 0.
-        near_zero = (count * squared - 1) / (count - 1) if debiased else squared
-        squared_length = torch.where(variance < 0.5, 1 - variance, near_zero).clamp(0, 1)
-        variance = variance.clamp(min=torch.finfo(self._dtype).eps ** 2)
-        dim = self._mean.shape[1]
-        kappa = solve(safe_sqrt(squared_length), variance, dim, refine)
-        return unit_direction(self._mean, squared > 0).to(self._dtype), kappa.to(self._dtype)
+        variance = self._squares / (self.count - 1 if debiased else self.count)
+        return fit_moments(
+            self._mean, variance, self.count, debiased=debiased, refine=refine, dtype=self._dtype
+        )
