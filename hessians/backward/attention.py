@@ -66,8 +66,8 @@ class MultiheadAttentionRule(Rule):
         self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         result = {}
-        for name, parts in _projections(layer, [mine.joined() for mine in cotangents]).items():
-            weight, bias = _PARAMETERS[name]
+        for name, parts in projections(layer, [mine.joined() for mine in cotangents]).items():
+            weight, bias = PROJECTION_PARAMETERS[name]
             x = torch.cat([linear_inputs(part.inputs) for part in parts], dim=2)
             d = torch.cat([linear_outputs(part.cotangents) for part in parts], dim=-1)
             result[weight] = weight_diagonal(x, [d], form, memory_budget).squeeze(0)
@@ -76,8 +76,8 @@ class MultiheadAttentionRule(Rule):
 
     def gradient(self, layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
         result = {}
-        for name, parts in _projections(layer, cotangents).items():
-            weight, bias = _PARAMETERS[name]
+        for name, parts in projections(layer, cotangents).items():
+            weight, bias = PROJECTION_PARAMETERS[name]
             each = [(linear_inputs(part.inputs), linear_outputs(part.cotangents)) for part in parts]
             result[weight] = torch.stack([weight_gradient(x, d) for x, d in each]).sum((0, 1))
             result[bias] = torch.stack([d.sum((0, 2, 4)) for _, d in each]).sum(0).flatten()
@@ -85,7 +85,8 @@ class MultiheadAttentionRule(Rule):
 
 
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-_PARAMETERS = {
+# Weight and bias of each projection; those of queries, keys and values may be parts of in_proj_weight and in_proj_bias.
+PROJECTION_PARAMETERS = {
     "query": ("q_proj_weight", "q_bias"),
     "key": ("k_proj_weight", "k_bias"),
     "value": ("v_proj_weight", "v_bias"),
@@ -107,11 +108,16 @@ def _arguments(call: Call) -> dict[str, Any]:
     return {**dict.fromkeys(_ARGUMENTS), **dict(zip(_ARGUMENTS, call.args, strict=False)), **call.kwargs}
 
 
-def _projections(layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, list[Projection]]:
-    """The four projections with one entry for each call of the module."""
+def projections(layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, list[Projection]]:
+    """The four projections by name, with one entry for each call of the module.
+
+    Args:
+        layer: an `nn.MultiheadAttention` with its calls.
+        cotangents: for each call those of its output, (N, C, k, ..., E).
+    """
     module = layer.module
     assert isinstance(module, nn.MultiheadAttention)
-    found: dict[str, list[Projection]] = {name: [] for name in _PARAMETERS}
+    found: dict[str, list[Projection]] = {name: [] for name in PROJECTION_PARAMETERS}
     for call, mine in zip(layer.calls, cotangents, strict=True):
         given = _arguments(call)
         inputs = {name: _rows_first(call, given[name].detach()) for name in ("query", "key", "value")}

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hessians.backward import Layer, attention
-from hessians.backward.attention import MultiheadAttentionRule
+from hessians.backward import Layer
+from hessians.backward.attention import PROJECTION_PARAMETERS, MultiheadAttentionRule, projections
 from hessians.backward.bilinear import BilinearRule
 from hessians.backward.embedding import EmbeddingRule
 from hessians.backward.linear import linear_inputs, linear_outputs
@@ -258,8 +258,8 @@ def _attention(
                 (parts.format(which), part) for which, part in zip("qkv", every[joint].chunk(3), strict=True)
             )
     shares = []
-    for name, found in attention._projections(layer, cotangents).items():
-        weight, bias = attention._PARAMETERS[name]
+    for name, found in projections(layer, cotangents).items():
+        weight, bias = PROJECTION_PARAMETERS[name]
         d = torch.cat([linear_outputs(part.cotangents) for part in found], dim=-1)
         if weight in every:
             x = torch.cat([linear_inputs(part.inputs) for part in found], dim=2)
