@@ -11,17 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["LAM", "Encoder", "OnlineLAM", "StochasticEmbedding", "__version__", "metrics", "vmf"]
+__all__ = [
+    "LAM",
+    "Encoder",
+    "NetworkLAM",
+    "OnlineLAM",
+    "StochasticEmbedding",
+    "__version__",
+    "metrics",
+    "vmf",
+]
 
 if TYPE_CHECKING:
     from laplacian_metric import metrics, vmf
     from laplacian_metric.embedding import StochasticEmbedding
     from laplacian_metric.encoder import Encoder
+    from laplacian_metric.laplace.network import NetworkLAM
     from laplacian_metric.laplace.online import OnlineLAM
     from laplacian_metric.laplace.posthoc import LAM
 
 _HOMES = {
     "LAM": "laplacian_metric.laplace.posthoc",
+    "NetworkLAM": "laplacian_metric.laplace.network",
     "OnlineLAM": "laplacian_metric.laplace.online",
     "Encoder": "laplacian_metric.encoder",
     "StochasticEmbedding": "laplacian_metric.embedding",
