@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import laplacian_metric
+from tests.pages import code_blocks, run_page
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +64,8 @@ def test_every_dependency_has_its_line_in_contributing(metadata: dict[str, str],
         assert f"`{name}` |" in text, name
 
 
-def blocks(root: Path, language: str) -> list[str]:
-    text = (root / "README.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-
-
 def test_the_readme_has_two_commands_of_one_line(root: Path) -> None:
-    commands = blocks(root, "sh")
+    commands = code_blocks(root / "README.md", "sh")
     assert len(commands) == 2
     for command in commands:
         assert command.count("\n") == 1
@@ -77,7 +73,4 @@ def test_the_readme_has_two_commands_of_one_line(root: Path) -> None:
 
 
 def test_the_code_in_the_readme_runs(root: Path) -> None:
-    names: dict[str, object] = {}
-    for code in blocks(root, "python"):
-        exec(compile(code, "README.md", "exec"), names)
-    assert {"known", "unknown", "w", "b", "diagonal"} <= set(names)
+    assert {"known", "unknown", "w", "b", "diagonal"} <= set(run_page(root / "README.md"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from laplacian_metric.encoder import Encoder, encoder_names
+from tests.pages import code_blocks, run_page
 
 
 def page(root: Path) -> str:
@@ -18,12 +18,9 @@ def page(root: Path) -> str:
 def test_the_code_on_the_page_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("safetensors")
     monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
-    blocks = re.findall(r"^```python\n(.*?)^```$", page(root), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 9
-    names: dict[str, object] = {}
-    for block in blocks:
-        assert "assert " in block
-        exec(compile(block, "docs/encoders.md", "exec"), names)
+    source = root / "docs" / "encoders.md"
+    assert all("assert " in block for block in code_blocks(source))
+    names = run_page(source)
     assert isinstance(names["encoder"], Encoder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.safetensors", "training.pt"]
 

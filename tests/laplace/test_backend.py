@@ -30,6 +30,7 @@ from laplacian_metric.laplace.backend import (
     pair_loss_curvature,
 )
 from tests.laplace.backend_reference import Batch, counts, ggn, value
+from tests.pages import run_page
 
 LOSSES = {
     "arccos": ContrastiveLoss(1.3, "arccos", negative_weight=0.4),
@@ -585,12 +586,9 @@ def test_a_broken_installation_is_explained(monkeypatch: pytest.MonkeyPatch, err
 
 
 def test_the_code_of_the_page_runs(root: Path) -> None:
-    text = (root / "docs" / "laplace_torch.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        exec(compile(code, "laplace_torch.md", "exec"), names)
+        names: dict[str, Any] = run_page(root / "docs" / "laplace_torch.md")
     assert names["covariance"].shape == (200, 3, 3)
     assert torch.linalg.eigvalsh(names["covariance"]).min() > 0
     assert names["samples"].shape == (20, 99)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.laplace.watch import EncoderChangedError
 from laplacian_metric.networks import fashion_network
+from tests.pages import run_page
 from tests.vmf.tables import rows
 
 Run = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -356,10 +356,7 @@ def test_the_code_on_the_page_runs(
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
-    text = (root / "docs" / "saving_and_exporting.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
-    exec(compile(block, "docs/saving_and_exporting.md", "exec"), names)
+    names: dict[str, Any] = run_page(root / "docs" / "saving_and_exporting.md")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lam.onnx", "lam.safetensors"]
     session = runtime.InferenceSession(tmp_path / "lam.onnx", providers=["CPUExecutionProvider"])
     (kappa,) = session.run(["kappa"], {"images": images[:7].numpy()})

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
 
+from tests.pages import run_page
+
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    text = (root / "docs" / "deeper_layers.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 1
-    names: dict[str, object] = {}
-    exec(compile(blocks[0], "docs/deeper_layers.md", "exec"), names)
+    names = run_page(root / "docs" / "deeper_layers.md")
     z = names["z"]
     assert isinstance(z, torch.Tensor)
     assert z.shape == (10, 10, 3)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import fields
 from pathlib import Path
 
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.switches import Switches
+from tests.pages import run_page
 
 
 def page(root: Path) -> str:
@@ -16,11 +16,7 @@ def page(root: Path) -> str:
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", page(root), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 2
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/online.md", "exec"), names)
+    names = run_page(root / "docs" / "online.md")
     online, recall = names["online"], names["recall"]
     assert isinstance(online, OnlineLAM)
     assert online.steps > online.warmup
