@@ -277,11 +277,14 @@ def main(arguments: list[str] | None = None) -> int:
         default="main",
         help="the posterior that was kept up in training only, or with three made afterwards, or with all of them",
     )
+    parser.add_argument("--structures", nargs="+", help="of these structures only, such as diag lowrank")
     parser.add_argument("--threads", type=int, help="processor threads; by default torch's choice")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     cells = {"running": (), "main": MAIN, "all": MAIN + FURTHER}[options.cells]
+    if options.structures is not None:
+        cells = tuple(cell for cell in cells if cell.structure in options.structures)
     for name in options.networks:
         try:
             run(options.nets / f"{name}.safetensors", options.data, options.out, cells)
