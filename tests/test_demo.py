@@ -17,6 +17,11 @@ from laplacian_metric.demo.curvature import Curvature, brute_force, compare, pai
 from laplacian_metric.demo.run import run_demo
 from laplacian_metric.demo.story import tell
 from laplacian_metric.demo.training import extract_features, train
+from laplacian_metric.demo.uncertainty import assess
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.metrics import ood_auroc, r_auroc
 from laplacian_metric.networks import fashion_network
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos", negatives="active")
@@ -143,7 +148,38 @@ def test_the_demo_computes_what_its_page_says(long_form: bool) -> None:
     assert f"{result.inside.recall:.3f}" in page
     for each in result.curvatures:
         assert f"{each.trace:.4g}" in page
-    assert page.count("<img ") == 3
+    assert page.count("<img ") == 4
+    told = result.uncertainty
+    for kappa in (told.inside, told.outside):
+        assert kappa.shape == (1000,)
+        assert f"median {float(kappa.median()):.3g}" in page
+    for score in told.scores:
+        assert f"{score.strangers:.3f}" in page
+        assert f"{score.errors:.3f}" in page
+
+
+def test_the_scores_of_the_demo_are_what_they_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(90) % 3
+    train, test, strangers = (
+        Features(
+            torch.eye(3).repeat(1, 4)[labels] + 0.3 * torch.randn(90, 12, generator=generator) * wide, labels
+        )
+        for wide in (1.0, 1.0, 4.0)
+    )
+    backbone, head = torch.nn.Identity(), torch.nn.Linear(12, 3)
+    found = assess(backbone, head, LOSS, train, test, strangers, seed=0)
+    e = LAM(Encoder(backbone, head), LOSS, structure="lowrank", prior_precision=found.prior_precision)
+    inside, outside = (
+        e.fit_features(train, generator=torch.Generator().manual_seed(0), check_mode=False).embed_features(h)
+        for h in (test, strangers)
+    )
+    torch.testing.assert_close(found.inside, inside.kappa)
+    assert found.scores[0].strangers == pytest.approx(ood_auroc(1 / inside.kappa, 1 / outside.kappa))
+    assert found.scores[0].errors == pytest.approx(r_auroc(inside.point, labels, 1 / inside.kappa))
+    assert found.scores[1].strangers == pytest.approx(
+        ood_auroc(inside.variance.sum(1), outside.variance.sum(1))
+    )
 
 
 def test_a_failing_demo_leaves_nothing(tmp_path: Path) -> None:

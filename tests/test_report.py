@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laplacian_metric.report import OutputFolderError, Page, Paragraph, Picture, Section, Table, output_folder
-from laplacian_metric.report.plots import loss_curve, signed_histograms, sphere_maps
+from laplacian_metric.report.plots import (
+    concentration_histograms,
+    loss_curve,
+    signed_histograms,
+    sphere_maps,
+)
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 VOID = {"meta", "img"}
@@ -102,6 +107,7 @@ def directions(count: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
 
 PLOTS: list[Callable[[], bytes]] = [
     lambda: loss_curve([1.0, 0.5, 0.4], steps_per_epoch=2),
+    lambda: concentration_histograms({"a": torch.tensor([0.0, 1.0, 20.0]), "b": torch.tensor([5.0])}),
     lambda: sphere_maps({"left": directions(20), "right": directions(30)}),
     lambda: signed_histograms({"a": torch.tensor([-1.0, 0.0, 1e-9, 2.0]), "b": torch.zeros(4)}, "curvature"),
 ]
@@ -131,6 +137,8 @@ def test_plots_name_what_is_wrong() -> None:
         sphere_maps({"left": (torch.zeros(4, 3), torch.zeros(3), ["a"])})
     with pytest.raises(ValueError, match=r"values\['a'\] is empty"):
         signed_histograms({"a": torch.zeros(0)}, "x")
+    with pytest.raises(ValueError, match="values has no positive entry"):
+        concentration_histograms({"a": torch.zeros(3)})
 
 
 def names(folder: Path) -> list[str]:

@@ -14,6 +14,8 @@ from laplacian_metric.data import ImageSet, embedded_sample
 from laplacian_metric.demo.curvature import Agreement, Curvature, compare, measure
 from laplacian_metric.demo.settings import COMPARED_IMAGES, CURVATURE_BATCH, MARGIN
 from laplacian_metric.demo.training import OnStep, Training, extract_features, train
+from laplacian_metric.demo.uncertainty import Uncertainty, assess
+from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics import recall_at_k
 
 logger = logging.getLogger(__name__)
@@ -21,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """Images with their unit embeddings, (N, 3), and the recall at 1 among them."""
+    """Images with their features, (N, H), their unit embeddings, (N, 3), and the recall at 1 among them."""
 
     sample: ImageSet
+    features: torch.Tensor
     directions: torch.Tensor
     recall: float
     pixel_recall: float
@@ -41,17 +44,18 @@ class DemoResult:
     outside: Embedded
     curvatures: list[Curvature]
     agreements: list[Agreement]
+    uncertainty: Uncertainty
     seconds: float
 
 
 def _embed(training: Training, sample: ImageSet) -> Embedded:
     images = sample.floats()
     with torch.no_grad():
-        directions = F.normalize(training.head(extract_features(training.backbone, images)), dim=1)
+        features = extract_features(training.backbone, images)
+        directions = F.normalize(training.head(features), dim=1)
     recall = recall_at_k(directions, sample.labels)
-    return Embedded(
-        sample, directions, recall, recall_at_k(F.normalize(images.flatten(1), dim=1), sample.labels)
-    )
+    pixels = F.normalize(images.flatten(1), dim=1)
+    return Embedded(sample, features, directions, recall, recall_at_k(pixels, sample.labels))
 
 
 def compute(seed: int, epochs: int, on_step: OnStep | None = None) -> DemoResult:
@@ -66,14 +70,26 @@ def compute(seed: int, epochs: int, on_step: OnStep | None = None) -> DemoResult
     few = batch[:COMPARED_IMAGES]
     curvatures = measure(features, sample.labels, training.head, MARGIN, batch)
     agreements = compare(features[few], sample.labels[few], training.head, MARGIN)
+    inside = _embed(training, embedded_sample("fashion-mnist", "test"))
+    outside = _embed(training, embedded_sample("mnist", "test"))
+    uncertainty = assess(
+        training.backbone,
+        training.head,
+        loss,
+        Features(features, sample.labels),
+        Features(inside.features, inside.sample.labels),
+        Features(outside.features, outside.sample.labels),
+        seed,
+    )
     return DemoResult(
         seed=seed,
         epochs=epochs,
         training=training,
         train_images=len(sample),
-        inside=_embed(training, embedded_sample("fashion-mnist", "test")),
-        outside=_embed(training, embedded_sample("mnist", "test")),
+        inside=inside,
+        outside=outside,
         curvatures=curvatures,
         agreements=agreements,
+        uncertainty=uncertainty,
         seconds=time.perf_counter() - begin,
     )

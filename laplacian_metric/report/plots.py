@@ -101,6 +101,33 @@ def sphere_maps(
     return _png(figure)
 
 
+def concentration_histograms(values: Mapping[str, torch.Tensor], label: str = "kappa") -> bytes:
+    """Histograms of positive numbers on one logarithmic axis; numbers of 0 are counted in the lowest bin.
+
+    Args:
+        values: for each title its numbers (N,).
+        label: of the axis.
+    """
+    if not values:
+        raise ValueError("values is empty; there is nothing to draw")
+    every = torch.cat([entries.detach().double().flatten() for entries in values.values()])
+    positive = every[every > 0]
+    if positive.numel() == 0:
+        raise ValueError("values has no positive entry; a logarithmic axis needs one")
+    low, high = float(positive.min()), float(positive.max())
+    edges = np.geomspace(low, max(high, low * 1.01), 50)
+    figure = Figure(figsize=(8.0, 2.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for (title, entries), colour in zip(values.items(), _COLOURS, strict=False):
+        shown = entries.detach().double().flatten().clamp(low, float(edges[-1])).numpy()
+        axes.hist(shown, bins=list(edges), color=colour, alpha=0.6, label=title)
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.set_ylabel("images")
+    axes.legend(frameon=False)
+    return _png(figure)
+
+
 def _signed_bins(values: torch.Tensor, decades: int, per_decade: int) -> npt.NDArray[np.float64]:
     """Bin edges that are logarithmic on both sides of zero, down to `decades` below the largest size."""
     largest = float(values.abs().max())
