@@ -152,7 +152,7 @@ def test_the_demo_computes_what_its_page_says(long_form: bool) -> None:
     told = result.uncertainty
     for kappa in (told.inside, told.outside):
         assert kappa.shape == (1000,)
-        assert f"median {float(kappa.median()):.3g}" in page
+        assert f"{float(kappa.median()):.3g} for " in page
     for score in told.scores:
         assert f"{score.strangers:.3f}" in page
         assert f"{score.errors:.3f}" in page
