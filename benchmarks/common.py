@@ -108,6 +108,7 @@ def origin(package: str = "benchmarks") -> dict[str, str]:
         "--",
         "../hessians",
         "../laplacian_metric",
+        "../experiments",
         ".",
     ]
     changed = subprocess.run(changes, capture_output=True, text=True, check=False)
