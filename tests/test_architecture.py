@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import laplacian_metric
 from tests.imports import imported_modules, wrong_imports
 
 HEAVY = (
@@ -110,6 +111,13 @@ def test_importing_is_light(statement: str, root: Path) -> None:
     loaded = loaded_by(statement, root)
     assert {"laplacian_metric", "hessians"} & loaded
     assert loaded.isdisjoint(HEAVY)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in laplacian_metric.__all__:
+        assert getattr(laplacian_metric, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'LAMB'"):
+        laplacian_metric.LAMB  # noqa: B018
 
 
 def test_the_command_line_starts_without_torch(root: Path) -> None:

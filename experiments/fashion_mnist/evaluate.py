@@ -15,6 +15,7 @@ well it tells wrong nearest neighbours, and how well it tells corrupted validati
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -238,6 +239,14 @@ def write(path: Path, content: dict[str, Any], begun: float) -> None:
     print(path.name, flush=True)
 
 
+def keep_log(network: Path, out: Path) -> None:
+    """The log of a network's training, among the cells."""
+    log = network.with_suffix(".json")
+    if log.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        save_json(out / f"{log.stem}__training.json", json.loads(log.read_text(encoding="utf-8")))
+
+
 def run(network: Path, data_dir: Path, out: Path, cells: Sequence[Posterior]) -> None:
     """All cells of one network that are not there yet."""
     name = network.name.removesuffix(".safetensors")
@@ -273,20 +282,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--networks", nargs="+", required=True, help="names, such as active_seed0")
     parser.add_argument(
         "--cells",
-        choices=("running", "main", "all"),
+        choices=("training", "running", "main", "all"),
         default="main",
-        help="the posterior that was kept up in training only, or with three made afterwards, or with all of them",
+        help="the log of the training only, or with the posterior that was kept up in training, or with three made "
+        "afterwards, or with all of them",
     )
     parser.add_argument("--structures", nargs="+", help="of these structures only, such as diag lowrank")
     parser.add_argument("--threads", type=int, help="processor threads; by default torch's choice")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    cells = {"running": (), "main": MAIN, "all": MAIN + FURTHER}[options.cells]
+    cells = {"training": (), "running": (), "main": MAIN, "all": MAIN + FURTHER}[options.cells]
     if options.structures is not None:
         cells = tuple(cell for cell in cells if cell.structure in options.structures)
     for name in options.networks:
         try:
+            keep_log(options.nets / f"{name}.safetensors", options.out)
+            if options.cells == "training":
+                continue
             run(options.nets / f"{name}.safetensors", options.data, options.out, cells)
         except (OSError, ValueError) as error:
             print(f"evaluate: {name}: {error}", file=sys.stderr)
