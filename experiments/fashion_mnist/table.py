@@ -48,7 +48,7 @@ images. Mean ± standard deviation over seeds; networks, settings and single val
 - ECE is that of the neighbours in 100 jointly sampled spaces; for *confidence* it is that of the probability itself.
 - The last two columns are of validation images, none of them from MNIST: by these one would choose among scores.
 - The form of *confidence* was settled on the first seed with its MNIST figures in view; its constants are fitted on
-  validation images, and the other seeds' networks were not looked at for it.
+  validation images. The further seeds have other networks, and the same MNIST.
 """
 
 
@@ -110,7 +110,7 @@ def score_rows(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> list[list[
 
 
 def training_rows(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> list[list[str]]:
-    """mAP of the first seed's networks on validation images after the same few epochs: how the temperature was chosen."""
+    """mAP of the first seed's networks on validation images, after the same few epochs of each training."""
     rows = []
     for (family, cell), found in cells.items():
         first = [one for one in found if one.get("settings", {}).get("seed") == 0]
