@@ -54,15 +54,24 @@ class Posterior:
     approximation: str = "fixed"
     prior: str = "marginal"
     rank: int = 300
+    temperature: float = 1.0
 
     @property
     def name(self) -> str:
         rank = f"{self.rank}" if self.structure == "lowrank" else ""
-        return f"{self.structure}{rank}_{self.approximation}_{self.prior}"
+        cooled = "" if self.temperature == 1.0 else f"_{self.temperature:g}"
+        return f"{self.structure}{rank}_{self.approximation}_{self.prior}{cooled}"
 
 
 # For every network; the further ones for the first seed only.
-MAIN = (Posterior(), Posterior("lowrank"), Posterior("kron"))
+# 0.01 is the temperature that online training was given by its validation images.
+MAIN = (
+    Posterior(),
+    Posterior(prior="decay", temperature=0.01),
+    Posterior("lowrank"),
+    Posterior("lowrank", prior="decay", temperature=0.01),
+    Posterior("kron"),
+)
 FURTHER = (
     Posterior(prior="validation"),
     Posterior(prior="decay"),
