@@ -232,7 +232,15 @@ def measure(lam: LAM, sets: Sets) -> dict[str, Any]:
 
 def fitted(encoder: Encoder, sets: Sets, cell: Posterior) -> LAM:
     """The posterior of a cell."""
-    lam = LAM(encoder, LOSS, cell.approximation, cell.structure, rank=cell.rank, weight_decay=WEIGHT_DECAY)
+    lam = LAM(
+        encoder,
+        LOSS,
+        cell.approximation,
+        cell.structure,
+        rank=cell.rank,
+        temperature=cell.temperature,
+        weight_decay=WEIGHT_DECAY,
+    )
     lam.fit_features(sets.train, generator=torch.Generator().manual_seed(0), check_mode=False)
     if cell.prior != "decay":
         lam.optimize_prior_precision(cell.prior, sets.validation, generator=torch.Generator().manual_seed(0))
