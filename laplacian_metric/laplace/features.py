@@ -1,8 +1,8 @@
 """Features of a frozen backbone, computed once: in memory, or in a folder from which they are mapped.
 
 A folder holds ``features.bin`` (rows), ``labels.bin`` (int64) and ``features.json``, which is written after the rows
-that it counts. An interrupted pass is therefore taken up where it was, as long as the encoder and the labels in front
-are the same; otherwise it starts anew.
+that it counts. An interrupted pass is therefore taken up where it was, as long as the encoder, the labels and the
+features of the first batch, which are computed again, are the same; otherwise it starts anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +69,13 @@ def collect_features(
     with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
         for number, batch in enumerate(track(loader, "features", show=progress)):
             inputs, labels = labelled(batch, number)
-            if store.holds(labels):
+
+            def features(inputs: Any = inputs) -> Tensor:
+                return encoder.features(to_device(inputs, encoder))
+
+            if store.holds(labels, features):
                 continue
-            h = encoder.features(to_device(inputs, encoder))
+            h = features()
             if len(h) != len(labels):
                 raise ValueError(
                     f"batch {number} of the loader has {len(labels)} labels for {len(h)} images: one for each is needed"
@@ -134,8 +138,8 @@ class _Store:
             self.noted, self.dtype = rows, dtype
             self.known = torch.from_file(str(self.folder / "labels.bin"), size=rows, dtype=torch.long).clone()
 
-    def holds(self, labels: Tensor) -> bool:
-        """Whether these images are among those of an earlier pass; their labels say so."""
+    def holds(self, labels: Tensor, features: Callable[[], Tensor]) -> bool:
+        """Whether these images are among those of an earlier pass: their labels say so, and the first features do."""
         end = self.count + len(labels)
         if end > self.noted or self._files is not None:
             return False
@@ -145,13 +149,31 @@ class _Store:
                     f"image {self.count} and those after it have other labels than in the earlier pass: the loader's "
                     "order changed; use one that does not shuffle, or another folder"
                 )
-            LOGGER.warning(
-                "the loader's labels are not those of the earlier pass: the features are computed anew"
-            )
-            self.noted, self.dtype = 0, None
+            self._forget("labels")
+            return False
+        if self.count == 0 and not self._are_noted(features().cpu()):
+            # Other images, or another preparation of them, may have the same labels.
+            self._forget("features")
             return False
         self.count = end
         return True
+
+    def _are_noted(self, rows: Tensor) -> bool:
+        """Whether the first rows of the earlier pass are these, but for rounding."""
+        if self.dtype != rows.dtype or not len(rows):
+            return self.dtype == rows.dtype
+        assert self.folder is not None
+        stored = torch.from_file(
+            str(self.folder / "features.bin"), size=len(rows) * self.width, dtype=rows.dtype
+        ).view(len(rows), self.width)
+        size = float(stored.abs().double().mean())
+        return torch.allclose(stored.double(), rows.double(), rtol=1e-2, atol=1e-2 * size)
+
+    def _forget(self, what: str) -> None:
+        LOGGER.warning(
+            "the loader's %s are not those of the earlier pass: all features are computed anew", what
+        )
+        self.noted, self.dtype = 0, None
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Keep these features (n, H) and labels (n,)."""

@@ -108,7 +108,7 @@ def test_a_folder_is_kept(tmp_path: Path) -> None:
     again = encoder()
     # Another batch size is the same order.
     check(collect_features(again, loader(batch_size=8), folder=folder))
-    assert again.backbone.images == 0
+    assert again.backbone.images == 8  # the first batch, to compare
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -120,7 +120,7 @@ def test_an_interrupted_pass_goes_on(tmp_path: Path, error: type[BaseException])
     assert json.loads((tmp_path / "features.json").read_text())["rows"] == 15
     again = encoder()
     check(collect_features(again, loader(), folder=tmp_path))
-    assert again.backbone.images == NUM - 15
+    assert again.backbone.images == NUM - 15 + 5  # the first batch is compared
 
 
 def test_another_batch_size_after_an_interruption(tmp_path: Path) -> None:
@@ -130,9 +130,8 @@ def test_another_batch_size_after_an_interruption(tmp_path: Path) -> None:
     again, notes = encoder(), []
     again.backbone.register_forward_hook(lambda *_: notes.append((tmp_path / "features.json").read_text()))
     check(collect_features(again, loader(batch_size=6), folder=tmp_path))
-    assert again.backbone.images == NUM - 12
-    assert json.loads(notes[0])["rows"] == 15
-    assert json.loads(notes[1])["rows"] == 12
+    assert again.backbone.images == NUM - 12 + 6
+    assert [json.loads(note)["rows"] for note in notes[:3]] == [15, 15, 12]
 
 
 def test_rows_are_noted_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +145,7 @@ def test_rows_are_noted_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     again = encoder()
     check(collect_features(again, loader(), folder=tmp_path))
-    assert again.backbone.images == NUM - 10
+    assert again.backbone.images == NUM - 10 + 5
 
 
 @pytest.mark.parametrize("name", ["features.bin", "labels.bin"])
@@ -179,11 +178,25 @@ def test_another_encoder_or_other_images(tmp_path: Path, caplog: pytest.LogCaptu
     assert torch.equal(found.labels, 9 - LABELS)
 
 
+def test_other_images_with_the_same_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As where the images are prepared in another way."""
+    collect_features(encoder(), loader(), folder=tmp_path)
+    prepared = DataLoader(TensorDataset(2 * IMAGES, LABELS), 5)
+    with caplog.at_level(logging.WARNING):
+        found = collect_features(encoder(), prepared, folder=tmp_path)
+    assert "the loader's features are not those of the earlier pass" in caplog.text
+    torch.testing.assert_close(found.features, 2 * expected())
+    tiny = DataLoader(TensorDataset(2 * IMAGES + 1e-6, LABELS), 5)
+    again = encoder()
+    collect_features(again, tiny, folder=tmp_path)
+    assert again.backbone.images == 5
+
+
 def test_more_images_than_before(tmp_path: Path) -> None:
     collect_features(encoder(), loader(num=10), folder=tmp_path)
     again = encoder()
     check(collect_features(again, loader(), folder=tmp_path))
-    assert again.backbone.images == NUM - 10
+    assert again.backbone.images == NUM - 10 + 5
 
 
 def test_tuples_and_dictionaries() -> None:
