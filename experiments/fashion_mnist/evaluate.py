@@ -37,6 +37,8 @@ from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics.ranking import Ranking
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos", negatives="active")
+# Without the norm all images weigh alike in "fixed", long embeddings and short ones.
+WITHOUT_NORM = ContrastiveLoss(margin=0.7, distance="euclidean", normalize=False)
 WEIGHT_DECAY = 1e-5
 CORRUPTIONS = ("crop", "blur", "occlusion", "noise")
 STRENGTH = 1.0
@@ -55,12 +57,14 @@ class Posterior:
     prior: str = "marginal"
     rank: int = 300
     temperature: float = 1.0
+    norm: bool = True  # whether the l2 norm has a part in the curvature
 
     @property
     def name(self) -> str:
         rank = f"{self.rank}" if self.structure == "lowrank" else ""
         cooled = "" if self.temperature == 1.0 else f"_{self.temperature:g}"
-        return f"{self.structure}{rank}_{self.approximation}_{self.prior}{cooled}"
+        norm = "" if self.norm else "_nonorm"
+        return f"{self.structure}{rank}_{self.approximation}{norm}_{self.prior}{cooled}"
 
 
 # For every network; the further ones for the first seed only.
@@ -70,6 +74,7 @@ MAIN = (
     Posterior(prior="decay", temperature=0.01),
     Posterior("lowrank"),
     Posterior("lowrank", prior="decay", temperature=0.01),
+    Posterior("lowrank", norm=False),
     Posterior("kron"),
 )
 FURTHER = (
@@ -234,7 +239,7 @@ def fitted(encoder: Encoder, sets: Sets, cell: Posterior) -> LAM:
     """The posterior of a cell."""
     lam = LAM(
         encoder,
-        LOSS,
+        LOSS if cell.norm else WITHOUT_NORM,
         cell.approximation,
         cell.structure,
         rank=cell.rank,
