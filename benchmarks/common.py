@@ -19,6 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from laplacian_metric.files import atomic_write
+
 Row = Mapping[str, Any]
 
 
@@ -159,10 +161,9 @@ def save(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write under another name, then rename: a reader never sees half a file."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _cell(value: object) -> str:

@@ -114,7 +114,7 @@ def training_rows(cells: dict[tuple[str, str], list[dict[str, Any]]]) -> list[li
     rows = []
     for (family, cell), found in cells.items():
         first = [one for one in found if one.get("settings", {}).get("seed") == 0]
-        if cell != "training" or not first:
+        if cell != "training" or not first or len(first[0]["epochs"]) < COMPARED_EPOCH:
             continue
         epoch = first[0]["epochs"][COMPARED_EPOCH - 1]
         name = "deterministic" if family == "active" else family.replace("_", " ")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import data, metrics
+from laplacian_metric.files import atomic_write
 from laplacian_metric.networks import fashion_network
 
 KS = (1, 5, 10)
@@ -151,25 +151,17 @@ def load_network(path: Path | str) -> tuple[nn.Module, nn.Linear]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file under another name, then rename it, so that `path` is never half written."""
+    """Write a safetensors file, whole or not at all."""
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_json(path: Path, content: object) -> None:
-    """Write JSON under another name, then rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write JSON, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def resume(run: Run, last: Path) -> None:
