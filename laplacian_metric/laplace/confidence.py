@@ -13,10 +13,15 @@ c around x among labelled reference embeddings z_i, seen through a von Mises-Fis
 l the predictive variance of a component of u. k_0 and t maximise the likelihood, on validation images, of "the nearest
 other image is of its class".
 
-**known** is a tail probability. Two things make an image strange: l itself, and rho, the share of the prior's variance
-of u that the data have not removed. Their logarithms are standardised on validation images and combined as Fisher does
-with p-values, T = -log p(l) - log p(rho); beyond T's (1 - alpha) quantile on validation images, known decays as the
-exponential tail that they have there.
+**known** is a tail probability. An image is strange if l is large, if rho is, the share of the prior's variance of u
+that the data have not removed, or if the two and l/|u|^2 do not go together as they do in known images. Their
+logarithms v are standardised on validation images, where they have the correlation matrix C, and combined as Fisher does
+with p-values,
+
+    T = -log p(l) - log p(rho) + v^T C^-1 v / 2;
+
+beyond T's (1 - alpha) quantile on validation images, known decays as the exponential tail that they have there. Without
+the last term dark or blurred images, of which all features are small, would count as known.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ class MatchConfidence:
         classes: their classes as 0, 1, ..., (M,).
         kernel: k_0, the concentration of the kernel around a perfectly certain image.
         spread: t, how much of the predictive variance widens it.
-        location, scale: mean and standard deviation of (log l, log rho) on validation images, (2,).
+        location, scale: mean and standard deviation of log l, log rho and log l/|u|^2 on validation images, (3,).
+        precision: the inverse of their correlation matrix, (3, 3).
         threshold: T's quantile on validation images.
         tail: the mean excess of T beyond it.
     """
@@ -59,6 +65,7 @@ class MatchConfidence:
     spread: float
     location: Tensor
     scale: Tensor
+    precision: Tensor
     threshold: float
     tail: float
 
@@ -108,13 +115,18 @@ class MatchConfidence:
         measured = _Measured.of(head, validation.features)
         found = rank(measured.point, validation.labels, k=1)
         location, scale = measured.logs.mean(0), measured.logs.std(0, correction=0)
-        draft = MatchConfidence(points, classes, 1.0, 0.0, location, scale, 0.0, 1.0)
+        standard = (measured.logs - location) / torch.where(scale > 0, scale, 1)
+        # Singular where the three hang together, as for features that are all of one length.
+        precision = torch.linalg.pinv(standard.T @ standard / len(standard), rtol=1e-6, hermitian=True)
+        draft = MatchConfidence(points, classes, 1.0, 0.0, location, scale, precision, 0.0, 1.0)
         surprise = draft._surprise(measured.logs)
         threshold = float(torch.quantile(surprise, 1 - alpha))
         excess = surprise[surprise > threshold] - threshold
         tail = float(excess.mean()) if len(excess) else 1.0
         kernel, spread = draft._choose(measured, found.first_is_right(), found.answerable)
-        return MatchConfidence(points, classes, kernel, spread, location, scale, threshold, max(tail, 1e-12))
+        return MatchConfidence(
+            points, classes, kernel, spread, location, scale, precision, threshold, max(tail, 1e-12)
+        )
 
     def __call__(self, head: HeadPosterior, features: Tensor, e: StochasticEmbedding | None = None) -> Tensor:
         """The confidence of images with these features (N, H), (N,); ``e`` where they are embedded already."""
@@ -155,6 +167,7 @@ class MatchConfidence:
             float(tensors["spread"]),
             tensors["location"],
             tensors["scale"],
+            tensors["precision"],
             float(tensors["threshold"]),
             float(tensors["tail"]),
         )
@@ -163,8 +176,9 @@ class MatchConfidence:
         """T, (N,), in float64."""
         scale = torch.where(self.scale > 0, self.scale, 1)
         # log_ndtr(-z) is the logarithm of the upper tail of a normal distribution.
-        tails: Tensor = torch.special.log_ndtr((self.location - logs) / scale)
-        return -tails.sum(1)
+        v = (logs - self.location) / scale
+        tails: Tensor = torch.special.log_ndtr(-v[:, :2])
+        return -tails.sum(1) + ((v @ self.precision) * v).sum(1) / 2
 
     def _known(self, logs: Tensor) -> Tensor:
         return torch.exp(-(self._surprise(logs) - self.threshold).clamp(min=0) / self.tail)
@@ -198,8 +212,8 @@ class MatchConfidence:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """What the confidence needs of N images: ``point`` z (N, Z), ``relative`` l/|u|^2 (N,), ``logs`` log l and log rho
-    (N, 2); the last two in float64."""
+    """What the confidence needs of N images: ``point`` z (N, Z), ``relative`` l/|u|^2 (N,), ``logs`` of l, of rho and
+    of l/|u|^2 (N, 3); the last two in float64."""
 
     point: Tensor
     relative: Tensor
@@ -212,8 +226,9 @@ class _Measured:
         variance = e.gaussians.marginal_variance.double().mean(1)
         prior = torch.cat([head.prior_variance(h) for h in head.blocks(features)]).double()
         tiny = torch.finfo(torch.float64).tiny
-        logs = torch.stack([variance, variance / prior.clamp(min=tiny)], dim=1).clamp(min=tiny).log()
-        return _Measured(e.point, variance / e.gaussians.mean.double().square().sum(1), logs)
+        relative = variance / e.gaussians.mean.double().square().sum(1)
+        logs = torch.stack([variance, variance / prior.clamp(min=tiny), relative], dim=1)
+        return _Measured(e.point, relative, logs.clamp(min=tiny).log())
 
     def take(self, rows: Tensor) -> _Measured:
         rows = rows.to(self.point.device)

@@ -199,8 +199,9 @@ def _confidence(tensors: dict[str, Tensor], dim: int) -> MatchConfidence:
     needed: dict[str, tuple[int | None, ...]] = {
         "reference": (None, dim),
         "classes": (len(found["reference"]) if "reference" in found else None,),
-        "location": (2,),
-        "scale": (2,),
+        "location": (3,),
+        "scale": (3,),
+        "precision": (3, 3),
         **dict.fromkeys(("kernel", "spread", "threshold", "tail"), ()),
     }
     if set(found) != set(needed):

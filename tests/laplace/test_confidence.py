@@ -59,9 +59,14 @@ def by_hand(confidence: MatchConfidence, lam: LAM, h: Tensor) -> float:
         shares[int(label)] += math.exp((float(e.point[0] @ z) - 1) / width)
     match = sum((share / sum(shares)) ** 2 for share in shares)
     rho = variance * lam.prior_precision / (float(h @ h) + 1)
-    surprise = 0.0
-    for value, location, scale in zip((variance, rho), confidence.location, confidence.scale, strict=True):
-        surprise -= stats.norm.logsf((math.log(value) - float(location)) / float(scale))
+    v = [
+        (math.log(value) - float(location)) / float(scale)
+        for value, location, scale in zip(
+            (variance, rho, variance / length), confidence.location, confidence.scale, strict=True
+        )
+    ]
+    surprise = -float(stats.norm.logsf(v[0]) + stats.norm.logsf(v[1]))
+    surprise += sum(v[i] * float(confidence.precision[i, j]) * v[j] for i in range(3) for j in range(3)) / 2
     return match * math.exp(-max(0.0, surprise - confidence.threshold) / confidence.tail)
 
 
@@ -109,6 +114,15 @@ def test_strangers_and_borders_are_both_uncertain(lam: LAM, confidence: MatchCon
     point = lam.embed_features(test.features).point
     assert metrics.ood_auroc(inside, outside) > 0.9
     assert metrics.r_auroc(point, test.labels, inside) > 0.75
+
+
+def test_images_without_contrast_are_strangers_too(lam: LAM, confidence: MatchConfidence) -> None:
+    """All their features are small, so that their variance is."""
+    dark = 0.02 * blobs(100, seed=6).features
+    assert float(lam.embed_features(dark).variance.mean()) < float(
+        lam.embed_features(blobs(100, seed=6)).variance.mean()
+    )
+    assert float(confidence.known(lam.head, dark).mean()) < 0.05
 
 
 def test_tensors_and_back(lam: LAM, confidence: MatchConfidence) -> None:
