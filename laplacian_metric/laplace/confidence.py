@@ -15,8 +15,8 @@ other image is of its class".
 
 **known** is a tail probability. An image is strange if l is large, if rho is, the share of the prior's variance of u
 that the data have not removed, or if the two and l/|u|^2 do not go together as they do in known images. Their
-logarithms v are standardised on validation images, where they have the correlation matrix C, and combined as Fisher does
-with p-values,
+logarithms v are standardised on validation images, where they have the correlation matrix C, and combined as Fisher
+does with p-values,
 
     T = -log p(l) - log p(rho) + v^T C^-1 v / 2;
 
