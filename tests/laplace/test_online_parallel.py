@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hessians import Pairs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.distributed import OtherProcessError
+from laplacian_metric.laplace.online.batch import chosen_pairs
 from laplacian_metric.laplace.online.switches import Switches
 from tests.laplace.online_cases import (
     IMAGES,
@@ -59,7 +60,7 @@ def work(rank: int, port: int, folder: str) -> None:
     for step in range(STEPS):
         ddp.step(*shard(step, rank))
     found["ddp"] = [parameter.detach() for parameter in ddp.encoder.parameters()]
-    found["mined"] = mined_run(rank)
+    found["mined"], found["triplets"] = mined_run(rank)
     torch.save(found, Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
@@ -89,13 +90,22 @@ def disagreement(**options: Any) -> str:
     return "nothing was raised"
 
 
-def mined_run(rank: int) -> list[Tensor]:
-    """With a step in the middle that process 1 refuses before it has drawn its triplets."""
+def mined_run(rank: int) -> tuple[list[Tensor], Tensor]:
+    """With a step in the middle that process 1 refuses before it has drawn its triplets; weights, and the triplets of
+    one and the same batch."""
     online = an_online(generator=a_generator(rank), switches=Switches(mined=6))
     for step in range(STEPS):
         online.step(*shard(step, rank))
         refusal(online, rank)
-    return [parameter.detach() for parameter in online.encoder.parameters()]
+    images, labels = shard(0, 0)
+    pairs = Pairs.from_labels(labels)
+    u = online.encoder.raw(images).detach()
+    mined, _ = chosen_pairs(
+        u, pairs, labels, miner=None, most_triplets=6, normalize=True, generator=a_generator(0)
+    )
+    first, second, times = next(mined.listed(positive=False))
+    triplets = torch.stack([first, second, times])
+    return [parameter.detach() for parameter in online.encoder.parameters()], triplets
 
 
 def one_process() -> tuple[Encoder, Tensor]:
@@ -166,3 +176,5 @@ def test_a_wrapped_backbone_is_left_to_its_wrapper(found: list[dict[str, Any]]) 
 
 def test_mined_triplets_differ_and_the_weights_do_not(found: list[dict[str, Any]]) -> None:
     close(found[0]["mined"], found[1]["mined"], rtol=0, atol=0)
+    # Of one batch, with generators that stand alike.
+    assert not torch.equal(found[0]["triplets"], found[1]["triplets"])
