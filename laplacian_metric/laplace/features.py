@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor
 from hessians.checks import check_finite
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.files import atomic_write
+from laplacian_metric.inputs import to_device
 from laplacian_metric.laplace.distributed import own_folder
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
@@ -294,21 +295,3 @@ def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
             "one integer for each image is needed, shape (N,)"
         )
     return batch[0], labels
-
-
-def inputs_of(loader: Iterable[Any]) -> Iterator[Any]:
-    """The inputs of every batch, whether it has labels or not."""
-    for batch in loader:
-        yield batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def to_device(inputs: Any, encoder: Encoder) -> Any:
-    """Inputs on the device of the encoder's head."""
-    device = encoder.head.weight.device
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, dict):
-        return {name: to_device(value, encoder) for name, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return type(inputs)(to_device(value, encoder) for value in inputs)
-    return inputs

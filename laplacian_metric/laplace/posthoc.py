@@ -15,6 +15,7 @@ from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batches import BATCH_SIZE
 from laplacian_metric.laplace.confidence import MatchConfidence
@@ -25,7 +26,7 @@ from laplacian_metric.laplace.diagnostics import (
     warn_unless_mode,
 )
 from laplacian_metric.laplace.distributed import reducer, together
-from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features, inputs_of, to_device
+from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features
 from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.inputs import checked_batches, features_and_labels, positive

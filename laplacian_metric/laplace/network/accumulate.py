@@ -22,8 +22,9 @@ from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.inputs import to_device
 from laplacian_metric.laplace.distributed import check_agreement, reducer, together
-from laplacian_metric.laplace.features import labelled, to_device
+from laplacian_metric.laplace.features import labelled
 from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.layers import Groups, RawNetwork, choose

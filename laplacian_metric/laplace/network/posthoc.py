@@ -18,8 +18,8 @@ from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
-from laplacian_metric.laplace.features import inputs_of, to_device
 from laplacian_metric.laplace.inputs import positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers

@@ -1,0 +1,231 @@
+"""What a method is: a way to turn an image into a distribution on the sphere, and how it is learned.
+
+A `Method` holds the options of one. From an encoder it makes a `Learner`, which is what the training loop trains; a
+trained learner makes an `Embedder`, which turns images into a `StochasticEmbedding`. The methods are in
+`laplacian_metric.methods`, one file each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hessians import Pairs
+from hessians.choices import Choice
+from hessians.pair_loss import PairLoss
+from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.inputs import inputs_of, to_device
+from laplacian_metric.modes import evaluating
+from laplacian_metric.progress import track
+
+
+class Start(Choice):
+    """What a method starts from."""
+
+    SCRATCH = "scratch"
+    """An encoder with initial weights, all of which are trained."""
+    NETWORK = "network"
+    """A trained encoder whose weights go on being trained."""
+    FROZEN = "frozen"
+    """A trained encoder whose backbone stays as it is, so that its features can be computed once."""
+    NETWORKS = "networks"
+    """Several trained encoders."""
+
+
+def all_pairs(u: Tensor, labels: Tensor) -> Pairs:
+    """Every pair of a batch."""
+    return Pairs.from_labels(labels)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a method is told besides its own options.
+
+    Attributes:
+        loss: of pairs of deterministic embeddings; what the network is, or was, trained with.
+        num_images: how many images it is trained on.
+        weight_decay: of the training.
+        seed: of what the method initialises itself.
+        pairs: which pairs of a batch, given raw embeddings (N, Z) and labels (N,), are trained on.
+    """
+
+    loss: PairLoss
+    num_images: int
+    weight_decay: float = 0.0
+    seed: int = 0
+    pairs: Callable[[Tensor, Tensor], Pairs] = all_pairs
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a trained learner may look at to become an embedder. Test images are not among it.
+
+    Attributes:
+        train: the training images without augmentation, in order; iterated anew each time it yields the same batches
+            of (inputs, labels).
+        validation: other images, of the same form.
+        folder: where something large, such as features, may be kept; None for memory only.
+    """
+
+    train: Iterable[Any]
+    validation: Iterable[Any]
+    folder: Path | None = None
+
+
+class Embedder(ABC):
+    """Turns images into distributions on the sphere.
+
+    Args:
+        module: everything that has weights; it is put into evaluation mode while images are embedded.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    @abstractmethod
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        """One batch, without joint samples; called in evaluation mode, without gradients, on the module's device."""
+
+    def embed(
+        self,
+        inputs: Any,
+        *,
+        samples: int = 0,
+        generator: torch.Generator | None = None,
+        progress: bool | None = None,
+    ) -> StochasticEmbedding:
+        """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), or a loader's.
+
+        A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
+        (samples, N, Z).
+        """
+        single = isinstance(inputs, (Tensor, tuple, dict))
+        batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
+        with evaluating(self.module):
+            parts = [self.embed_batch(to_device(batch, self.module)) for batch in batches]
+        if not parts:
+            raise ValueError("the loader is empty: there is no image to embed")
+        e = parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+        if not samples:
+            return e
+        drawn = list(self.sample_embeddings(inputs, samples, generator=generator))
+        return e.with_samples(torch.stack(drawn))
+
+    def sample_embeddings(
+        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        """Joint samples one after the other, (N, Z) unit rows each.
+
+        Here the images are independent of each other; a method that draws weights gives all images the same draw.
+        """
+        e = self.embed(inputs)
+        for _ in range(samples):
+            yield e.sample(1, generator=generator)[0]
+
+    def similarity(self, queries: StochasticEmbedding, gallery: StochasticEmbedding) -> Tensor | None:
+        """The method's own score of how well images match, (Q, G); None where it is the cosine of the points."""
+        return None
+
+
+class Learner(ABC):
+    """What the training loop trains: a module and the loss of a batch.
+
+    A checkpoint keeps the module's state dictionary, what `state` returns, the optimizer's state and that of the
+    generator which `begin` was given.
+
+    Args:
+        module: everything that has weights, frozen ones included.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are trained."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def begin(self, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+        """Called once before the first step, or before a resumed one; the generator is for the learner's draws."""
+        self.optimizer = optimizer
+        self.generator = generator
+
+    @abstractmethod
+    def loss(self, inputs: Any, labels: Tensor) -> Tensor:
+        """The loss of a batch, a differentiable scalar. The module is in the mode that `train_mode` puts it into."""
+
+    def train_mode(self) -> None:
+        """Put what is trained into training mode; a learner with frozen parts leaves those in evaluation mode."""
+        self.module.train()
+
+    def step(self, loss: Tensor) -> None:
+        """Take a step of the optimizer; the gradients of ``loss`` are there already."""
+        self.optimizer.step()
+
+    def end_epoch(self) -> None:
+        """Called after the last step of every epoch, before validation."""
+
+    @abstractmethod
+    def points(self, inputs: Any) -> Tensor:
+        """The deterministic embeddings (N, Z), unit or raw, by which validation images are retrieved."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Whatever a resumed training or a loaded checkpoint needs besides the module."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        if state:
+            raise ValueError(
+                f"the checkpoint holds {', '.join(sorted(state))}, which {type(self).__name__} does not keep: it is "
+                "of another method"
+            )
+
+    @abstractmethod
+    def embedder(self, data: FitData) -> Embedder:
+        """What embeds images with the module as it is now."""
+
+
+class Method(ABC):
+    """A way to turn an image into a distribution; a subclass is a frozen dataclass of its own options.
+
+    Attributes:
+        name: what the registry calls it.
+        start: what it starts from.
+        trains: whether there is anything for the training loop to do.
+        has_uncertainty: whether its embeddings tell anything of how sure they are.
+    """
+
+    name: ClassVar[str]
+    start: ClassVar[Start] = Start.SCRATCH
+    trains: ClassVar[bool] = True
+    has_uncertainty: ClassVar[bool] = True
+
+    @abstractmethod
+    def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
+        """What is trained, with the head that the method needs.
+
+        Args:
+            encoders: one, or several where the method starts from several networks. They become part of the learner.
+            setup: what the method is told.
+        """
+
+
+def only(encoders: Sequence[Encoder], method: str) -> Encoder:
+    """The one encoder of a method that takes one.
+
+    Example:
+        >>> only([], "pfe")
+        Traceback (most recent call last):
+        ...
+        ValueError: pfe takes one encoder, 0 are given
+    """
+    if len(encoders) != 1:
+        raise ValueError(f"{method} takes one encoder, {len(encoders)} are given")
+    return encoders[0]
