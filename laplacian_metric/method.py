@@ -164,11 +164,11 @@ class Learner(ABC):
         """Put what is trained into training mode; a learner with frozen parts leaves those in evaluation mode."""
         self.module.train()
 
-    def step(self, loss: Tensor) -> None:
-        """Take a step of the optimizer; the gradients of ``loss`` are there already."""
+    def step(self) -> None:
+        """Take a step of the optimizer; the gradients are there already."""
         self.optimizer.step()
 
-    def end_epoch(self) -> None:
+    def end_epoch(self) -> None:  # noqa: B027 (most learners have nothing to do here)
         """Called after the last step of every epoch, before validation."""
 
     @abstractmethod
