@@ -129,9 +129,32 @@ class Embedder(ABC):
         for _ in range(samples):
             yield e.sample(1, generator=generator)[0]
 
+    def scores(self, inputs: Any) -> dict[str, Tensor]:
+        """Every score (N,) of how unsure the method is of images, or of a loader's: "own" is its uncertainty.
+
+        Beside it are 1/kappa and, where there are Gaussians of the raw embeddings, the sum of their variances.
+        """
+        return scores_of(self.embed(inputs))
+
+    def settings(self) -> dict[str, Any]:
+        """What was chosen while it was fitted, as plain values."""
+        return {}
+
     def similarity(self, queries: StochasticEmbedding, gallery: StochasticEmbedding) -> Tensor | None:
         """The method's own score of how well images match, (Q, G); None where it is the cosine of the points."""
         return None
+
+
+def scores_of(e: StochasticEmbedding) -> dict[str, Tensor]:
+    """The scores (N,) that an embedding has by itself.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0]])
+        >>> scores_of(StochasticEmbedding(z, z, torch.tensor([4.0]), torch.tensor([0.3])))
+        {'own': tensor([0.3000]), '1/kappa': tensor([0.2500])}
+    """
+    scores = {"own": e.uncertainty, "1/kappa": e.kappa.reciprocal()}
+    return scores if e.gaussians is None else {**scores, "variance": e.variance.sum(1)}
 
 
 class Learner(ABC):
@@ -142,7 +165,12 @@ class Learner(ABC):
 
     Args:
         module: everything that has weights, frozen ones included.
+
+    Attributes:
+        same_draws: whether all of many processes have to draw the same numbers.
     """
+
+    same_draws: ClassVar[bool] = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -20,7 +20,7 @@ from laplacian_metric.laplace.online.parallel import rank
 from laplacian_metric.laplace.online.triplets import random_triplets
 
 Labels = Tensor | Sequence[int] | Pairs
-Miner = Callable[[Tensor, Tensor], Sequence[Tensor]]
+Miner = Callable[[Tensor, Tensor], Sequence[Tensor] | Pairs]
 
 
 def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
@@ -70,7 +70,11 @@ def chosen_pairs(
         return mined, mined
     assert miner is not None
     points = F.normalize(u.detach(), dim=1) if normalize else u.detach()
-    return Pairs.from_indices(tuple(miner(points, labels)), len(u)), pairs
+    found = miner(points, labels)
+    chosen = found if isinstance(found, Pairs) else Pairs.from_indices(tuple(found), len(u))
+    if chosen.num_images != len(u):
+        raise ValueError(f"the miner's pairs are over {chosen.num_images} images for a batch of {len(u)}")
+    return chosen, pairs
 
 
 def embeddings_at_draws(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -128,3 +129,39 @@ class Running:
         for name in ("loss", "positives", "negatives"):
             setattr(self, name, float(state[name]))
         self.steps = int(state["steps"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`state` as tensors alone, numbers in float64.
+
+        Example:
+            >>> running = Running(torch.zeros(1, 1), share=0.5)
+            >>> running.add(torch.ones(1, 1), torch.zeros(1, 1), 2.0, (1, 3))
+            >>> again = Running(torch.zeros(1, 1), share=0.5)
+            >>> again.load_tensors(running.tensors())
+            >>> again.mean_curvature(), again.mean_loss(), again.steps
+            (tensor([[1.]]), 2.0, 1)
+        """
+        return {
+            name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
+            for name, value in self.state().items()
+        }
+
+    def load_tensors(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`; another shape is refused, and nothing is changed then."""
+        own = self.tensors()
+        if set(own) != set(state):
+            raise ValueError(
+                f"the state holds {', '.join(sorted(state)) or 'nothing'}, {', '.join(sorted(own))} are needed: it is "
+                "not that of an online posterior"
+            )
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name} has shape {tuple(state[name].shape)} in the state, {tuple(tensor.shape)} is needed: it is "
+                    "of another head"
+                )
+        self.load({name: value if value.ndim else value.item() for name, value in state.items()})
+
+
+def _dtype_of(number: float | int) -> torch.dtype:
+    return torch.int64 if isinstance(number, int) else torch.float64

@@ -67,8 +67,8 @@ class OnlineLAM:
             the sum of that memory, which starts at the prior, in place of an average.
         warmup: so many steps are taken without a draw. By default 100, or 1/a where that is less.
         samples: how many draws a step has; the mean of their losses is minimised.
-        miner: takes unit embeddings (N, Z) and labels (N,), and returns pytorch-metric-learning's index tuple: the
-            pairs that are trained on. The curvature is over all pairs.
+        miner: takes unit embeddings (N, Z) and labels (N,), and returns pytorch-metric-learning's index tuple, or
+            `hessians.Pairs`: the pairs that are trained on. The curvature is over all pairs.
         generator: of the draws, on the head's device; a new one that starts at 0 by default.
         switches: what is done as in the published code; see `as_published`.
 
@@ -340,6 +340,14 @@ class OnlineLAM:
             **described("loss", self.pair_loss),
             **described("switches", self.switches),
         }
+
+    def running_state(self) -> dict[str, Tensor]:
+        """The running curvature and all counters, as tensors: what a loop keeps that saves the rest by itself."""
+        return self._running.tensors()
+
+    def load_running_state(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `running_state`; one of another architecture is refused, and nothing is changed."""
+        self._running.load_tensors(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values from which `load_state_dict` goes on to the bit; ``torch.save`` takes it.
