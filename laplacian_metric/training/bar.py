@@ -1,0 +1,64 @@
+"""The progress bar of a training: on a terminal only, with the loss and the last validation recall."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class Bar:
+    """Steps of an epoch, with what is known so far; does nothing where it is not shown.
+
+    Example:
+        >>> with Bar(1, show=False) as bar:
+        ...     bar.begin(1, steps=2)
+        ...     bar.step(0.5)
+    """
+
+    def __init__(self, epochs: int, show: bool | None = None) -> None:
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.shown = on_terminal if show is None else show
+        self.epochs = epochs
+        self.recall = "-"
+        self._bar: Any = None
+        self._task: Any = None
+        if self.shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]}  validation recall@1 {task.fields[recall]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True, force_terminal=show),
+                transient=True,
+            )
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, epoch: int, steps: int, done: int = 0) -> None:
+        """An epoch, ``done`` of whose steps were taken before."""
+        if self._bar is None:
+            return
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        fields = {"epoch": epoch, "epochs": self.epochs, "loss": "-", "recall": self.recall}
+        self._task = self._bar.add_task("", total=steps, completed=done, **fields)
+
+    def step(self, loss: float) -> None:
+        """One more step; the mean loss of the epoch so far."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, loss=f"{loss:.4f}")
+
+    def finished(self, entry: dict[str, Any]) -> None:
+        """An epoch is over, and this was measured."""
+        self.recall = f"{entry['recall@1']:.3f}"

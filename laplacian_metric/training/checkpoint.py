@@ -1,0 +1,162 @@
+"""Checkpoints of a training: tensors in safetensors, everything else as JSON in the file's header. Nothing is pickled.
+
+``best.safetensors`` has what embeds: the module and what else the learner keeps, of the best epoch so far.
+``last.safetensors`` has what it takes to go on: the same of the last step, the optimizer's averages, the states of
+the random generators, and where in the epoch the training stands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.files import atomic_write
+from laplacian_metric.method import Learner
+
+FORMAT = "laplacian-metric-training-1"
+BEST, LAST, LOG = "best.safetensors", "last.safetensors", "log.json"
+
+
+class OtherRunError(ValueError):
+    """The folder holds a training with other settings."""
+
+
+@dataclass
+class Progress:
+    """Where a training stands.
+
+    Attributes:
+        history: what was measured after every finished epoch.
+        step: how many steps of the epoch after these are done.
+        total: the sum of the losses of their images.
+        images: how many these are.
+        seconds: how long they took.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
+    total: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "history": self.history,
+            "step": self.step,
+            "total": self.total.hex(),  # the very same number, so that the resumed loss is the same to the bit
+            "images": self.images,
+            "seconds": self.seconds,
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Progress:
+        return Progress(
+            found["history"],
+            found["step"],
+            float.fromhex(found["total"]),
+            found["images"],
+            found["seconds"],
+        )
+
+
+def embedding_tensors(learner: Learner) -> dict[str, Tensor]:
+    """What embeds: all of it copied, since the file format takes no memory that two tensors share."""
+    module = {f"module/{name}": tensor for name, tensor in learner.module.state_dict().items()}
+    own = {f"learner/{name}": tensor for name, tensor in learner.state().items()}
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in {**module, **own}.items()}
+
+
+def optimizer_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's averages, by the name of the parameter."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in learner.module.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                found[f"optimizer/{key}/{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+    return found
+
+
+def save(path: Path, tensors: dict[str, Tensor], identity: Mapping[str, Any], progress: Progress) -> None:
+    """Write a checkpoint, whole or not at all."""
+    from safetensors.torch import save_file
+
+    metadata = {
+        "format": FORMAT,
+        "identity": json.dumps(identity, sort_keys=True),
+        "progress": json.dumps(progress.to_json()),
+    }
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata=metadata)
+
+
+def save_log(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON for people to read, whole or not at all."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
+    """The tensors of a checkpoint, what identifies its run, and where that stood."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and the training starts anew") from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} is no checkpoint of this training loop: choose another folder, or remove it"
+        )
+    return tensors, json.loads(metadata["identity"]), Progress.from_json(json.loads(metadata["progress"]))
+
+
+def check_identity(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that was begun with other settings."""
+    names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+    if not names:
+        return
+    shown = ", ".join(f"{name} was {found.get(name)!r} and is now {wanted.get(name)!r}" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    raise OtherRunError(
+        f"{path.parent.name}/{path.name} is of a training with other settings: {shown}{more}. Choose another folder, "
+        "give the settings back, or remove the folder to start anew"
+    )
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def load_embedding(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
+    """Give a learner's module, and the learner, what `embedding_tensors` took."""
+    learner.module.load_state_dict(part(tensors, "module/"))
+    learner.restore(part(tensors, "learner/"))
+
+
+def load_optimizer(learner: Learner, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimizer what `optimizer_tensors` took."""
+    averages = part(tensors, "optimizer/")
+    for name, parameter in learner.module.named_parameters():
+        for key in [key for key in averages if key.partition("/")[2] == name]:
+            kind = key.partition("/")[0]
+            value = averages[key]
+            # Counters stay where torch keeps them, on the processor.
+            device = parameter.device if value.shape == parameter.shape else value.device
+            optimizer.state[parameter][kind] = value.to(device)
+
+
+def load_best(learner: Learner, folder: Path) -> None:
+    """Give a learner the weights, and whatever else it keeps, of the best epoch of the training in a folder."""
+    path = folder / BEST
+    if not path.exists():
+        raise FileNotFoundError(f"{folder.name} has no {BEST}: nothing was trained there; train first")
+    load_embedding(learner, read(path)[0])

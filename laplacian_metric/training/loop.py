@@ -1,0 +1,283 @@
+"""The training loop: epochs, validation after each, checkpoints from which it goes on to the bit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from laplacian_metric import metrics
+from laplacian_metric.inputs import device_of, to_device
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.method import Learner
+from laplacian_metric.modes import evaluating
+from laplacian_metric.training import checkpoint, processes
+from laplacian_metric.training.bar import Bar
+from laplacian_metric.training.checkpoint import Progress
+from laplacian_metric.training.options import Schedule, TrainingOptions, learning_rate, make_optimizer
+from laplacian_metric.training.order import epoch_batches
+from laplacian_metric.training.precision import computing_in
+
+LOGGER = logging.getLogger(__name__)
+KS = (1, 5, 10)
+# What may be changed when a run is continued.
+FREE = ("epochs", "patience", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training did.
+
+    Attributes:
+        history: for every epoch its loss, learning rate and seconds, and what was measured on validation images.
+        best_epoch: the epoch, counted from 1, whose weights were kept; 0 where there was no epoch.
+        seconds: of all epochs, those of earlier sessions included.
+    """
+
+    history: list[dict[str, Any]]
+    best_epoch: int
+    seconds: float
+
+
+def train(
+    learner: Learner,
+    train: LabelledInputs,
+    validation: LabelledInputs,
+    options: TrainingOptions,
+    folder: Path,
+    *,
+    seed: int = 0,
+    identity: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train, or go on training where an earlier call with the same folder was interrupted.
+
+    After every epoch the folder gets, each file whole or not at all, ``best.safetensors`` if the mean of mAP@1, 5 and
+    10 on the validation images is the best so far, ``log.json`` and ``last.safetensors``. The same call goes on from
+    the latter with the same result as if it had not been interrupted. Where ``torch.distributed`` is initialised the
+    batches are dealt out to the processes and gradients are averaged.
+
+    Args:
+        learner: with initial weights; trained in place. At the end it has the weights of the last epoch, see
+            `load_best`.
+        train: the training images.
+        validation: by which the epoch that is kept is chosen; never test images.
+        options: of the training.
+        folder: of this run alone.
+        seed: of the order of the images, and of all draws.
+        identity: what else the result depends on, as plain values; a run that was begun with something else is refused.
+        progress: whether to show a bar; None asks the terminal.
+
+    Raises:
+        FloatingPointError: a loss is not finite.
+        OtherRunError: the folder holds a training with other settings.
+    """
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, a number from 0 on is needed")
+    folder.mkdir(parents=True, exist_ok=True)
+    devices = [device_of(learner.module)] if device_of(learner.module).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), computing_in(options.precision, learner.module):
+        torch.manual_seed(seed + processes.processes()[0])
+        run = _Run(learner, train, validation, options, folder, seed, dict(identity or {}), progress)
+        run.resume()
+        return run.to_the_end()
+
+
+class _Run:
+    """One training: the learner with its optimizer and generator, and where it stands."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        images: LabelledInputs,
+        validation: LabelledInputs,
+        options: TrainingOptions,
+        folder: Path,
+        seed: int,
+        identity: dict[str, Any],
+        show: bool | None,
+    ) -> None:
+        self.learner = learner
+        self.images = images
+        self.validation = validation
+        self.options = options
+        self.folder = folder
+        self.seed = seed
+        self.show = show
+        self.process, self.processes = processes.processes()
+        self.identity = {**_plain(options), **identity, "seed": seed, "processes": self.processes}
+        self.device = device_of(learner.module)
+        self.optimizer = make_optimizer(options, learner.parameters())
+        own = 0 if learner.same_draws else self.process
+        self.generator = torch.Generator(self.device).manual_seed(seed + own)
+        self.state = Progress()
+        learner.begin(self.optimizer, self.generator)
+        self.loss = processes.loss_function(learner)
+
+    # --- epochs ---
+
+    def to_the_end(self) -> Trained:
+        """All epochs that are missing."""
+        if not self.options.epochs and not (self.folder / checkpoint.BEST).exists():
+            self._save(checkpoint.BEST, whole=False)
+        with Bar(self.options.epochs, show=self.show if self.process == 0 else False) as bar:
+            for entry in self.state.history:
+                bar.finished(entry)
+            while len(self.state.history) < self.options.epochs and not self._is_patience_over():
+                bar.finished(self._epoch(bar))
+        history = self.state.history
+        return Trained(history, best_epoch(history), sum(entry["seconds"] for entry in history))
+
+    def _epoch(self, bar: Bar) -> dict[str, Any]:
+        """One epoch, or the rest of one, with its validation and its checkpoints."""
+        state, number = self.state, len(self.state.history)
+        rate = learning_rate(self.options, number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batches = epoch_batches(
+            self.images.labels, self.options, self.seed, number, self.process, self.processes
+        )
+        bar.begin(number + 1, len(batches), state.step)
+        # Whoever goes on in the middle of an epoch has to give the images' readers the seeds that they had.
+        every = self.options.checkpoint_every or len(batches)
+        while state.step < len(batches):
+            begun = time.perf_counter()
+            rows = batches[state.step : state.step - state.step % every + every]
+            reading = torch.Generator().manual_seed(self.seed + 1_000_003 * number + state.step)
+            for inputs, labels in self.images.batches(rows, reading):
+                self._step(inputs, labels)
+                bar.step(state.total / state.images)
+            state.seconds += time.perf_counter() - begun
+            if state.step < len(batches):
+                self._save(checkpoint.LAST, whole=True)
+        begun = time.perf_counter()
+        self.learner.end_epoch()
+        entry = {
+            "epoch": number + 1,
+            "loss": processes.mean_over_processes(state.total, state.images, self.learner),
+            "learning_rate": rate,
+            **validate(self.learner, self.validation),
+        }
+        entry["seconds"] = round(state.seconds + time.perf_counter() - begun, 3)
+        self.state = Progress([*state.history, entry])
+        self._keep()
+        return entry
+
+    def _step(self, inputs: Any, labels: Tensor) -> None:
+        """One step of the optimizer."""
+        learner, state = self.learner, self.state
+        learner.train_mode()
+        loss = self.loss(to_device(inputs, learner.module), labels.to(self.device))
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss of step {state.step + 1} of epoch {len(state.history) + 1} is {value}: lower the learning "
+                "rate, or look for what is wrong with the images"
+            )
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(learner.parameters(), self.options.clip_norm)
+        learner.step()
+        state.step += 1
+        state.total += value * len(labels)
+        state.images += len(labels)
+
+    def _is_patience_over(self) -> bool:
+        history, patience = self.state.history, self.options.patience
+        return patience is not None and len(history) - best_epoch(history) >= patience
+
+    # --- files ---
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint; does nothing where there is none."""
+        path = self.folder / checkpoint.LAST
+        processes.barrier()
+        if not path.exists():
+            return
+        tensors, found, self.state = checkpoint.read(path)
+        checkpoint.check_identity(path, found, self.identity)
+        checkpoint.load_embedding(self.learner, tensors)
+        checkpoint.load_optimizer(self.learner, self.optimizer, tensors)
+        torch.set_rng_state(tensors[f"random/torch/{self.process}"])
+        self.generator.set_state(tensors[f"random/learner/{self.process}"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors[f"random/cuda/{self.process}"], self.device)
+        LOGGER.info(
+            "going on after epoch %d, step %d of %s", len(self.state.history), self.state.step, self.folder
+        )
+
+    def _keep(self) -> None:
+        """Write what the finished epoch leaves; the checkpoint that is gone on from last."""
+        history = self.state.history
+        if best_epoch(history) == len(history):
+            self._save(checkpoint.BEST, whole=False)
+        if self.process == 0:
+            log = {"identity": self.identity, "best_epoch": best_epoch(history), "epochs": history}
+            checkpoint.save_log(self.folder / checkpoint.LOG, log)
+        self._save(checkpoint.LAST, whole=True)
+
+    def _save(self, name: str, whole: bool) -> None:
+        """Write a checkpoint; the first process does it for all."""
+        tensors = checkpoint.embedding_tensors(self.learner) if self.process == 0 else {}
+        if whole:
+            tensors |= checkpoint.optimizer_tensors(self.learner, self.optimizer)
+            states = {"torch": torch.get_rng_state(), "learner": self.generator.get_state()}
+            if self.device.type == "cuda":
+                states["cuda"] = torch.cuda.get_rng_state(self.device)
+            for kind, own in states.items():
+                for number, found in enumerate(processes.gathered(own)):
+                    tensors[f"random/{kind}/{number}"] = found
+        if self.process == 0:
+            checkpoint.save(self.folder / name, tensors, self.identity, self.state)
+        processes.barrier()
+
+
+def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
+    """recall@1 and mAP@k of the points of validation images, each with all others as its gallery."""
+    with evaluating(learner.module):
+        points = torch.cat(
+            [learner.points(to_device(inputs, learner.module)).cpu() for inputs, _ in validation]
+        )
+    ks = [k for k in KS if k < len(points)]
+    if not ks:
+        raise ValueError(f"there are {len(points)} validation images: retrieval needs at least 2")
+    found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
+    if not bool(found.answerable.any()):
+        raise ValueError(
+            "no validation image has another one of its class, so that no epoch can be chosen: take validation images "
+            "with at least two of a class"
+        )
+    return {
+        "recall@1": float(found.recall(1).mean()),
+        **{f"map@{k}": float(found.average_precision(k).mean()) for k in ks},
+    }
+
+
+def best_epoch(history: list[dict[str, Any]]) -> int:
+    """The epoch, counted from 1, whose mean of mAP@1, 5 and 10 is best; the first of equal ones.
+
+    Example:
+        >>> best_epoch([{"map@1": 0.5, "map@5": 0.4}, {"map@1": 0.7, "map@5": 0.6}, {"map@1": 0.6, "map@5": 0.7}])
+        2
+    """
+    scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
+    return scores.index(max(scores)) + 1 if scores else 0
+
+
+def _plain(options: TrainingOptions) -> dict[str, Any]:
+    """What of the options a continued run must have in common, as plain values."""
+    found = asdict(options)
+    # The learning rates of these depend on how many epochs there will be.
+    free = FREE[1:] if options.schedule in (Schedule.COSINE, Schedule.STEP) else FREE
+    plain: dict[str, Any] = json.loads(json.dumps({k: v for k, v in found.items() if k not in free}))
+    return plain
