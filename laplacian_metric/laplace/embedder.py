@@ -48,9 +48,13 @@ class LAMEmbedder(Embedder):
         return scores if self.lam.confidence is None else {**scores, "confidence": scores["own"]}
 
     def settings(self) -> dict[str, Any]:
-        return {
+        found: dict[str, Any] = {
             "n_effective": self.lam.n_effective,
             "temperature": self.lam.temperature,
             "prior_precision": self.lam.prior_precision,
             "diagnostics": self.lam.diagnostics().to_dict(),
         }
+        confidence = self.lam.confidence
+        if confidence is not None:
+            found["confidence"] = {"kernel": confidence.kernel, "spread": confidence.spread}
+        return found
