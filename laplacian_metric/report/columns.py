@@ -1,0 +1,116 @@
+"""The metrics that tables and figures may show: what they are called, where they are, and which way is better."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, replace
+
+from laplacian_metric.report.results import OWN, Cell, Result
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of a result. `out` names the strangers where the metric is about telling them."""
+
+    metric: str
+    place: tuple[str, ...]
+    higher: bool = True
+    digits: int = 3
+    out: str = ""
+    title: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What stands over the column, with the direction that is better."""
+        return f"{self.title or self.metric} {'↑' if self.higher else '↓'}"
+
+    @property
+    def about_uncertainty(self) -> bool:
+        """Whether it depends on the score that is asked about."""
+        return self.place[0] in ("scores", "out")
+
+    def value(self, result: Result, score: str = OWN) -> float:
+        """The number of one result, NaN where it has none."""
+        room, *rest = self.place
+        if room == "seconds":
+            return result.seconds.get(rest[0], math.nan)
+        if room == "retrieval":
+            return result.retrieval.get(rest[0], {}).get(rest[1], math.nan)
+        if room == "calibration":
+            # The agreement of sampled spaces, which only the method itself has.
+            return result.calibration.ece if result.calibration and score == OWN else math.nan
+        if score not in result.scores:
+            return math.nan
+        found = result.scores[score]
+        numbers = found.values if room == "scores" else found.out.get(self.out, {})
+        return numbers.get(rest[0], math.nan)
+
+    def values(self, cell: Cell, score: str = OWN) -> list[float]:
+        """The numbers of the seeds that are done."""
+        return [self.value(result, score) for result in cell.done]
+
+
+_RETRIEVAL = {
+    "mAP@1": "map@1",
+    "mAP@5": "map@5",
+    "mAP@10": "map@10",
+    "mAP@R": "map@r",
+    "R@1": "recall@1",
+    "R@5": "recall@5",
+    "R@10": "recall@10",
+}
+_PARTS = {"test": "", "validation": ", validation", "own_similarity": ", own similarity"}
+_COLUMNS = (
+    *(
+        Column(name + suffix, ("retrieval", part, key))
+        for part, suffix in _PARTS.items()
+        for name, key in _RETRIEVAL.items()
+    ),
+    Column("AUROC", ("out", "auroc")),
+    Column("AUPRC", ("out", "average_precision")),
+    Column("R-AUROC", ("scores", "r_auroc")),
+    Column("R-AUROC, validation", ("scores", "validation_r_auroc")),
+    Column("AUROC, corrupted", ("scores", "corrupted_auroc")),
+    Column("AUSC", ("scores", "ausc")),
+    Column("AUSC, oracle", ("scores", "ausc_oracle")),
+    Column("AUSC, random", ("scores", "ausc_random")),
+    Column("crop test", ("scores", "crop_test")),
+    Column("rank correlation", ("scores", "rank_correlation")),
+    Column("ECE", ("calibration", "ece"), higher=False),
+    *(
+        Column(f"seconds, {part}", ("seconds", part), higher=False, digits=1)
+        for part in ("training", "fit", "evaluation")
+    ),
+)
+_BY_NAME = {column.metric: column for column in _COLUMNS}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all metrics."""
+    return tuple(_BY_NAME)
+
+
+def find(metric: str, out: str = "", title: str = "") -> Column:
+    """The column of a metric; those about strangers need the name of their set, `out`.
+
+    Example:
+        >>> find("AUROC", out="mnist").place
+        ('out', 'auroc')
+        >>> find("ECE").heading
+        'ECE ↓'
+        >>> find("AUROK")
+        Traceback (most recent call last):
+        ...
+        ValueError: no metric is called 'AUROK'; did you mean 'AUROC'? there are: mAP@1, ...
+    """
+    if metric not in _BY_NAME:
+        near = difflib.get_close_matches(metric, _BY_NAME, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no metric is called {metric!r}; {hint}there are: {', '.join(_BY_NAME)}")
+    column = _BY_NAME[metric]
+    if column.place[0] != "out":
+        return replace(column, title=title)
+    if not out:
+        raise ValueError(f"{metric} needs to know which set is out of the distribution: give 'out'")
+    return replace(column, out=out, title=title)

@@ -1,0 +1,246 @@
+"""Tables of results: methods by metrics, and pairs of cells with their differences.
+
+A table keeps what it cannot show: cells that failed and seeds that are missing are said in its notes, and what has
+no number says why it has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from laplacian_metric.metrics.comparison import compare_paired
+from laplacian_metric.report.columns import Column
+from laplacian_metric.report.descriptions import PairDescription, RowDescription, TableDescription
+from laplacian_metric.report.published import PublishedTable
+from laplacian_metric.report.results import Cell, Result, Spread, pick, spread
+
+FAILED, MISSING, NONE = "failed", "missing", "–"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands in one place of a table."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row: its label and entries. One of a published table is set apart, and so is the heading of a group."""
+
+    label: str
+    entries: tuple[Entry, ...] = ()
+    kind: str = "ours"  # or "published", "group"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table ready to be written; `notes` are sentences with code in backticks."""
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+
+
+def build_table(
+    description: TableDescription,
+    results: Iterable[Result],
+    published: Mapping[str, PublishedTable] | None = None,
+    level: float = 0.95,
+) -> ResultTable:
+    """The table that a description asks for.
+
+    `level` is that of the intervals that decide what is bold. Errors where the description names a published table or
+    row that is not there.
+    """
+    cells = cells_of(description, results)
+    if description.pairs:
+        return _pairs(description, cells, level)
+    return _methods(description, cells, _published(description, published or {}), level)
+
+
+def cells_of(description: TableDescription, results: Iterable[Result]) -> dict[str, Cell]:
+    """The cells of a table by name, missing ones too."""
+    every = list(results)
+    wanted = description.cells()
+    seeds = description.seeds
+    if seeds is None:
+        seeds = tuple(sorted({result.seed for result in every if result.cell in wanted}))
+    return {name: pick(every, name, seeds) for name in wanted}
+
+
+def _published(
+    description: TableDescription, published: Mapping[str, PublishedTable]
+) -> PublishedTable | None:
+    if not description.published:
+        return None
+    if description.published not in published:
+        known = ", ".join(published) or "none"
+        raise ValueError(
+            f"table {description.name}: no published table is called {description.published!r}; there are: {known}"
+        )
+    table = published[description.published]
+    for row in description.rows:
+        if row.published and row.published not in table.rows:
+            raise ValueError(
+                f"table {description.name}: {description.published} has no row {row.published!r}; "
+                f"there are: {', '.join(table.rows)}"
+            )
+    return table
+
+
+def _methods(
+    description: TableDescription, cells: Mapping[str, Cell], published: PublishedTable | None, level: float
+) -> ResultTable:
+    rows = description.rows
+    spreads = [
+        [spread(column.values(cells[row.cell], row.score)) for column in description.columns] for row in rows
+    ]
+    bold = [
+        _best(column, [line[number] for line in spreads], _sources(rows, column), level)
+        for number, column in enumerate(description.columns)
+    ]
+    lines: list[Line] = []
+    said = ""
+    for index, row in enumerate(rows):
+        if row.group and row.group != said:
+            lines.append(Line(row.group, kind="group"))
+            said = row.group
+        entries = [
+            Entry(shown(spreads[index][number], column, cells[row.cell]), bold[number] == index)
+            for number, column in enumerate(description.columns)
+        ]
+        lines.append(Line(row.label, (*entries, Entry(_seeds(cells[row.cell])))))
+        if published is not None and row.published:
+            lines.append(_published_line(published, row.published, description.columns))
+    notes = [
+        "Mean ± standard deviation over the seeds; – is where a method has no such number.",
+        f"Bold: the best of a column, if its {level:.0%} t interval over the seeds leaves out those of all other rows "
+        "(or the value, where another row has one seed only); nothing is bold where no row stands out like that.",
+    ]
+    if published is not None and any(row.published for row in rows):
+        notes.append(f"paper: {published.source}; numbers as printed there.")
+    gaps = _gaps(description, cells, spreads)
+    header = (*(column.heading for column in description.columns), "seeds")
+    return _finished(description, header, lines, [*notes, *gaps])
+
+
+def _sources(rows: Sequence[RowDescription], column: Column) -> list[tuple[str, str]]:
+    """Where the numbers of each row come from; rows with one source have the same number, not a competing one."""
+    return [(row.cell, row.score if column.about_uncertainty else "") for row in rows]
+
+
+def _best(
+    column: Column, spreads: Sequence[Spread], sources: Sequence[tuple[str, str]], level: float
+) -> int | None:
+    """The row whose interval is beyond those of all others."""
+    sign = 1.0 if column.higher else -1.0
+    known = [index for index, found in enumerate(spreads) if found.number]
+    if len({sources[index] for index in known}) < 2:
+        return None
+    best = max(known, key=lambda index: sign * spreads[index].mean)
+    interval = spreads[best].interval(level)
+    if interval is None:
+        return None
+    worst = min(sign * end for end in interval)
+    for index in known:
+        if sources[index] == sources[best]:
+            continue
+        mean = spreads[index].mean
+        if max(sign * end for end in spreads[index].interval(level) or (mean, mean)) >= worst:
+            return None
+    return best
+
+
+def shown(found: Spread, column: Column, cell: Cell) -> str:
+    """A spread as text, or why there is none.
+
+    Example:
+        >>> from laplacian_metric.report.columns import find
+        >>> shown(spread([0.85, 0.86]), find("mAP@1"), Cell("a", done=(Result("a", 0), Result("a", 1))))
+        '0.855 ± 0.007'
+    """
+    if not cell.done:
+        return FAILED if cell.failed else MISSING
+    if not found.number:
+        return NONE
+    mean = f"{found.mean:.{column.digits}f}"
+    return mean if found.number == 1 else f"{mean} ± {found.deviation:.{column.digits}f}"
+
+
+def _seeds(cell: Cell) -> str:
+    done = str(len(cell.done))
+    return done if len(cell.done) == cell.expected else f"{done} of {cell.expected}"
+
+
+def _published_line(published: PublishedTable, row: str, columns: Sequence[Column]) -> Line:
+    numbers = [published.number(row, column) for column in columns]
+    return Line(
+        "paper",
+        (*(Entry(number.text if number else NONE) for number in numbers), Entry("")),
+        kind="published",
+    )
+
+
+def _gaps(
+    description: TableDescription, cells: Mapping[str, Cell], spreads: Sequence[Sequence[Spread]]
+) -> list[str]:
+    """What is not there, in sentences."""
+    notes = [f"`{name}`: {said}." for name, cell in cells.items() if (said := cell.said())]
+    for row, line in zip(description.rows, spreads, strict=True):
+        number = len(cells[row.cell].done)
+        notes += [
+            f"{row.label}: {column.title or column.metric} is defined for {found.number} of {number} seeds only."
+            for column, found in zip(description.columns, line, strict=True)
+            if 0 < found.number < number
+        ]
+    return notes
+
+
+def _pairs(description: TableDescription, cells: Mapping[str, Cell], level: float) -> ResultTable:
+    lines: list[Line] = []
+    notes = [
+        "Mean ± standard deviation over the seeds; – is where a method has no such number.",
+        f"Difference: the second less the first, seed by seed, with the {level:.0%} t interval over the seeds that "
+        "both have; bold where it leaves 0 out. Of one seed there is no interval.",
+    ]
+    for pair in description.pairs:
+        before, after = cells[pair.before], cells[pair.after]
+        lines.append(Line(pair.label, kind="group"))
+        for label, cell in ((description.before, before), (description.after, after)):
+            entries = [
+                Entry(shown(spread(column.values(cell, pair.score)), column, cell))
+                for column in description.columns
+            ]
+            lines.append(Line(label, (*entries, Entry(_seeds(cell)))))
+        differences = [_difference(column, before, after, pair, level) for column in description.columns]
+        both = {result.seed for result in before.done} & {result.seed for result in after.done}
+        lines.append(Line("difference", (*differences, Entry(str(len(both))))))
+    notes += [f"`{name}`: {said}." for name, cell in cells.items() if (said := cell.said())]
+    header = (*(column.heading for column in description.columns), "seeds")
+    return _finished(description, header, lines, notes)
+
+
+def _difference(column: Column, before: Cell, after: Cell, pair: PairDescription, level: float) -> Entry:
+    first = {result.seed: column.value(result, pair.score) for result in before.done}
+    second = {result.seed: column.value(result, pair.score) for result in after.done}
+    both = [s for s in first if s in second and math.isfinite(first[s]) and math.isfinite(second[s])]
+    if not both:
+        return Entry(NONE)
+    if len(both) == 1:
+        return Entry(f"{second[both[0]] - first[both[0]]:+.{column.digits}f}")
+    found = compare_paired([second[s] for s in both], [first[s] for s in both], level=level)
+    low, high = (f"{end:+.{column.digits}f}" for end in (found.low, found.high))
+    return Entry(f"{found.difference:+.{column.digits}f} [{low}, {high}]", bold=found.differs)
+
+
+def _finished(
+    description: TableDescription, header: tuple[str, ...], lines: Sequence[Line], notes: Sequence[str]
+) -> ResultTable:
+    said = [" ".join(description.note.split())] if description.note else []
+    return ResultTable(description.name, description.title, header, tuple(lines), (*said, *notes))

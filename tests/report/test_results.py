@@ -1,0 +1,223 @@
+"""Result files are read as they are, and what is wrong with one is said with its name and a remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from laplacian_metric.report.checked_json import ResultFileError
+from laplacian_metric.report.columns import find, names
+from laplacian_metric.report.result_files import read_result, read_results
+from laplacian_metric.report.results import Cell, Result, group, spread, tidy
+from tests.report.synthetic import failure, latent, result, write
+
+
+def test_a_result_is_read_whole(tmp_path: Path) -> None:
+    content = result("fashion_mnist/pfe", 1)
+    found = read_result(write(tmp_path, content))
+    assert (found.cell, found.seed, found.done, found.commit) == ("fashion_mnist/pfe", 1, True, "abc1234")
+    assert found.retrieval["test"]["map@5"] == content["retrieval"]["test"]["map@5"]
+    assert found.retrieval["own_similarity"] == {}
+    own = content["scores"]["own"]
+    assert found.scores["own"].values["ausc"] == own["ausc"]
+    assert math.isnan(found.scores["own"].values["rank_correlation"])
+    assert found.scores["own"].out["svhn"]["auroc"] == own["out"]["svhn"]["auroc"]
+    assert found.calibration is not None
+    assert math.isnan(found.calibration.bins[0].accuracy)
+    assert found.calibration.bins[3].confidence == content["calibration"]["table"][3]["confidence"]
+    assert (
+        found.roc["mnist"].true_positive_rate.tolist()
+        == content["curves"]["roc"]["mnist"]["true_positive_rate"]
+    )
+    assert found.sparsification["own"].tolist() == content["curves"]["sparsification"]["own"]
+    assert found.extremes["mnist"].highest == tuple(content["extremes"]["mnist"]["highest"])
+    assert found.training is not None
+    assert found.training.best_epoch == 7
+    assert found.training.history[2].loss == content["training"]["history"][2]["loss"]
+    assert set(found.training.history[2].validation) == {"map@1", "map@5"}
+    assert found.latent is not None
+    assert found.latent.test.covariances is not None
+    assert found.latent.test.covariances.shape == (40, 3, 3)
+    assert found.latent.out["mnist"].labels is None
+    np.testing.assert_array_equal(
+        found.latent.test.covariances[5].ravel(), content["latent"]["covariances"][5]
+    )
+
+
+def test_covariances_may_be_nested(tmp_path: Path) -> None:
+    content = result("a", 0)
+    flat = content["latent"]["covariances"]
+    content["latent"]["covariances"] = np.reshape(flat, (40, 3, 3)).tolist()
+    found = read_result(write(tmp_path, content)).latent
+    assert found is not None
+    assert found.test.covariances is not None
+    np.testing.assert_array_equal(found.test.covariances.reshape(40, 9), flat)
+
+
+def test_what_a_method_does_not_have_may_be_null(tmp_path: Path) -> None:
+    content = result("a", 0) | {"training": None, "calibration": None, "latent": None, "extremes": {}}
+    found = read_result(write(tmp_path, content))
+    assert (found.training, found.calibration, found.latent) == (None, None, None)
+    assert math.isnan(find("ECE").value(found))
+
+
+def test_a_failed_result_needs_little_and_keeps_its_error(tmp_path: Path) -> None:
+    found = read_result(write(tmp_path, failure("a/b", 2, "boom")))
+    assert (found.done, found.error, found.seed) == (False, "boom", 2)
+
+
+def change(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
+    def changed(content: dict[str, Any]) -> None:
+        *way, last = place
+        for key in way:
+            content = content[key]
+        if to is KeyError:
+            del content[last]
+        else:
+            content[last] = to
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (change("schema", to=2), "schema is 2, 1 is known; update this package"),
+        (change("status", to="running"), "status is 'running'"),
+        (change("cell", to=KeyError), "cell is missing"),
+        (change("seed", to="0"), "seed is '0', not a whole number"),
+        (change("scores", to=[1]), r"scores is \[1\], not an object"),
+        (change("scores", "own", "ausc", to="high"), "scores.own.ausc is 'high', not a number"),
+        (change("retrieval", "test", to=KeyError), "retrieval.test is missing"),
+        (change("curves", "roc", "mnist", "true_positive_rate", to=[0.0, 1.0]), "51 false .* for 2 true"),
+        (change("curves", "sparsification", "own", to=[[1.0], [1.0, 2.0]]), "rows differ in length"),
+        (change("latent", "kappa", to=[1.0]), "latent.kappa has 1 entries for 40 points"),
+        (change("latent", "covariances", to=[[1.0] * 4] * 40), r"covariances has the shape \(40, 4\)"),
+        (change("latent", "labels", to=[None] * 40), "labels has an entry that is no number"),
+        (change("calibration", "table", to=[{"low": 0.0}]), r"calibration.table\[0\].high is missing"),
+        (change("training", "history", 0, "epoch", to=1.5), "epoch is 1.5, not a whole number"),
+    ],
+)
+def test_a_wrong_entry_is_named(
+    tmp_path: Path, spoil: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    content = result("a", 0)
+    path = write(tmp_path, content)
+    spoil(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ResultFileError, match=message) as caught:
+        read_result(path)
+    assert str(path) in str(caught.value)
+    assert "run" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null"])
+def test_a_file_that_is_not_whole_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a" / "seed0.json"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ResultFileError, match="run its cell again") as caught:
+        read_results(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3000))
+def test_a_truncated_file_is_no_result(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    path = write(folder, result("a", 0))
+    path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
+    with pytest.raises(ResultFileError, match="not whole"):
+        read_result(path)
+
+
+def test_a_folder_without_results_says_what_to_do(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ResultFileError, match="run the experiments first"):
+            read_results(folder)
+
+
+def test_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
+    write(tmp_path, result("a", 0)).rename(tmp_path / "a" / "seed1.json")
+    with pytest.raises(ResultFileError, match=r"a, seed 0, which belongs into a/seed0.json: move it"):
+        read_results(tmp_path)
+
+
+def test_cells_keep_what_failed_and_what_is_missing(tmp_path: Path) -> None:
+    for content in (
+        result("b", 0),
+        result("b", 2),
+        failure("a", 0),
+        failure("a", 1, "no /some/where/file.npz"),
+    ):
+        write(tmp_path, content)
+    cells = group(read_results(tmp_path))
+    assert [one.seed for one in cells["b"].done] == [0, 2]
+    assert cells["b"].said() == "seed 1 is missing"
+    assert (
+        cells["a"].said()
+        == "seed 0 failed: the loss is not finite; seed 1 failed: no file.npz; seed 2 is missing"
+    )
+    assert cells["a"].expected == 3
+    assert group(read_results(tmp_path), seeds=[0])["b"].said() == ""
+    assert Cell("c", (), missing=(0, 1)).said() == "no result yet"
+    both = Cell("d", (), failed=(Result("d", 0, "x"), Result("d", 1, "x")))
+    assert both.said() == "seeds 0, 1 failed: x"
+
+
+def test_an_error_is_one_line_without_folders() -> None:
+    assert tidy("a\n  b `c` https://example.org/x/y ./p/q") == "a b 'c' https://example.org/x/y ./p/q"
+    assert tidy("x" * 300).endswith("x...")
+    assert len(tidy("x" * 300)) == 200
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6))
+def test_spread_and_interval_against_numpy_and_scipy(values: list[float]) -> None:
+    found = spread([*values, math.nan, math.inf])
+    assert found.number == len(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
+    assert found.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    interval = found.interval(0.9)
+    assert interval is not None
+    if found.deviation > 1e-6:
+        error = found.deviation / math.sqrt(len(values))
+        assert interval == pytest.approx(stats.t.interval(0.9, len(values) - 1, found.mean, error), abs=1e-9)
+
+
+def test_one_value_has_no_deviation_and_none_no_mean() -> None:
+    assert spread([0.5]).interval() is None
+    assert math.isnan(spread([0.5]).deviation)
+    assert spread([]).number == 0
+    assert math.isnan(spread([math.nan]).mean)
+
+
+def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
+    content = result("a", 0)
+    content["retrieval"]["own_similarity"] = content["retrieval"]["test"]
+    content["scores"]["own"]["rank_correlation"] = 0.3
+    found = read_result(write(tmp_path, content))
+    for name in names():
+        assert math.isfinite(find(name, out="mnist").value(found)), name
+    assert math.isnan(find("AUROC", out="nothing").value(found))
+    assert math.isnan(find("AUROC", out="mnist").value(found, "no such score"))
+    assert math.isnan(find("ECE").value(found, "feature norm"))
+    assert find("R-AUROC").value(found, "feature norm") == content["scores"]["feature norm"]["r_auroc"]
+
+
+def test_a_metric_of_strangers_needs_their_name() -> None:
+    with pytest.raises(ValueError, match="AUPRC needs to know which set"):
+        find("AUPRC")
+
+
+def test_the_latent_helper_makes_unit_vectors() -> None:
+    np.testing.assert_allclose(np.linalg.norm(latent(0, 2)["points"], axis=1), 1.0)

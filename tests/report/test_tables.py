@@ -1,0 +1,302 @@
+"""Tables: numbers recomputed by hand, the rule for bold, what is not there, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laplacian_metric.report.descriptions import TableDescription, parse_table
+from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
+from laplacian_metric.report.read_yaml import read_yaml
+from laplacian_metric.report.result_files import read_results
+from laplacian_metric.report.results import Result, Score
+from laplacian_metric.report.table_text import latex, markdown
+from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
+from tests.report.synthetic import failure, result, write
+
+T = {1: 12.706204736432095, 2: 4.302652729911275}  # Student's 97.5 % quantiles for 1 and 2 degrees of freedom
+
+
+def of(cell: str, values: Sequence[float], *, score: str = "own") -> list[Result]:
+    """Results with an R-AUROC for each seed and nothing else."""
+    return [
+        Result(
+            cell, seed, retrieval={"test": {"map@1": value}}, scores={score: Score({"r_auroc": value}, {})}
+        )
+        for seed, value in enumerate(values)
+    ]
+
+
+def table(*cells: str, columns: Sequence[Any] = ("R-AUROC",), **more: Any) -> TableDescription:
+    rows = [{"label": f"method {cell}", "cell": cell} for cell in cells]
+    return parse_table("t", {"title": "T", "columns": list(columns), "rows": rows, **more})
+
+
+def line(made: ResultTable, label: str) -> list[str]:
+    return next([entry.text for entry in line.entries] for line in made.lines if line.label == label)
+
+
+def bold(made: ResultTable) -> list[str]:
+    return [line.label for line in made.lines if line.entries and line.entries[0].bold]
+
+
+def test_numbers_by_hand(tmp_path: Path) -> None:
+    contents = [result("m/a", seed) for seed in range(3)]
+    for content in contents:
+        write(tmp_path, content)
+    columns = ["mAP@5", {"metric": "AUROC", "out": "svhn"}, "ECE", "seconds, training"]
+    made = build_table(table("m/a", columns=columns), read_results(tmp_path))
+    values = [
+        [content["retrieval"]["test"]["map@5"] for content in contents],
+        [content["scores"]["own"]["out"]["svhn"]["auroc"] for content in contents],
+        [content["calibration"]["ece"] for content in contents],
+    ]
+    expected = [f"{statistics.mean(v):.3f} ± {statistics.stdev(v):.3f}" for v in values]
+    assert line(made, "method m/a") == [*expected, "11.0 ± 1.0", "3"]
+    assert made.header == ("mAP@5 ↑", "AUROC ↑", "ECE ↓", "seconds, training ↓", "seeds")
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert line(build_table(table("a"), of("a", [0.5])), "method a") == ["0.500", "1"]
+
+
+def test_what_is_not_there_is_seen_and_said(tmp_path: Path) -> None:
+    for seed in range(3):
+        write(tmp_path, result("good", seed))
+        write(tmp_path, failure("broken", seed, "it | diverged"))
+    write(tmp_path, result("half", 0))
+    write(tmp_path, failure("half", 1))
+    no_value = result("gap", 0)
+    no_value["scores"]["own"]["r_auroc"] = None
+    for content in (no_value, result("gap", 1), result("gap", 2)):
+        write(tmp_path, content)
+    made = build_table(table("good", "broken", "half", "absent", "gap"), read_results(tmp_path))
+    assert line(made, "method broken") == ["failed", "0 of 3"]
+    assert line(made, "method absent") == ["missing", "0 of 3"]
+    assert line(made, "method half")[1] == "1 of 3"
+    assert line(made, "method gap")[1] == "3"
+    notes = "\n".join(made.notes)
+    assert "`broken`: seeds 0, 1, 2 failed: it | diverged." in notes
+    assert "`half`: seed 1 failed: the loss is not finite; seed 2 is missing." in notes
+    assert "`absent`: no result yet." in notes
+    assert "method gap: R-AUROC is defined for 2 of 3 seeds only." in notes
+    assert "failed: it | diverged" in latex(made).replace(r"\textbar{}", "|")
+    assert r"it \| diverged" in markdown(made)
+
+
+def test_seeds_may_be_demanded() -> None:
+    made = build_table(table("a", seeds=[0, 1, 2, 3]), of("a", [0.5, 0.6]))
+    assert line(made, "method a")[1] == "2 of 4"
+    assert any("seeds 2, 3 are missing" in note for note in made.notes)
+    fewer = build_table(table("a", seeds=[0]), of("a", [0.5, 0.6]))
+    assert line(fewer, "method a") == ["0.500", "1"]
+
+
+def test_bold_is_what_the_intervals_separate() -> None:
+    low, high = [0.50, 0.51, 0.52], [0.60, 0.61, 0.62]
+    reach = T[2] * 0.01 / math.sqrt(3)
+    assert 2 * reach < 0.1  # so the two intervals are apart
+    assert bold(build_table(table("a", "b"), of("a", low) + of("b", high))) == ["method b"]
+    near = [value - 0.1 + 2 * reach - 1e-4 for value in high]
+    assert bold(build_table(table("a", "b"), of("a", low) + of("b", near))) == []
+    apart = [value - 0.1 + 2 * reach + 1e-4 for value in high]
+    assert bold(build_table(table("a", "b"), of("a", low) + of("b", apart))) == ["method b"]
+
+
+def test_a_third_row_can_keep_the_best_from_being_bold() -> None:
+    three = of("a", [0.50, 0.51, 0.52]) + of("b", [0.60, 0.61, 0.62]) + of("c", [0.58, 0.60, 0.62])
+    assert bold(build_table(table("a", "b", "c"), three)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([0.9], [0.1, 0.1, 0.1], []),  # the best has no interval
+        ([0.5], [0.60, 0.61, 0.62], ["method b"]),  # the value of a single seed is outside
+        ([0.6], [0.60, 0.61, 0.62], []),
+        ([0.5, 0.5], [0.5, 0.5], []),  # the same
+        ([], [0.60, 0.61, 0.62], []),  # nothing to compare with
+    ],
+)
+def test_bold_where_there_is_little(first: list[float], second: list[float], expected: list[str]) -> None:
+    assert bold(build_table(table("a", "b"), of("a", first) + of("b", second))) == expected
+
+
+def test_the_lowest_error_is_the_best(tmp_path: Path) -> None:
+    for cell, ece in (("a", 0.1), ("b", 0.2)):
+        for seed in range(3):
+            content = result(cell, seed)
+            content["calibration"]["ece"] = ece + 0.001 * seed
+            write(tmp_path, content)
+    assert bold(build_table(table("a", "b", columns=["ECE"]), read_results(tmp_path))) == ["method a"]
+
+
+def test_trivial_scores_are_rows_with_the_retrieval_of_their_network(tmp_path: Path) -> None:
+    contents = [result("a", seed) for seed in range(2)]
+    for content in contents:
+        write(tmp_path, content)
+    made = build_table(table("a", columns=["mAP@1", "R-AUROC", "ECE"], trivial="a"), read_results(tmp_path))
+    own = line(made, "method a")
+    for name in ("feature norm", "embedding norm", "nearest distance"):
+        values = [content["scores"][name]["r_auroc"] for content in contents]
+        expected = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+        assert line(made, name) == [own[0], expected, "–", "2"]
+    assert [found.label for found in made.lines if found.kind == "group"] == ["Without any posterior"]
+
+
+def test_the_same_number_twice_does_not_compete_with_itself() -> None:
+    results = of("a", [0.60, 0.61, 0.62]) + of("b", [0.50, 0.51, 0.52])
+    made = build_table(table("a", "b", columns=["mAP@1"], trivial="a"), results)
+    assert bold(made) == ["method a"]
+
+
+def test_published_numbers_stand_below_ours() -> None:
+    numbers = {"R-AUROC": PublishedNumber.parse("0.70 ± 0.0")}
+    published = {"p": PublishedTable("A paper, Table 1", {"row": numbers})}
+    rows = [{"label": "x", "cell": "a", "published": "row"}, {"label": "y", "cell": "b"}]
+    content = {"title": "T", "columns": ["mAP@1", "R-AUROC"], "rows": rows, "published": "p"}
+    made = build_table(parse_table("t", content), of("a", [0.5]), published)
+    assert [found.label for found in made.lines] == ["x", "paper", "y"]
+    assert line(made, "paper") == ["–", "0.70 ± 0.0", ""]
+    assert any("A paper, Table 1" in note for note in made.notes)
+    with pytest.raises(ValueError, match="no published table is called 'p'"):
+        build_table(parse_table("t", content), [], {})
+    with pytest.raises(ValueError, match="p has no row 'row'; there are: other"):
+        build_table(parse_table("t", content), [], {"p": PublishedTable("s", {"other": {}})})
+
+
+def test_pairs_are_compared_seed_by_seed() -> None:
+    before, after = [0.50, 0.60, 0.70], [0.53, 0.64, 0.75]
+    content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
+    made = build_table(parse_table("t", content), of("a", before) + of("b", after))
+    reach = T[2] * statistics.stdev([0.03, 0.04, 0.05]) / math.sqrt(3)
+    expected = f"+0.040 [{0.04 - reach:+.3f}, {0.04 + reach:+.3f}]"
+    assert [found.label for found in made.lines] == ["P", "as published", "corrected", "difference"]
+    assert line(made, "as published") == ["0.600 ± 0.100", "3"]
+    assert line(made, "difference") == [expected, "3"]
+    assert bold(made) == ["difference"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([0.5], [0.6, 0.7], ["+0.100", "1"]),
+        ([], [0.6], ["–", "0"]),
+        ([0.5, math.nan], [0.6, 0.7], ["+0.100", "2"]),
+    ],
+)
+def test_pairs_with_few_seeds(before: list[float], after: list[float], expected: list[str]) -> None:
+    content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
+    made = build_table(parse_table("t", content), of("a", before) + of("b", after))
+    assert line(made, "difference") == expected
+    assert bold(made) == []
+
+
+def check_latex(text: str) -> None:
+    """Braces and environments are closed in order, no special sign is bare, and all rows are as wide."""
+    plain = re.sub(r"\\[\\&%$#_{}]", "", text.replace(r"\\", " NEWLINE "))
+    depth = 0
+    for sign in plain:
+        depth += (sign == "{") - (sign == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert plain.count("$") % 2 == 0
+    assert not re.search(r"[%#_^~<>|]", re.sub(r"\$[^$]*\$", "", plain).replace("|", ""))
+    opened: list[str] = []
+    for kind, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", text):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)
+    assert columns is not None
+    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
+    for row in body.splitlines():
+        if row.endswith(r"\\") and not row.startswith(r"\multicolumn"):
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns[1]) - 1
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=30))
+def test_no_text_becomes_markup(text: str) -> None:
+    lines = (
+        Line(text, kind="group"),
+        Line(text, (Entry(text, bold=True), Entry("1"))),
+        Line(text, (Entry(text), Entry("")), kind="published"),
+    )
+    made = ResultTable(
+        "a_b", text, (text, "n"), lines, (text.replace("`", "'"), f"by `{text.replace('`', '')}` now")
+    )
+    check_latex(latex(made))
+    rows = [row for row in markdown(made).split("\n") if row.startswith("|")]
+    assert len(rows) == 5
+    # Signs that are escaped do not end a place of the row.
+    assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 4 for row in rows)
+
+
+def test_latex_of_a_whole_table(tmp_path: Path) -> None:
+    for seed in range(3):
+        write(tmp_path, result("m/a_b", seed))
+        write(tmp_path, failure("m/c", seed, "50% of {x} & $y$ #1 ~ ^ \\ <z>"))
+    made = build_table(table("m/a_b", "m/c", trivial="m/a_b"), read_results(tmp_path))
+    text = latex(made)
+    check_latex(text)
+    assert r"method m/a\_b & " in text
+    assert r"\texttt{m/c}" in text
+    assert r"50\% of \{x\} \& \$y\$ \#1" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"columns": ["ECE"]}, "table t lacks 'title'"),
+        ({"title": "T", "columns": ["ECE"]}, "table t needs either 'rows' or 'pairs'"),
+        (
+            {"title": "T", "columns": ["EZE"], "rows": []},
+            "table t: no metric is called 'EZE'; did you mean 'ECE'",
+        ),
+        ({"title": "T", "columns": ["AUROC"], "rows": []}, "table t: AUROC needs to know which set"),
+        (
+            {"title": "T", "columns": ["ECE"], "row": []},
+            "table t has 'row', which is not known; there are: title",
+        ),
+        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x"}]}, "table t, row 1 lacks 'cell'"),
+        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}] * 2}, "two rows 'x'"),
+        ({"title": "T", "columns": ["ECE"], "pairs": [{"label": "x"}]}, "table t, pair 1 lacks 'before'"),
+        ({"title": "T", "columns": ["ECE"], "rows": ["a"]}, "table t, row 1 is 'a', it must say label, cell"),
+    ],
+)
+def test_a_wrong_description_is_said(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_table("t", content)
+
+
+def test_yaml_that_says_something_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    for text, message in (
+        ("a: 1\na: 2", "'a' is there twice"),
+        ("a: [", "cannot be read"),
+        ("- 1", "no mapping"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read_yaml(path)
+
+
+def test_wrong_published_numbers_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("p: {source: s, rows: {a: {ECE: '0.1 +- 0.2'}}}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"p, a: '0.1 \+- 0.2' is not a number like"):
+        read_published(path)
+    path.write_text("p: {rows: {}}", encoding="utf-8")
+    with pytest.raises(ValueError, match="p needs 'source' and 'rows'"):
+        read_published(path)
