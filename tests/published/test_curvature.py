@@ -72,7 +72,7 @@ def test_cross_sign_gives_two_equal_images_a_curvature_that_they_do_not_have() -
 
 @pytest.mark.parametrize("approximation", ["full", "positive"])
 def test_cross_sign_is_wrong_by_more_than_what_is_right(approximation: str) -> None:
-    """Of the weights' diagonal, in 64 dimensions: 1.2 to 1.6 where features are noise, above 7 where they form classes."""
+    """In 64 dimensions, for the weights: 1.2 to 1.6 where features are noise, above 7 where they form classes."""
 
     def errors(spread: float | None) -> list[float]:
         layers = [LastLayer.random(64, 100, 64, classes=8, spread=spread, seed=10 * k) for k in range(4)]
