@@ -1,0 +1,1 @@
+"""Losses of methods that no maintained library has, or has right."""

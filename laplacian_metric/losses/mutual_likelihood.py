@@ -1,0 +1,154 @@
+"""The mutual likelihood score of Gaussian embeddings (Shi and Jain, 2019): do two images have the same embedding?
+
+For N(mu_i, diag s_i) and N(mu_j, diag s_j) it is the log density of the difference z_i - z_j at zero,
+
+    -1/2 sum_l [(mu_il - mu_jl)^2 / (s_il + s_jl) + log(s_il + s_jl)] - Z/2 log(2 pi).
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from hessians import Pairs
+from hessians.checks import check_finite, check_matrix, check_same_device
+
+ELEMENTS_AT_ONCE = 1 << 20
+
+
+def mutual_likelihood_of_pairs(
+    mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor
+) -> Tensor:
+    """The score row by row: all arguments (..., Z), broadcast; the result is (...).
+
+    Example:
+        >>> import torch
+        >>> one, half = torch.ones(1, 1), torch.full((1, 1), 0.5)
+        >>> mutual_likelihood_of_pairs(one, half, one, half)  # the density of a standard normal at 0
+        tensor([-0.9189])
+    """
+    total = variance + other_variance
+    terms = (mean - other_mean).square() / total + total.log()
+    return -0.5 * (terms.sum(-1) + mean.shape[-1] * math.log(2 * math.pi))
+
+
+def mutual_likelihood_score(
+    mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor
+) -> Tensor:
+    """The score of every one of Q Gaussians with every one of G, (Q, G), in blocks of bounded memory.
+
+    Args:
+        mean, variance: (Q, Z).
+        other_mean, other_variance: (G, Z).
+
+    Example:
+        >>> import torch
+        >>> mean, variance = torch.eye(2), torch.full((2, 2), 0.5)
+        >>> mutual_likelihood_score(mean, variance, mean, variance)
+        tensor([[-1.8379, -2.8379],
+                [-2.8379, -1.8379]])
+    """
+    check_gaussians(mean, variance)
+    check_gaussians(other_mean, other_variance)
+    if mean.shape[1] != other_mean.shape[1]:
+        raise ValueError(
+            f"queries have {mean.shape[1]} dimensions and the gallery {other_mean.shape[1]}: embed them alike"
+        )
+    dim = max(1, mean.shape[1])
+    columns = max(1, min(len(other_mean), ELEMENTS_AT_ONCE // dim))
+    rows = max(1, ELEMENTS_AT_ONCE // (dim * columns))
+    scores = mean.new_empty(len(mean), len(other_mean))
+    for start in range(0, len(mean), rows):
+        for first in range(0, len(other_mean), columns):
+            block, part = slice(start, start + rows), slice(first, first + columns)
+            scores[block, part] = mutual_likelihood_of_pairs(
+                mean[block, None], variance[block, None], other_mean[part], other_variance[part]
+            )
+    return scores
+
+
+def mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pairs) -> Tensor:
+    """The negative score, averaged over the positive pairs of a batch; negative pairs play no part.
+
+    Without a positive pair it is 0, with gradients that are 0.
+
+    Args:
+        mean, variance: (N, Z).
+        pairs: over the N images.
+
+    Example:
+        >>> import torch
+        >>> mean, variance = torch.eye(2), torch.full((2, 2), 0.5)
+        >>> float(mutual_likelihood_loss(mean, variance, Pairs.from_labels([7, 7])))
+        2.837...
+    """
+    check_pairs(mean, variance, pairs)
+    total = variance.sum() * 0
+    for first, second, times in pairs.listed(positive=True):
+        size = max(1, ELEMENTS_AT_ONCE // max(1, mean.shape[1]))
+        for i, j, count in zip(first.split(size), second.split(size), times.split(size), strict=True):
+            # Chunks are computed again on the way back, so that what they keep does not add up.
+            part = (
+                _weighted(mean, variance, i, j, count)
+                if len(first) <= size
+                else checkpoint(_weighted, mean, variance, i, j, count, use_reentrant=False)
+            )
+            total = total - part
+    return total / pairs.num_positives if pairs.num_positives else total
+
+
+def _weighted(mean: Tensor, variance: Tensor, i: Tensor, j: Tensor, count: Tensor) -> Tensor:
+    return (count * mutual_likelihood_of_pairs(mean[i], variance[i], mean[j], variance[j])).sum()
+
+
+def published_mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pairs) -> Tensor:
+    """What the code published with the LAM paper minimises in its stead, averaged over positive pairs and dimensions:
+
+        D / (s_il + s_jl) + log(s_il + s_jl),
+
+    where D, the root of the summed squared distances of all positive pairs, is one number for the whole batch: no
+    pair's own distance enters, and D grows with the root of the number of pairs.
+
+    Example:
+        >>> import torch
+        >>> mean, variance = torch.eye(2), torch.full((2, 2), 0.5)
+        >>> float(published_mutual_likelihood_loss(mean, variance, Pairs.from_labels([7, 7])))
+        1.414...
+    """
+    check_pairs(mean, variance, pairs)
+    listed = list(pairs.listed(positive=True))
+    squared = sum(
+        ((mean[i] - mean[j]).square().sum(1) * times).sum() for i, j, times in listed
+    ) + mean.new_zeros(())
+    distance = squared.sqrt() if bool(squared > 0) else squared
+    total = variance.sum() * 0
+    for i, j, times in listed:
+        sums = variance[i] + variance[j]
+        total = total + ((distance / sums + sums.log()).mean(1) * times).sum()
+    return total / pairs.num_positives if pairs.num_positives else total
+
+
+def check_gaussians(mean: Tensor, variance: Tensor) -> None:
+    """Refuse shapes that do not fit, NaN, and variances that are not positive."""
+    check_matrix("mean", mean)
+    check_matrix("variance", variance)
+    if mean.shape != variance.shape:
+        raise ValueError(
+            f"variance has shape {tuple(variance.shape)}, {tuple(mean.shape)} is needed for this mean: one variance "
+            "for each component"
+        )
+    check_same_device(mean=mean, variance=variance)
+    check_finite("mean", mean)
+    check_finite("variance", variance)
+    if not bool((variance > 0).all()):
+        row = int((variance <= 0).any(1).nonzero()[0])
+        raise ValueError(f"variance has entries that are not positive, the first in row {row}: pass sigma^2")
+
+
+def check_pairs(mean: Tensor, variance: Tensor, pairs: Pairs) -> None:
+    """Refuse Gaussians that are no Gaussians, or not as many as the pairs are over."""
+    check_gaussians(mean, variance)
+    if len(mean) != pairs.num_images:
+        raise ValueError(f"the pairs are over {pairs.num_images} images for {len(mean)} embeddings")
