@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,8 +36,10 @@ def to_device(inputs: Any, module: nn.Module) -> Any:
 def _moved(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, Tensor):
         return inputs.to(device)
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Mapping):
         return {name: _moved(value, device) for name, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):
-        return type(inputs)(_moved(value, device) for value in inputs)
+        moved = [_moved(value, device) for value in inputs]
+        # A named tuple takes its entries one by one.
+        return type(inputs)(*moved) if hasattr(inputs, "_fields") else type(inputs)(moved)
     return inputs

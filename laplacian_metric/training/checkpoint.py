@@ -8,7 +8,9 @@ the random generators, and where in the epoch the training stands.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +71,14 @@ def embedding_tensors(learner: Learner) -> dict[str, Tensor]:
     """What embeds: all of it copied, since the file format takes no memory that two tensors share."""
     module = {f"module/{name}": tensor for name, tensor in learner.module.state_dict().items()}
     own = {f"learner/{name}": tensor for name, tensor in learner.state().items()}
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in {**module, **own}.items()}
+    both = {**module, **own}
+    odd = [name for name, value in both.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise TypeError(
+            f"{odd[0]} is a {type(both[odd[0]]).__name__}, and checkpoints hold tensors alone: have the module's "
+            "get_extra_state, or the learner's state, give tensors"
+        )
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in both.items()}
 
 
 def optimizer_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -90,15 +99,46 @@ def save(path: Path, tensors: dict[str, Tensor], identity: Mapping[str, Any], pr
         "format": FORMAT,
         "identity": json.dumps(identity, sort_keys=True),
         "progress": json.dumps(progress.to_json()),
+        "checksum": str(_checksum(tensors)),
     }
-    with atomic_write(path) as temporary:
+    with _writing(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
 def save_log(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON for people to read, whole or not at all."""
-    with atomic_write(path) as temporary:
+    with _writing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    from safetensors import SafetensorError
+
+    try:
+        with atomic_write(path) as temporary:
+            yield temporary
+    except (OSError, SafetensorError) as error:  # a full disk is either, depending on who notices
+        raise OSError(
+            f"{path} could not be written ({error}). The checkpoints from before are whole: free some space, and the "
+            "same call goes on from there"
+        ) from error
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Of all bytes of all tensors, in the order of their names: safetensors itself notices no changed byte."""
+    found = 0
+    for _, tensor in sorted(tensors.items()):
+        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote has left of its files, which is of no use to anybody."""
+    # The last are those that safetensors writes before it moves them to where they were asked for.
+    for pattern in (*(f".{name}.*.tmp" for name in (BEST, LAST, LOG)), ".tmp??????"):
+        for file in folder.glob(pattern):
+            file.unlink(missing_ok=True)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
@@ -109,11 +149,17 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and the training starts anew") from error
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{path} is damaged or cannot be read ({error}): remove it, and the training starts anew"
+        ) from error
     if metadata.get("format") != FORMAT:
         raise ValueError(
             f"{path} is no checkpoint of this training loop: choose another folder, or remove it"
+        )
+    if metadata.get("checksum") not in (None, str(_checksum(tensors))):
+        raise ValueError(
+            f"{path} is damaged (its bytes are not those that were written): remove it, and the training starts anew"
         )
     return tensors, json.loads(metadata["identity"]), Progress.from_json(json.loads(metadata["progress"]))
 
@@ -136,27 +182,31 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def load_embedding(learner: Learner, tensors: Mapping[str, Tensor]) -> None:
-    """Give a learner's module, and the learner, what `embedding_tensors` took."""
-    learner.module.load_state_dict(part(tensors, "module/"))
-    learner.restore(part(tensors, "learner/"))
+def load_embedding(path: Path, learner: Learner, tensors: Mapping[str, Tensor]) -> None:
+    """Give a learner's module, and the learner, what `embedding_tensors` took; ``path`` is where that was read."""
+    try:
+        learner.module.load_state_dict(part(tensors, "module/"))
+        learner.restore(part(tensors, "learner/"))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise OtherRunError(
+            f"{path} is of another network or method: {error}. Make the learner that was trained there, or choose "
+            "another folder"
+        ) from error
 
 
 def load_optimizer(learner: Learner, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """Give an optimizer what `optimizer_tensors` took."""
-    averages = part(tensors, "optimizer/")
-    for name, parameter in learner.module.named_parameters():
-        for key in [key for key in averages if key.partition("/")[2] == name]:
-            kind = key.partition("/")[0]
-            value = averages[key]
-            # Counters stay where torch keeps them, on the processor.
-            device = parameter.device if value.shape == parameter.shape else value.device
-            optimizer.state[parameter][kind] = value.to(device)
+    parameters = dict(learner.module.named_parameters())
+    for key, value in part(tensors, "optimizer/").items():
+        kind, _, name = key.partition("/")
+        # Counters stay where torch keeps them, on the processor.
+        device = value.device if kind == "step" else parameters[name].device
+        optimizer.state[parameters[name]][kind] = value.to(device)
 
 
 def load_best(learner: Learner, folder: Path) -> None:
     """Give a learner the weights, and whatever else it keeps, of the best epoch of the training in a folder."""
-    path = folder / BEST
+    path = Path(folder) / BEST
     if not path.exists():
-        raise FileNotFoundError(f"{folder.name} has no {BEST}: nothing was trained there; train first")
-    load_embedding(learner, read(path)[0])
+        raise FileNotFoundError(f"{path.parent.name} has no {BEST}: nothing was trained there; train first")
+    load_embedding(path, learner, read(path)[0])

@@ -13,22 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from laplacian_metric import metrics
 from laplacian_metric.inputs import device_of, to_device
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Learner
-from laplacian_metric.modes import evaluating
-from laplacian_metric.training import checkpoint, processes
+from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
-from laplacian_metric.training.checkpoint import Progress
+from laplacian_metric.training.checkpoint import OtherRunError, Progress
 from laplacian_metric.training.options import Schedule, TrainingOptions, learning_rate, make_optimizer
 from laplacian_metric.training.order import epoch_batches
 from laplacian_metric.training.precision import computing_in
+from laplacian_metric.training.validation import best_epoch, validate
 
 LOGGER = logging.getLogger(__name__)
-KS = (1, 5, 10)
 # What may be changed when a run is continued.
 FREE = ("epochs", "patience", "checkpoint_every")
 
@@ -64,7 +61,13 @@ def train(
     After every epoch the folder gets, each file whole or not at all, ``best.safetensors`` if the mean of mAP@1, 5 and
     10 on the validation images is the best so far, ``log.json`` and ``last.safetensors``. The same call goes on from
     the latter with the same result as if it had not been interrupted. Where ``torch.distributed`` is initialised the
-    batches are dealt out to the processes and gradients are averaged.
+    batches are dealt out to the processes and gradients are averaged; the first process writes the files, into a
+    folder that all of them see.
+
+    The same result is the same bits where torch computes with as many threads (and, on a GPU, with deterministic
+    algorithms), and, for augmented images, where they are read by as many workers with the same ``checkpoint_every``;
+    without workers augmentations have to draw from torch's generator. Afterwards torch's global random state and the
+    modes of the module are what they were.
 
     Args:
         learner: with initial weights; trained in place. At the end it has the weights of the last epoch, see
@@ -78,16 +81,27 @@ def train(
         progress: whether to show a bar; None asks the terminal.
 
     Raises:
-        FloatingPointError: a loss is not finite.
+        FloatingPointError: a loss, or a weight, is not finite; the checkpoints are those from before.
         OtherRunError: the folder holds a training with other settings.
+        TestDataError: test images are given.
+        OSError: the folder cannot be written to.
     """
-    if seed < 0:
-        raise ValueError(f"seed is {seed}, a number from 0 on is needed")
-    folder.mkdir(parents=True, exist_ok=True)
-    devices = [device_of(learner.module)] if device_of(learner.module).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), computing_in(options.precision, learner.module):
+    folder = Path(folder)
+    with processes.all_or_none():
+        checks.check_seed(seed)
+        checks.check_inputs(train, validation)
+        checks.check_parameters(learner)
+        checks.check_folder(folder)
+        found = checks.plain(identity or {})
+    module = learner.module
+    devices = [device_of(module)] if device_of(module).type == "cuda" else []
+    with (
+        torch.random.fork_rng(devices=devices),
+        checks.modes_kept(module),
+        computing_in(options.precision, module),
+    ):
         torch.manual_seed(seed + processes.processes()[0])
-        run = _Run(learner, train, validation, options, folder, seed, dict(identity or {}), progress)
+        run = _Run(learner, train, validation, options, folder, seed, found, progress)
         run.resume()
         return run.to_the_end()
 
@@ -127,7 +141,7 @@ class _Run:
 
     def to_the_end(self) -> Trained:
         """All epochs that are missing."""
-        if not self.options.epochs and not (self.folder / checkpoint.BEST).exists():
+        if not self.options.epochs and not self.state.history:
             self._save(checkpoint.BEST, whole=False)
         with Bar(self.options.epochs, show=self.show if self.process == 0 else False) as bar:
             for entry in self.state.history:
@@ -152,20 +166,26 @@ class _Run:
         while state.step < len(batches):
             begun = time.perf_counter()
             rows = batches[state.step : state.step - state.step % every + every]
-            reading = torch.Generator().manual_seed(self.seed + 1_000_003 * number + state.step)
-            for inputs, labels in self.images.batches(rows, reading):
+            reading = torch.Generator().manual_seed(self._reading_seed(number))
+            for inputs, labels in processes.read(self.images.batches(rows, reading)):
                 self._step(inputs, labels)
                 bar.step(state.total / state.images)
+            self.optimizer.zero_grad()  # nobody needs the gradients while images are validated, or afterwards
+            checks.check_finite(self.learner.parameters(), state.step, number + 1)
             state.seconds += time.perf_counter() - begun
             if state.step < len(batches):
                 self._save(checkpoint.LAST, whole=True)
         begun = time.perf_counter()
-        self.learner.end_epoch()
+        processes.share_buffers(self.learner.module)
+        with processes.all_or_none():
+            self.learner.end_epoch()
+            measured = validate(self.learner, self.validation)
         entry = {
             "epoch": number + 1,
             "loss": processes.mean_over_processes(state.total, state.images, self.learner),
             "learning_rate": rate,
-            **validate(self.learner, self.validation),
+            # All processes have to agree on which epoch is best, and when patience is over.
+            **processes.of_the_first(measured),
         }
         entry["seconds"] = round(state.seconds + time.perf_counter() - begun, 3)
         self.state = Progress([*state.history, entry])
@@ -176,14 +196,15 @@ class _Run:
         """One step of the optimizer."""
         learner, state = self.learner, self.state
         learner.train_mode()
-        loss = self.loss(to_device(inputs, learner.module), labels.to(self.device))
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the loss of step {state.step + 1} of epoch {len(state.history) + 1} is {value}: lower the learning "
-                "rate, or look for what is wrong with the images"
-            )
         self.optimizer.zero_grad()
+        with processes.all_or_none():
+            loss = self.loss(to_device(inputs, learner.module), labels.to(self.device))
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the loss of step {state.step + 1} of epoch {len(state.history) + 1} is {value}: lower the "
+                    "learning rate, or look for what is wrong with the images"
+                )
         loss.backward()
         if self.options.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(learner.parameters(), self.options.clip_norm)
@@ -191,6 +212,10 @@ class _Run:
         state.step += 1
         state.total += value * len(labels)
         state.images += len(labels)
+
+    def _reading_seed(self, epoch: int) -> int:
+        """Of what the images' readers draw from here on: another one in each process."""
+        return int(self.seed + 1_000_003 * epoch + self.state.step + 1_000_000_007 * self.process) % 2**63
 
     def _is_patience_over(self) -> bool:
         history, patience = self.state.history, self.options.patience
@@ -201,77 +226,63 @@ class _Run:
     def resume(self) -> None:
         """Go on from the last checkpoint; does nothing where there is none."""
         path = self.folder / checkpoint.LAST
-        processes.barrier()
+        processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
+        processes.same_everywhere("seed", self.seed)
+        if self.process == 0:
+            checkpoint.remove_unfinished(self.folder)
         if not path.exists():
             return
-        tensors, found, self.state = checkpoint.read(path)
-        checkpoint.check_identity(path, found, self.identity)
-        checkpoint.load_embedding(self.learner, tensors)
-        checkpoint.load_optimizer(self.learner, self.optimizer, tensors)
-        torch.set_rng_state(tensors[f"random/torch/{self.process}"])
-        self.generator.set_state(tensors[f"random/learner/{self.process}"])
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(tensors[f"random/cuda/{self.process}"], self.device)
+        with processes.all_or_none():
+            tensors, found, state = checkpoint.read(path)
+            checkpoint.check_identity(path, found, self.identity)
+            self._load(path, tensors)
+            self.state = state
         LOGGER.info(
             "going on after epoch %d, step %d of %s", len(self.state.history), self.state.step, self.folder
         )
+
+    def _load(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """What a checkpoint's tensors hold, once they are known to be of this run."""
+        with_cuda = f"random/cuda/{self.process}" in tensors
+        if with_cuda != (self.device.type == "cuda"):
+            raise OtherRunError(
+                f"{path} is of a training on {'a GPU' if with_cuda else 'the processor'}, and the module is on "
+                f"{self.device}: move it, or choose another folder"
+            )
+        checkpoint.load_embedding(path, self.learner, tensors)
+        checkpoint.load_optimizer(self.learner, self.optimizer, tensors)
+        torch.set_rng_state(tensors[f"random/torch/{self.process}"])
+        self.generator.set_state(tensors[f"random/learner/{self.process}"])
+        if with_cuda:
+            torch.cuda.set_rng_state(tensors[f"random/cuda/{self.process}"], self.device)
 
     def _keep(self) -> None:
         """Write what the finished epoch leaves; the checkpoint that is gone on from last."""
         history = self.state.history
         if best_epoch(history) == len(history):
             self._save(checkpoint.BEST, whole=False)
-        if self.process == 0:
-            log = {"identity": self.identity, "best_epoch": best_epoch(history), "epochs": history}
-            checkpoint.save_log(self.folder / checkpoint.LOG, log)
+        with processes.all_or_none():
+            if self.process == 0:
+                log = {"identity": self.identity, "best_epoch": best_epoch(history), "epochs": history}
+                checkpoint.save_log(self.folder / checkpoint.LOG, log)
         self._save(checkpoint.LAST, whole=True)
 
     def _save(self, name: str, whole: bool) -> None:
         """Write a checkpoint; the first process does it for all."""
-        tensors = checkpoint.embedding_tensors(self.learner) if self.process == 0 else {}
+        tensors: dict[str, Tensor] = {}
         if whole:
-            tensors |= checkpoint.optimizer_tensors(self.learner, self.optimizer)
             states = {"torch": torch.get_rng_state(), "learner": self.generator.get_state()}
             if self.device.type == "cuda":
                 states["cuda"] = torch.cuda.get_rng_state(self.device)
             for kind, own in states.items():
                 for number, found in enumerate(processes.gathered(own)):
                     tensors[f"random/{kind}/{number}"] = found
-        if self.process == 0:
-            checkpoint.save(self.folder / name, tensors, self.identity, self.state)
-        processes.barrier()
-
-
-def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
-    """recall@1 and mAP@k of the points of validation images, each with all others as its gallery."""
-    with evaluating(learner.module):
-        points = torch.cat(
-            [learner.points(to_device(inputs, learner.module)).cpu() for inputs, _ in validation]
-        )
-    ks = [k for k in KS if k < len(points)]
-    if not ks:
-        raise ValueError(f"there are {len(points)} validation images: retrieval needs at least 2")
-    found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
-    if not bool(found.answerable.any()):
-        raise ValueError(
-            "no validation image has another one of its class, so that no epoch can be chosen: take validation images "
-            "with at least two of a class"
-        )
-    return {
-        "recall@1": float(found.recall(1).mean()),
-        **{f"map@{k}": float(found.average_precision(k).mean()) for k in ks},
-    }
-
-
-def best_epoch(history: list[dict[str, Any]]) -> int:
-    """The epoch, counted from 1, whose mean of mAP@1, 5 and 10 is best; the first of equal ones.
-
-    Example:
-        >>> best_epoch([{"map@1": 0.5, "map@5": 0.4}, {"map@1": 0.7, "map@5": 0.6}, {"map@1": 0.6, "map@5": 0.7}])
-        2
-    """
-    scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
-    return scores.index(max(scores)) + 1 if scores else 0
+        with processes.all_or_none():
+            if self.process == 0:
+                tensors |= checkpoint.embedding_tensors(self.learner)
+                if whole:
+                    tensors |= checkpoint.optimizer_tensors(self.learner, self.optimizer)
+                checkpoint.save(self.folder / name, tensors, self.identity, self.state)
 
 
 def _plain(options: TrainingOptions) -> dict[str, Any]:

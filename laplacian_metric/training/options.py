@@ -92,7 +92,7 @@ class TrainingOptions:
     sampling: Sampling = Sampling.SHUFFLED
     images_per_class: int = 4
     miner: str | None = None
-    miner_options: tuple[tuple[str, float], ...] = ()
+    miner_options: tuple[tuple[str, bool | int | float | str], ...] = ()
     precision: Precision = Precision.FLOAT32
     clip_norm: float | None = None
     patience: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -23,24 +24,30 @@ def computing_in(precision: Precision, module: nn.Module) -> Iterator[None]:
     if precision is Precision.FLOAT32:
         yield
         return
-    backbones = [part.backbone for part in module.modules() if isinstance(part, Encoder)]
+    # Two encoders may have one backbone in common.
+    backbones = {id(part.backbone): part.backbone for part in module.modules() if isinstance(part, Encoder)}
     if not backbones:
         raise ValueError("precision is 'bfloat16', but the module has no Encoder whose backbone could use it")
-    changed = []
+    before = {key: vars(backbone).get("forward") for key, backbone in backbones.items()}
     try:
-        for backbone in backbones:
-            backbone.forward = _lowered(backbone.forward, device_of(module))
-            changed.append(backbone)
+        for backbone in backbones.values():
+            # A method of this object rather than a function: a copy of the module then has one of its own.
+            vars(backbone)["forward"] = MethodType(_lowered(backbone, device_of(module)), backbone)
         yield
     finally:
-        for backbone in changed:
-            del backbone.forward
+        for key, backbone in backbones.items():
+            vars(backbone).pop("forward", None)
+            if before[key] is not None:
+                vars(backbone)["forward"] = before[key]
 
 
-def _lowered(forward: Any, device: torch.device) -> Any:
-    def lowered(*args: Any, **kwargs: Any) -> Any:
+def _lowered(backbone: nn.Module, device: torch.device) -> Any:
+    own = vars(backbone).get("forward")
+
+    def lowered(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            features = forward(*args, **kwargs)
-        return features.float() if isinstance(features, Tensor) else features
+            features = type(self).forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+        lower = isinstance(features, Tensor) and features.dtype == torch.bfloat16
+        return features.float() if lower else features
 
     return lowered

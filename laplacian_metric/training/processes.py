@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from laplacian_metric.inputs import device_of
+from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.method import Learner
 
 
@@ -40,6 +43,22 @@ def loss_function(learner: Learner) -> Any:
     return DistributedDataParallel(LossModule(learner))
 
 
+def all_or_none() -> AbstractContextManager[None]:
+    """Where one process fails inside, all do, and none waits for it; costs nothing in one process."""
+    return together(reducer())
+
+
+def read(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches as long as every process can read its own."""
+    reader = iter(batches)
+    while True:
+        with all_or_none():
+            batch = next(reader, None)
+        if batch is None:
+            return
+        yield batch
+
+
 def gathered(tensor: Tensor) -> list[Tensor]:
     """Every process's tensor, of one shape, on every process."""
     count = processes()[1]
@@ -51,6 +70,29 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     return [entry.cpu() for entry in found]
 
 
+def same_everywhere(name: str, number: int) -> None:
+    """Refuse to go on where a number, below 2^63, is not the same in all processes."""
+    found = [int(entry) for entry in gathered(torch.tensor(number))]
+    if len(set(found)) > 1:
+        raise ValueError(f"{name} is not the same in all processes: {', '.join(map(str, found))}")
+
+
+def of_the_first(numbers: dict[str, float]) -> dict[str, float]:
+    """The numbers that the first process has, in all."""
+    values = gathered(torch.tensor(list(numbers.values()), dtype=torch.float64))[0].tolist()
+    return dict(zip(numbers, values, strict=True))
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give every process the first one's buffers, such as the running statistics of batch normalisation.
+
+    Each process has seen other images, and DistributedDataParallel makes the buffers alike before a step, not after it.
+    """
+    if processes()[1] > 1:
+        for buffer in module.buffers():
+            buffer.copy_(gathered(buffer)[0])
+
+
 def mean_over_processes(total: float, count: int, learner: Learner) -> float:
     """The mean of sums over counts of all processes."""
     if processes()[1] == 1:
@@ -59,9 +101,3 @@ def mean_over_processes(total: float, count: int, learner: Learner) -> float:
     both = torch.tensor([total, float(count)], dtype=torch.float64, device=device)
     dist.all_reduce(both)
     return float(both[0] / both[1])
-
-
-def barrier() -> None:
-    """Wait for the others."""
-    if processes()[1] > 1:
-        dist.barrier()
