@@ -1,0 +1,228 @@
+"""Everything that is measured of a fitted cell. Test images are measured only; nothing is chosen by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laplacian_metric import metrics
+from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.method import Embedder, Method
+from laplacian_metric.metrics.calibration import NUM_BINS, Consensus
+from laplacian_metric.metrics.ranking import Ranking
+from laplacian_metric.runs.config import EvaluationSection
+from laplacian_metric.runs.fitting import Fitted, Sets
+from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.own_ranking import rank_by
+from laplacian_metric.runs.scores import OWN, Scores, curves, judged, method_scores, trivial_scores
+
+EXTREMES = 16  # images with the lowest and the highest uncertainty
+LATENT_DIM = 3
+LATENT_IMAGES = 300
+
+
+def evaluate(
+    fitted: Fitted,
+    method: type[Method],
+    section: EvaluationSection,
+    out: list[str],
+    entropy: Tensor | None = None,
+) -> dict[str, Any]:
+    """The measured part of a result.
+
+    Args:
+        fitted: what embeds, and what.
+        method: whose embedder it is.
+        section: what is measured.
+        out: the labels of the sets of strangers.
+        entropy: of the labels that people gave to the test images, (N,).
+    """
+    embedder, names = fitted.embedder, [OUT + label for label in out]
+    sets = {name: fitted.sets[name] for name in _needed(section, names)}
+    embedded = {name: embedder.embed(sets[name]).to("cpu") for name in (TEST, VALIDATION)}
+    rankings = {name: _ranked(embedded[name], sets[name], section) for name in embedded}
+    test, labels = embedded[TEST], sets[TEST].labels
+    scores: Scores = {}
+    if method.has_uncertainty:
+        scores |= method_scores(embedder, sets, embedded)
+    if not method.has_uncertainty if section.trivial is None else section.trivial:
+        scores |= trivial_scores(_one(fitted.encoder), sets, fitted.sets[TRAIN])
+    agreed = _agreed(embedder, sets[TEST], section) if method.has_uncertainty else None
+    own = scores.get(OWN)
+    return {
+        "retrieval": {
+            "test": _retrieval(rankings[TEST], section),
+            "validation": _retrieval(rankings[VALIDATION], section),
+            "own_similarity": _own_retrieval(embedder, test, labels, section),
+        },
+        "scores": {
+            name: judged(values, rankings[TEST], rankings[VALIDATION], entropy)
+            for name, values in scores.items()
+        },
+        "calibration": None if agreed is None else _calibration(agreed),
+        "curves": None if own is None else curves(own, rankings[TEST]),
+        "extremes": None if own is None else _extremes(own),
+        "latent": _latent(fitted, test, labels, names),
+        "intervals": _intervals(rankings[TEST], own, agreed, names, section) if section.resamples else None,
+        "counts": _counts(rankings, sets),
+        "settings": embedder.settings(),
+    }
+
+
+def _needed(section: EvaluationSection, out: list[str]) -> list[str]:
+    optional = {CORRUPTED: section.corrupted, CROPPED: section.crop_test}
+    return [TEST, VALIDATION, *(name for name, asked in optional.items() if asked), *out]
+
+
+def _one(encoder: Encoder | None) -> Encoder:
+    if encoder is None:
+        raise ValueError(
+            "trivial scores are those of one network, and this method has several: leave evaluation.trivial out"
+        )
+    return encoder
+
+
+# --- retrieval ---
+
+
+def _ks(section: EvaluationSection, number: int) -> list[int]:
+    """The numbers of neighbours that there are."""
+    ks = [k for k in section.ks if k < number]
+    if not ks:
+        raise ValueError(f"{number} images are too few for any of ks, {list(section.ks)}")
+    return ks
+
+
+def _ranked(e: StochasticEmbedding, inputs: LabelledInputs, section: EvaluationSection) -> Ranking:
+    return metrics.rank(e.point, inputs.labels, max(_ks(section, len(e))), at_r=True)
+
+
+def _retrieval(ranking: Ranking, section: EvaluationSection) -> dict[str, float]:
+    found = metrics.evaluate_ranking(ranking, ks=_ks(section, ranking.gallery_size), resamples=0)
+    return {name: value for name, value in found.values.items() if name != "r_precision"}
+
+
+def _own_retrieval(
+    embedder: Embedder, test: StochasticEmbedding, labels: Tensor, section: EvaluationSection
+) -> dict[str, float] | None:
+    """Retrieval by the method's own similarity, where it has one."""
+    if embedder.similarity(test[:2], test[:2]) is None:
+        return None
+
+    def scores(rows: Tensor) -> Tensor:
+        found = embedder.similarity(test[rows], test)
+        assert found is not None
+        return found
+
+    return _retrieval(rank_by(scores, labels, max(_ks(section, len(labels)))), section)
+
+
+def _agreed(embedder: Embedder, inputs: LabelledInputs, section: EvaluationSection) -> Consensus | None:
+    if not section.samples:
+        return None
+    generator = torch.Generator().manual_seed(section.seed)
+    draws = embedder.sample_embeddings(inputs, section.samples, generator=generator)
+    return metrics.consensus((z.cpu() for z in draws), inputs.labels)
+
+
+def _calibration(agreed: Consensus) -> dict[str, Any]:
+    table = [
+        {"low": number / NUM_BINS, "high": (number + 1) / NUM_BINS, **row}
+        for number, row in enumerate(agreed.table())
+    ]
+    return {"ece": agreed.error, "samples": agreed.num_samples, "table": table}
+
+
+def _intervals(
+    ranking: Ranking,
+    own: dict[str, Tensor] | None,
+    agreed: Consensus | None,
+    out: list[str],
+    section: EvaluationSection,
+) -> dict[str, Any]:
+    """Bootstrap intervals of the test figures; those of strangers are of the first set of them."""
+    found = metrics.evaluate_ranking(
+        ranking,
+        None if own is None else own[TEST],
+        agreed=agreed,
+        ood_uncertainty=own[out[0]] if own is not None and out else None,
+        ks=_ks(section, ranking.gallery_size),
+        resamples=section.resamples,
+        generator=torch.Generator().manual_seed(section.seed),
+    )
+    intervals: dict[str, Any] = found.to_dict()["intervals"]
+    return intervals
+
+
+# --- pictures ---
+
+
+def _extremes(own: dict[str, Tensor]) -> dict[str, dict[str, list[int]]]:
+    """Where the images with the lowest and the highest uncertainty are, of test images and of strangers."""
+    found = {}
+    for name, values in own.items():
+        if name == TEST or name.startswith(OUT):
+            order = values.double().argsort(stable=True)
+            number = min(EXTREMES, len(order))
+            found[name.removeprefix(OUT)] = {
+                "lowest": order[:number].tolist(),
+                "highest": order.flip(0)[:number].tolist(),
+            }
+    return found
+
+
+def _latent(
+    fitted: Fitted, test: StochasticEmbedding, labels: Tensor, out: list[str]
+) -> dict[str, Any] | None:
+    """Some images as they lie on a sphere that can be drawn, with their Gaussians."""
+    if test.dim > LATENT_DIM:
+        return None
+    rows = _some(len(test))
+    found = _drawn(test[rows])
+    found["labels"] = labels[rows].tolist()
+    found["out"] = {}
+    for name in out:
+        inputs = fitted.sets[name]
+        strangers = fitted.embedder.embed(inputs.select(_some(len(inputs)))).to("cpu")
+        found["out"][name.removeprefix(OUT)] = _drawn(strangers)
+    return found
+
+
+def _some(number: int) -> Tensor:
+    """Up to 300 positions at even steps."""
+    taken = min(number, LATENT_IMAGES)
+    return torch.arange(taken) * number // taken
+
+
+def _drawn(e: StochasticEmbedding) -> dict[str, Any]:
+    covariances = None if e.gaussians is None else e.gaussians.covariance.flatten(1).tolist()
+    return {"points": e.point.tolist(), "covariances": covariances, "kappa": e.kappa.tolist()}
+
+
+def _counts(rankings: dict[str, Ranking], sets: dict[str, LabelledInputs]) -> dict[str, Any]:
+    ranking = rankings[TEST]
+    return {
+        "queries": len(ranking.hits),
+        "answerable": int(ranking.answerable.sum()),
+        "unanswerable": ranking.num_unanswerable,
+        "gallery": ranking.gallery_size,
+        "tied_queries": int((ranking.ties > 0).sum()),
+        "images": {name.removeprefix(OUT): len(inputs) for name, inputs in sets.items()},
+    }
+
+
+def label_entropy(sets: Sets, human: Tensor | None) -> Tensor:
+    """The entropy of people's labels for the test images, (N,), from their distribution (N, C)."""
+    if human is None:
+        raise ValueError(
+            "evaluation.label_entropy needs what people said about the test images, which this data set does not "
+            "have: leave it out, or get the human labels"
+        )
+    found = metrics.label_entropy(human)
+    if len(found) != len(sets[TEST]):
+        raise ValueError(f"there are human labels for {len(found)} of {len(sets[TEST])} test images")
+    return found

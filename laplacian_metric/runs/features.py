@@ -1,0 +1,110 @@
+"""The features of a base's network for every set of images, computed once into a folder and mapped from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.files import atomic_write
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.laplace.features import collect_features
+from laplacian_metric.runs.images import OUT, ImageSets
+
+WHOLE = "whole.json"  # is there when all rows are
+
+
+class FeatureSets:
+    """As `ImageSets`, with what goes into the head in place of the images.
+
+    Args:
+        images: the images.
+        encoder: whose backbone is frozen.
+        folder: where the features are kept; each set has a folder of its own in it.
+        lock: keeps other processes out of the folder while it is written.
+        progress: whether to show bars; None asks the terminal.
+    """
+
+    def __init__(
+        self,
+        images: ImageSets,
+        encoder: Encoder,
+        folder: Path,
+        lock: Callable[[], AbstractContextManager[object]] = nullcontext,
+        progress: bool | None = None,
+    ) -> None:
+        self.images = images
+        self.encoder = encoder
+        self.folder = folder
+        self.lock = lock
+        self.progress = progress
+        self._fingerprint = encoder.fingerprint()
+        self._made: dict[str, LabelledInputs] = {}
+
+    def __getitem__(self, name: str) -> LabelledInputs:
+        if name not in self._made:
+            with self.lock():
+                self._made[name] = self._mapped(name) or self._collected(name)
+        return self._made[name]
+
+    def training(self) -> LabelledInputs:
+        """The features that are trained on; there is no augmentation of features."""
+        return self["train"]
+
+    def _place(self, name: str) -> Path:
+        return self.folder / name.replace("/", "-")
+
+    def _of(self, name: str) -> dict[str, object]:
+        """What the features of a set depend on."""
+        section = self.images.section
+        kept = section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment"})
+        outs = [out for out in section.out if name == OUT + out.label]
+        return {
+            "fingerprint": self._fingerprint,
+            "data": kept,
+            "out": [out.model_dump(mode="json") for out in outs],
+        }
+
+    def _mapped(self, name: str) -> LabelledInputs | None:
+        """What an earlier run left, if it is whole and of the same network and images."""
+        place = self._place(name)
+        if not (place / WHOLE).is_file():
+            return None
+        note = json.loads((place / WHOLE).read_text(encoding="utf-8"))
+        if note["of"] != self._of(name):
+            shutil.rmtree(place)
+            return None
+        rows, width, dtype = note["rows"], self.encoder.num_features, getattr(torch, note["dtype"])
+        paths = [Path(note["folder"]) / file for file in ("features.bin", "labels.bin")]
+        features = torch.from_file(str(place / paths[0]), size=rows * width, dtype=dtype).view(rows, width)
+        labels = torch.from_file(str(place / paths[1]), size=rows, dtype=torch.long).clone()
+        return LabelledInputs(features, labels, batch_size=self.images.batch_size)
+
+    def _collected(self, name: str) -> LabelledInputs:
+        place = self._place(name)
+        found = collect_features(self.encoder, self.images[name], folder=place, progress=self.progress)
+        assert found.folder is not None
+        note = {
+            "of": self._of(name),
+            "rows": len(found),
+            "dtype": str(found.features.dtype).removeprefix("torch."),
+            "folder": found.folder.relative_to(place).as_posix(),
+        }
+        with atomic_write(place / WHOLE) as temporary:
+            temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
+        return LabelledInputs(found.features, found.labels, batch_size=self.images.batch_size)
+
+
+def bytes_of(rows: int, width: int) -> int:
+    """What so many features take on disk.
+
+    Example:
+        >>> bytes_of(55_000, 9_216) // 2**20
+        1934
+    """
+    return rows * (width * torch.float32.itemsize + torch.long.itemsize)

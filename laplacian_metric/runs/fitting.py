@@ -1,0 +1,225 @@
+"""From a cell and a seed to what embeds images: networks trained where they are missing, and the method fitted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.runs.config import Cell, differences, plain
+from laplacian_metric.runs.features import FeatureSets
+from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.reading import Cells
+from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
+from laplacian_metric.training import load_best, pair_choice, train
+
+
+class Sets(Protocol):
+    """Sets of inputs by name; see `ImageSets` and `FeatureSets`."""
+
+    def __getitem__(self, name: str) -> LabelledInputs: ...
+
+    def training(self) -> LabelledInputs: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """What all runs have in common.
+
+    Attributes:
+        cells: by name.
+        work: where networks and features are kept.
+        data_dir: the folder of the data sets.
+        device: where networks compute.
+        images: gives the sets of images of a cell.
+        progress: whether to show bars; None asks the terminal.
+    """
+
+    cells: Cells
+    work: Work
+    data_dir: Path | None
+    images: Callable[[Cell], ImageSets]
+    device: str = "cpu"
+    progress: bool | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What embeds, and what it embeds.
+
+    Attributes:
+        embedder: of the method.
+        encoder: of which trivial scores are taken; None where there are several, or where its head is not trained.
+        sets: the inputs that the embedder takes.
+        training: history, best epoch and seconds of the cell's own training; None where nothing was trained.
+        fit_seconds: what came after the training.
+    """
+
+    embedder: Embedder
+    encoder: Encoder | None
+    sets: Sets
+    training: dict[str, Any] | None
+    fit_seconds: float
+
+
+class BaseError(RuntimeError):
+    """The networks that a cell starts from could not be trained."""
+
+
+def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> Fitted:
+    """Everything that comes before the evaluation; the run's lock is held.
+
+    Args:
+        place: see `Place`.
+        cell: what is run.
+        seed: of its networks.
+        use_features: whether a network that is evaluated alone goes by features which other cells need too.
+
+    Raises:
+        Busy: another process trains a network that is needed.
+        BaseError: a network that is needed cannot be trained.
+    """
+    images = place.images(cell)
+    encoders = _encoders(place, cell, seed)
+    sets: Sets = images
+    owner = cell.name if cell.base is None else cell.base
+    if cell.start is Start.FROZEN:
+        sets, encoders = _frozen(place, images, encoders[0], owner, seed)
+    number = images.size(TRAIN)
+    learner = _learner(cell, encoders, number, seed)
+    training = _trained(place, cell, seed, learner, sets) if cell.method.kind.trains else None
+    begun = time.perf_counter()
+    if not cell.method.kind.has_uncertainty and isinstance(learner.module, Encoder) and use_features:
+        sets, encoders = _frozen(place, images, learner.module, owner, seed)
+        learner = _learner(cell, encoders, number, seed)
+    folder = place.work.folder(cell.name, seed)
+    # Features that come with the sets need no folder; a method of images may keep its own there.
+    kept = None if isinstance(sets, FeatureSets) else folder / FEATURES
+    data = FitData(sets[TRAIN], sets[VALIDATION], kept)
+    embedder = learner.embedder(data)
+    one = encoders[0] if len(encoders) == 1 else None
+    return Fitted(embedder, one, sets, training, time.perf_counter() - begun)
+
+
+def _encoders(place: Place, cell: Cell, seed: int) -> list[Encoder]:
+    """The encoders that a method is given: new ones, or those of the base."""
+    base = place.cells.base_of(cell)
+    if base is None:
+        return [cell.network.make(seed, place.data_dir).to(place.device)]
+    busy: list[Busy] = []
+    for number in cell.base_seeds(seed):
+        try:
+            ensure_network(place, base, number)
+        except Busy as other:  # the others can be trained meanwhile
+            busy.append(other)
+    if busy:
+        raise busy[0]
+    return [_base_encoder(place, base, number) for number in cell.base_seeds(seed)]
+
+
+def ensure_network(place: Place, cell: Cell, seed: int) -> None:
+    """Train the network of a cell unless it is there.
+
+    Raises:
+        Busy: another process is at it.
+        ChangedError: what is there was trained with other settings.
+        BaseError: the training failed.
+    """
+    if place.work.trained(cell.name, seed) is not None:
+        check_network(place, cell, seed)
+        return
+    with place.work.locked(cell.name, seed):
+        sets = place.images(cell)
+        try:
+            encoder = cell.network.make(seed, place.data_dir).to(place.device)
+            learner = _learner(cell, [encoder], sets.size(TRAIN), seed)
+            _trained(place, cell, seed, learner, sets)
+        except (FloatingPointError, ValueError, RuntimeError) as error:
+            if isinstance(error, ChangedError):
+                raise
+            raise BaseError(
+                f"the network of {cell.name}, seed {seed}, which this starts from, could not be trained: {error}"
+            ) from error
+
+
+def check_network(place: Place, cell: Cell, seed: int) -> None:
+    """Refuse a network that was trained, or begun, with other settings than the cell has now."""
+    found = place.work.config(cell.name, seed)
+    if found is None:
+        return
+    said = differences(found, cell.trained_with(place.cells.base_of(cell)))
+    if said:
+        raise ChangedError(f"the network of {cell.name}, seed {seed}, has other settings: {'; '.join(said)}")
+
+
+def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
+    """The trained encoder of a base."""
+    encoder = base.network.make(seed, place.data_dir).to(place.device)
+    learner = _learner(base, [encoder], place.images(base).size(TRAIN), seed)
+    load_best(learner, place.work.folder(base.name, seed))
+    if learner.module is not encoder:
+        raise ValueError(
+            f"{base.name} trains more than an encoder, its method is {base.method.name}: take a base whose method is "
+            "deterministic"
+        )
+    return encoder.eval()
+
+
+def _learner(cell: Cell, encoders: list[Encoder], num_images: int, seed: int) -> Learner:
+    setup = Setup(
+        loss=cell.loss.make(),
+        num_images=num_images,
+        weight_decay=cell.training.weight_decay,
+        seed=seed,
+        pairs=pair_choice(cell.training),
+    )
+    return cell.method.make().learner(encoders, setup)
+
+
+def _frozen(
+    place: Place, images: ImageSets, encoder: Encoder, owner: str, seed: int
+) -> tuple[Sets, list[Encoder]]:
+    """Features in place of images, and the head alone in place of the encoder."""
+
+    def lock() -> AbstractContextManager[object]:
+        # Whoever has it computes features as well, and will be done soon.
+        return place.work.locked(owner, seed, wait=True)
+
+    folder = place.work.folder(owner, seed) / FEATURES
+    sets = FeatureSets(images, encoder, folder, lock, place.progress)
+    return sets, [Encoder(nn.Identity(), encoder.head, normalize=encoder.normalize)]
+
+
+def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) -> dict[str, Any]:
+    """Train, or go on, or do nothing where the training is done; the learner then has the best epoch's weights."""
+    folder = place.work.folder(cell.name, seed)
+    check_network(place, cell, seed)
+    learner.module.to(torch.device(place.device))
+    done = place.work.trained(cell.name, seed)
+    if done is None:
+        identity: Mapping[str, Any] = cell.trained_with(place.cells.base_of(cell))
+        if not (folder / CONFIG).exists():
+            write_json(folder / CONFIG, identity)
+        found = train(
+            learner,
+            sets.training(),
+            sets[VALIDATION],
+            cell.training,
+            folder,
+            seed=seed,
+            identity={"cell": {key: value for key, value in identity.items() if key != "training"}},
+            progress=place.progress,
+        )
+        done = {"history": found.history, "best_epoch": found.best_epoch, "seconds": found.seconds}
+        write_json(folder / TRAINED, plain(done))
+    load_best(learner, folder)
+    return done

@@ -1,0 +1,157 @@
+"""The images of a cell: those that are trained on and chosen by, those that are tested, strangers, corrupted ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laplacian_metric import data
+from laplacian_metric.data.corruptions import corrupt
+from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.runs.augment import AUGMENTATIONS
+from laplacian_metric.runs.config import DataSection
+
+TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
+OUT = "out/"  # before the label of a set of strangers
+
+CORRUPTIONS = ("crop", "blur", "occlusion", "noise")
+STRENGTH = 1.0
+EVERY = 5  # of the validation images, so many are corrupted at the most
+MOST = 1000  # of one kind of corruption
+CROP = 2 / 3  # the strength of the crop test: a window of half the side
+
+
+class ImageSets:
+    """The sets of images of one data section by name: "train", "validation", "test", "corrupted" (validation images),
+    "cropped" (test images) and "out/" with a label. Each is made once.
+
+    Args:
+        section: which images.
+        data_dir: the folder of the data sets.
+        batch_size: of the batches that are embedded.
+    """
+
+    def __init__(self, section: DataSection, data_dir: Path | None, batch_size: int = 500) -> None:
+        self.section = section
+        self.data_dir = data_dir
+        self.batch_size = batch_size
+        self._loaded: dict[str, LabelledImages] = {}
+        self._made: dict[str, LabelledInputs] = {}
+
+    def __getitem__(self, name: str) -> LabelledInputs:
+        """The images as they are embedded, without augmentation."""
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def loaded(self, name: str) -> LabelledImages:
+        """The images of a set that a data set has, limited as the section says."""
+        if name not in self._loaded:
+            if name.startswith(OUT):
+                found = self._load_out(name.removeprefix(OUT))
+            else:
+                split = getattr(self.section.splits, name)
+                found = self._load(self.section.train, split, self.section.options, self._preparation())
+                found = spread(found, self.section.limit)
+            self._loaded[name] = found
+        return self._loaded[name]
+
+    def training(self) -> LabelledInputs:
+        """The images that are trained on, with augmentation where there is one."""
+        train = self.loaded(TRAIN)
+        if self.section.augment is None:
+            return self[TRAIN]
+        augmented = train.prepared(replace(train.preparation, augment=AUGMENTATIONS[self.section.augment]))
+        return LabelledInputs(augmented, batch_size=self.batch_size, workers=self.section.workers)
+
+    def size(self, name: str) -> int:
+        """How many images a set has."""
+        if name == CORRUPTED:
+            return len(self._chosen()) * len(CORRUPTIONS)
+        return len(self.loaded(TEST if name == CROPPED else name))
+
+    # --- how they are made ---
+
+    def _make(self, name: str) -> LabelledInputs:
+        if name == CORRUPTED:
+            chosen = self.loaded(VALIDATION).select(self._chosen())
+            clean, indices = self._unscaled(chosen), torch.arange(len(chosen))
+            made = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
+            labels = chosen.labels.repeat(len(CORRUPTIONS))
+            return LabelledInputs(self._scaled(made), labels, batch_size=self.batch_size)
+        if name == CROPPED:
+            whole = self.loaded(TEST)
+            cropped = corrupt(self._unscaled(whole), "crop", CROP, indices=whole.indices)
+            return LabelledInputs(self._scaled(cropped), whole.labels, batch_size=self.batch_size)
+        images = self.loaded(name)
+        if self.section.in_memory:
+            return LabelledInputs.in_memory(images, batch_size=self.batch_size)
+        return LabelledInputs(images, batch_size=self.batch_size, workers=self.section.workers)
+
+    def _chosen(self) -> Tensor:
+        """Which validation images are corrupted, at even steps."""
+        number = len(self.loaded(VALIDATION))
+        return torch.arange(0, number, min(max(EVERY, -(-number // MOST)), number))
+
+    def _preparation(self) -> dict[str, Any]:
+        section = self.section
+        return {
+            "image_size": section.image_size,
+            "channels": section.channels,
+            "preprocessing": section.preprocessing,
+        }
+
+    def _load(
+        self, name: str, split: str, options: dict[str, Any], preparation: dict[str, Any]
+    ) -> LabelledImages:
+        return data.load(name, split, data_dir=self.data_dir, **preparation, **options)
+
+    def _load_out(self, label: str) -> LabelledImages:
+        """Strangers, with as many rows, columns and channels as the images that the network knows."""
+        out = next(out for out in self.section.out if out.label == label)
+        known = self.loaded(TEST)
+        channels, height, width = known[0][0].shape
+        preparation = {
+            "image_size": None,
+            "channels": channels,
+            "preprocessing": known.preparation.preprocessing,
+        }
+        found = self._load(out.name, out.split, out.options, preparation)
+        if found[0][0].shape != (channels, height, width) or not isinstance(found.images, Tensor):
+            if height != width:
+                raise ValueError(
+                    f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
+                    f"{out.name} can have the same"
+                )
+            found = found.prepared(replace(found.preparation, image_size=height))
+        return spread(found, out.limit)
+
+    def _unscaled(self, images: LabelledImages) -> Tensor:
+        """As a network takes them, but with values in [0, 1]."""
+        return images.prepared(replace(images.preparation, preprocessing="unit")).floats()
+
+    def _scaled(self, floats: Tensor) -> Tensor:
+        if self.loaded(VALIDATION).preparation.preprocessing == "unit":
+            return floats
+        mean, deviation = (
+            floats.new_tensor(numbers)[:, None, None] for numbers in (IMAGENET_MEAN, IMAGENET_DEVIATION)
+        )
+        return (floats - mean) / deviation
+
+
+def spread(images: LabelledImages, limit: int | None) -> LabelledImages:
+    """So many of the images at even steps, or all of them where there are no more.
+
+    Example:
+        >>> spread(data.load("sample-mnist", split="test"), 4).indices.tolist()
+        [0, 250, 500, 750]
+    """
+    if limit is None or limit >= len(images):
+        return images
+    return images.select(torch.arange(limit) * len(images) // limit)

@@ -1,0 +1,80 @@
+"""Where a result comes from: the commit of the sources, the command, versions. Nothing that names a machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import laplacian_metric
+
+ROOT = Path(laplacian_metric.__file__).resolve().parents[1]
+SOURCES = ("hessians", "laplacian_metric", "experiments")
+
+# A path from the root of a file system, up to its last part.
+_ABSOLUTE = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\]+(?:[^\s/\\:'\",;()]+[/\\]+)+")
+
+
+def without_paths(text: str) -> str:
+    """A text in which of every absolute path only the last part is left.
+
+    Example:
+        >>> without_paths("no file '/home/somebody/data/x.bin': see docs/data.md")
+        "no file 'x.bin': see docs/data.md"
+    """
+    return _ABSOLUTE.sub("", text)
+
+
+def commit() -> str:
+    """The commit of the sources, and whether they were changed since; "unknown" outside of a repository."""
+    git = ["git", "-C", str(ROOT)]
+    places = [name for name in SOURCES if (ROOT / name).is_dir()]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", *places]
+        changed = subprocess.run(status, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    if head.returncode:
+        return "unknown"
+    return head.stdout.strip() + (" with changes" if changed.stdout else "")
+
+
+def command(arguments: list[str] | None = None) -> str:
+    """The command that is running, with the last parts of the folders that it was given."""
+    given = sys.argv if arguments is None else arguments
+    program = Path(given[0])
+    inside = program.resolve().is_relative_to(ROOT) if program.is_absolute() else False
+    if inside and program.suffix == ".py":
+        start = f"python -m {'.'.join(program.resolve().relative_to(ROOT).with_suffix('').parts)}"
+    else:
+        start = program.name
+    return " ".join([start, *(_shortened(argument) for argument in given[1:])])
+
+
+def _shortened(argument: str) -> str:
+    path = Path(argument)
+    if path.is_absolute() or argument.startswith("~") or ".." in path.parts:
+        return path.name
+    return argument
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers and the seconds depend on."""
+    return {
+        "laplacian_metric": laplacian_metric.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }

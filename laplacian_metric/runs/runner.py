@@ -1,0 +1,357 @@
+"""Runs cells: skips what is done, goes on where it was interrupted, and shares the list with other runners."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from laplacian_metric.data.lookup import MissingDataError
+from laplacian_metric.method import Start
+from laplacian_metric.runs import provenance
+from laplacian_metric.runs.config import Cell
+from laplacian_metric.runs.evaluation import evaluate, label_entropy
+from laplacian_metric.runs.fitting import Place, check_network, fit
+from laplacian_metric.runs.images import TEST, ImageSets
+from laplacian_metric.runs.reading import Cells
+from laplacian_metric.runs.results import DONE, FAILED, Results, failure, is_disk_full
+from laplacian_metric.runs.space import space
+from laplacian_metric.runs.work import Busy, ChangedError, Work
+
+WAIT = 1.0  # seconds before locked runs are tried again
+
+Say = Callable[[str], None]
+
+
+class RunError(RuntimeError):
+    """The runs cannot go on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One cell with one seed."""
+
+    cell: Cell
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, seed {self.seed}"
+
+    @property
+    def owner(self) -> str:
+        """The cell whose features it goes by."""
+        return self.cell.base or self.cell.name
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it goes by the features of its base."""
+        return self.cell.start is Start.FROZEN
+
+
+@dataclass
+class Summary:
+    """What became of the runs, by name."""
+
+    done: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    without_data: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of them have a result now."""
+        return not self.failed and not self.without_data
+
+
+def run(
+    cells: Iterable[str],
+    *,
+    cells_dir: Path,
+    data_dir: Path | None,
+    work: Path,
+    results: Path,
+    seeds: Sequence[int] | None = None,
+    retry_failed: bool = False,
+    fresh: bool = False,
+    keep_features: bool = False,
+    device: str = "cpu",
+    progress: bool | None = None,
+    say: Say = lambda line: None,
+) -> Summary:
+    """Run cells that have no result yet, each with every seed.
+
+    The same call, interrupted at any time, goes on where it was; several at once share the work.
+
+    Args:
+        cells: names, or patterns such as "fashion_mnist/*".
+        cells_dir: the folder of the YAML files.
+        data_dir: the folder of the data sets; None looks where `data.load` does.
+        work: for networks and features, outside of the repository.
+        results: for the result files.
+        seeds: instead of those that the cells name.
+        retry_failed: whether to run again what failed.
+        fresh: whether to do anew what was made with another configuration; otherwise that is an error.
+        keep_features: whether features stay after the last cell that needs them.
+        device: where networks compute.
+        progress: whether to show bars; None asks the terminal.
+        say: is told what happens, line by line.
+
+    Raises:
+        ConfigError: a cell is not what it should be.
+        RunError: something was made with another configuration, or there is no space left.
+    """
+    runs = _Runs(Cells(cells_dir), Work(work), Results(results), data_dir, device, progress, say)
+    tasks = runs.tasks(cells, seeds)
+    runs.check_changes(tasks, fresh)
+    return runs.all(tasks, retry_failed, keep_features)
+
+
+def states(
+    cells: Iterable[str],
+    *,
+    cells_dir: Path,
+    work: Path,
+    results: Path,
+    seeds: Sequence[int] | None = None,
+) -> list[tuple[str, int, str]]:
+    """Every cell and seed with its state: "done", "failed", "running", "changed" or "to do"."""
+    runs = _Runs(Cells(cells_dir), Work(work), Results(results), None, "cpu", False, lambda line: None)
+    return [(task.cell.name, task.seed, runs.state(task)) for task in runs.tasks(cells, seeds)]
+
+
+class _Runs:
+    """A list of cells on its way."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        work: Work,
+        results: Results,
+        data_dir: Path | None,
+        device: str,
+        progress: bool | None,
+        say: Say,
+    ) -> None:
+        self.cells = cells
+        self.work = work
+        self.results = results
+        self.say = say
+        self.begun = time.time()
+        self.origin = {"commit": provenance.commit(), "command": provenance.command()}
+        self._images: tuple[str, ImageSets] | None = None
+        self.data_dir = data_dir
+        self.place = Place(cells, work, data_dir, self.images, device, progress)
+
+    def images(self, cell: Cell) -> ImageSets:
+        """The images of a cell; those of the last cell are kept, since the next one often has the same."""
+        key = cell.data.model_dump_json() + str(cell.evaluation.batch_size)
+        if self._images is None or self._images[0] != key:
+            self._images = (key, ImageSets(cell.data, self.data_dir, cell.evaluation.batch_size))
+        return self._images[1]
+
+    def tasks(self, patterns: Iterable[str], seeds: Sequence[int] | None) -> list[Task]:
+        """Seed after seed, so that all cells of a seed have the same features."""
+        found = [self.cells[name] for name in self.cells.matching(patterns)]
+        tasks = [Task(cell, seed) for cell in found for seed in (cell.seeds if seeds is None else seeds)]
+        return sorted(tasks, key=lambda task: task.seed)
+
+    def state(self, task: Task) -> str:
+        """One word."""
+        cell, seed = task.cell, task.seed
+        if self.work.is_locked(cell.name, seed):
+            return "running"
+        found = self.results.read(cell.name, seed)
+        if found is None:
+            return "to do"
+        if self.results.changes(cell.name, seed, self.cells.config(cell.name)):
+            return "changed"
+        return str(found["status"])
+
+    # --- what was made with another configuration ---
+
+    def check_changes(self, tasks: list[Task], fresh: bool) -> None:
+        """Refuse, or remove, what was made with another configuration."""
+        said = []
+        for task in tasks:
+            cell, seed = task.cell, task.seed
+            changes = self.results.changes(cell.name, seed, self.cells.config(cell.name))
+            if changes and fresh:
+                self.results.remove(cell.name, seed)
+            elif changes:
+                said.append(f"the result of {task.name} has other settings: {'; '.join(changes)}")
+            base = self.cells.base_of(cell)
+            networks = {(cell.name, seed): cell}
+            networks |= {(base.name, number): base for number in cell.base_seeds(seed)} if base else {}
+            for (name, number), owner in networks.items():
+                said += self._check_network(owner, name, number, fresh)
+        if said:
+            raise RunError(
+                "\n".join(dict.fromkeys(said))
+                + "\nGive the settings back, give the cell another name, or do it anew with --fresh"
+            )
+
+    def _check_network(self, owner: Cell, name: str, seed: int, fresh: bool) -> list[str]:
+        try:
+            check_network(self.place, owner, seed)
+        except ChangedError as error:
+            if not fresh:
+                return [str(error)]
+            try:
+                with self.work.locked(name, seed):
+                    self.work.clear(name, seed)
+            except Busy:
+                return [f"{error}; another process is working on it"]
+        return []
+
+    # --- one after the other ---
+
+    def all(self, tasks: list[Task], retry_failed: bool, keep_features: bool) -> Summary:
+        summary = Summary()
+        open_tasks = [task for task in tasks if not self.is_finished(task, retry_failed)]
+        summary.skipped = [task.name for task in tasks if task not in open_tasks]
+        self.say(f"{len(open_tasks)} of {len(tasks)} runs to do{_skipped(summary)}")
+        if open_tasks:
+            for line in space(self.place, [(t.cell, t.seed) for t in open_tasks], keep_features):
+                self.say(line)
+        queue, put_off = deque(open_tasks), 0
+        while queue:
+            task = queue.popleft()
+            try:
+                self.one(task, list(queue), retry_failed, summary)
+                put_off = 0
+            except Busy as other:
+                queue.append(task)
+                put_off += 1
+                if put_off >= len(queue):
+                    if put_off == len(queue):
+                        self.say(f"waiting for another process, which is at {other}")
+                    time.sleep(WAIT)
+            finally:
+                if not keep_features:
+                    self.drop_features(task, list(queue))
+        return summary
+
+    def is_finished(self, task: Task, retry_failed: bool) -> bool:
+        """Whether a run has a result that stays."""
+        found = self.results.read(task.cell.name, task.seed)
+        if found is None:
+            return False
+        if found["status"] == DONE or not retry_failed:
+            return True
+        # What another process tried again since this one began is not tried once more.
+        return self.results.path(task.cell.name, task.seed).stat().st_mtime > self.begun
+
+    def one(self, task: Task, others: list[Task], retry_failed: bool, summary: Summary) -> None:
+        """Run one cell with one seed, and write what came out."""
+        cell, seed = task.cell, task.seed
+        with self.work.locked(cell.name, seed):
+            if self.is_finished(task, retry_failed):
+                summary.skipped.append(task.name)
+                return
+            try:
+                content = self._measured(task, others)
+                self._write(task, {"status": DONE, "error": None, **content})
+            except (Busy, KeyboardInterrupt):
+                raise
+            except MissingDataError as error:
+                summary.without_data[task.name] = str(error)
+                self.say(f"{task.name}: not run, {error}")
+            except Exception as error:
+                self._failed(task, error, summary)
+            else:
+                summary.done.append(task.name)
+                self.say(f"{task.name}: {headline(content)}")
+
+    def _failed(self, task: Task, error: Exception, summary: Summary) -> None:
+        """Record a failure, so that the others go on; without space there is nothing to go on with."""
+        if is_disk_full(error):
+            self.work.drop_features(task.owner, task.seed)
+            raise RunError(
+                f"{task.name}: no space is left on the device. What is done is kept, features were removed: make room "
+                f"in {self.work.root} or {self.results.root} and repeat the command"
+            ) from error
+        if isinstance(error, ChangedError):
+            raise RunError(f"{error}\nGive the settings back, or do it anew with --fresh") from error
+        said = failure(error)
+        try:
+            self._write(task, {"status": FAILED, "error": said, "seconds": None})
+        except OSError as other:
+            raise RunError(f"{task.name} failed ({said}), and that cannot be written: {other}") from other
+        summary.failed[task.name] = said
+        self.say(f"{task.name}: failed, {said}")
+
+    def _write(self, task: Task, content: dict[str, Any]) -> None:
+        head = {
+            "config": self.cells.config(task.cell.name),
+            **self.origin,
+            "environment": provenance.environment(),
+        }
+        self.results.write(task.cell.name, task.seed, {**content, **head})
+
+    def _measured(self, task: Task, others: list[Task]) -> dict[str, Any]:
+        """Fit and evaluate."""
+        cell = task.cell
+        shared = any(
+            other.needs_features and (other.owner, other.seed) == (cell.name, task.seed) for other in others
+        )
+        fitted = fit(self.place, cell, task.seed, use_features=shared)
+        begun = time.perf_counter()
+        entropy = None
+        if cell.evaluation.label_entropy:
+            human = self.images(cell).loaded(TEST).extras.get("human_distribution")
+            entropy = label_entropy(fitted.sets, human)
+        labels = [out.label for out in cell.data.out]
+        found = evaluate(fitted, cell.method.kind, cell.evaluation, labels, entropy)
+        training = fitted.training
+        seconds = {
+            "training": 0.0 if training is None else training["seconds"],
+            "fit": fitted.fit_seconds,
+            "evaluation": time.perf_counter() - begun,
+        }
+        if training is not None:
+            training = {key: training[key] for key in ("history", "best_epoch")}
+        return {
+            "seconds": {key: round(value, 3) for key, value in seconds.items()},
+            "training": training,
+            **found,
+        }
+
+    def drop_features(self, task: Task, others: list[Task]) -> None:
+        """Remove the features that no other run of the list needs; another process may be at some of these."""
+        needed = {
+            (other.owner, other.seed)
+            for other in others
+            if other.needs_features and not self.is_finished(other, retry_failed=True)
+        }
+        for name in {task.owner, task.cell.name}:
+            if (name, task.seed) in needed:
+                continue
+            try:
+                with self.work.locked(name, task.seed):
+                    if self.work.drop_features(name, task.seed):
+                        self.say(f"removed the features of {name}, seed {task.seed}")
+            except Busy:
+                continue
+
+
+def headline(content: dict[str, Any]) -> str:
+    """The main numbers of a result in one line."""
+    test = content["retrieval"]["test"]
+    parts = [f"{name} {test[name]:.4f}" for name in test if name in ("recall@1", "map@5")]
+    for name, score in content["scores"].items():
+        if name == "own" or "own" not in content["scores"]:
+            parts += [f"{name}: {out} AUROC {found['auroc']:.4f}" for out, found in score["out"].items()]
+            parts.append(f"R-AUROC {score['r_auroc']:.4f}")
+    if content["calibration"] is not None:
+        parts.append(f"ECE {content['calibration']['ece']:.4f}")
+    seconds = content["seconds"]
+    parts.append(" + ".join(f"{seconds[key]:.0f}" for key in ("training", "fit", "evaluation")) + " s")
+    return ", ".join(parts)
+
+
+def _skipped(summary: Summary) -> str:
+    return f", {len(summary.skipped)} have a result" if summary.skipped else ""

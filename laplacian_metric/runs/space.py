@@ -1,0 +1,64 @@
+"""What disk and memory a list of runs takes, roughly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from laplacian_metric.data.lookup import MissingDataError
+from laplacian_metric.method import Start
+from laplacian_metric.runs.config import Cell, NetworkSection
+from laplacian_metric.runs.features import bytes_of
+from laplacian_metric.runs.fitting import Place
+from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+
+GIB = 2**30
+
+
+def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[str]:
+    """What the features of the runs take, in sentences; nothing where there are none, or data are missing."""
+    sizes: dict[tuple[str, int], int] = {}
+    known: dict[str, int] = {}
+    for cell, seed in runs:
+        if cell.start is not Start.FROZEN or cell.base is None:
+            continue
+        if cell.name not in known:
+            try:
+                known[cell.name] = _size(place, cell)
+            except (MissingDataError, ImportError):
+                continue
+        key = (cell.base, seed)
+        sizes[key] = max(sizes.get(key, 0), known[cell.name])
+    if not sizes:
+        return []
+    total = sum(sizes.values()) if keep else max(sizes.values())
+    bases = ", ".join(dict.fromkeys(name for name, _ in sizes))
+    kept = "kept" if keep else "removed when no run of the list needs them"
+    said = [
+        f"features of {bases} take {total / GIB:.1f} GiB on disk at a time, and are {kept}; they are mapped, so that "
+        "memory is used as there is some"
+    ]
+    free = shutil.disk_usage(_existing(place.work.root)).free
+    if free < total:
+        said.append(
+            f"only {free / GIB:.1f} GiB are free where they go: make room, or run fewer cells at a time"
+        )
+    return said
+
+
+def _size(place: Place, cell: Cell) -> int:
+    images = place.images(cell)
+    names = [TRAIN, VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)]
+    names += [CORRUPTED] * cell.evaluation.corrupted + [CROPPED] * cell.evaluation.crop_test
+    return bytes_of(sum(images.size(name) for name in names), _width(cell.network))
+
+
+def _width(network: NetworkSection) -> int:
+    """H, of the network without its weights."""
+    plain = network.model_copy(update={"pretrained": False, "weights": None})
+    return plain.make(0).num_features
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
