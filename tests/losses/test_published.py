@@ -228,6 +228,18 @@ def test_posteriors_take_it(distance: str, approximation: str) -> None:
     close(1 / online.posterior().posterior.marginal_variance(), precision, rtol=1e-8, atol=1e-8)
 
 
+def test_diagnostics_are_of_the_squared_loss_that_is_curved() -> None:
+    layer = LastLayer.random(13, 4, 3, classes=3, spread=0.6)
+    fitted = [
+        LAM(encoder_of(layer), loss).fit_features(layer.features, layer.labels, check_mode=False).fitted
+        for loss in (published("arccos", negatives="all"), corrected("arccos"))
+    ]
+    assert fitted[0] is not None
+    assert fitted[1] is not None
+    assert fitted[0].loss_value == fitted[1].loss_value
+    close(fitted[0].gradient, fitted[1].gradient, rtol=0, atol=0)
+
+
 def test_whole_networks_and_other_structures_take_it() -> None:
     layer = LastLayer.random(13, 4, 3, classes=3, spread=0.6)
     loss, pairs = published("arccos"), Pairs.from_labels(layer.labels)

@@ -206,7 +206,7 @@ def test_no_negative_weight_the_miners_bias_is_not_corrected() -> None:
 def test_random_triplets_are_a_noisy_estimate_of_what_all_pairs_are_exactly(
     approximation: str, errors: dict[int, float]
 ) -> None:
-    """64 images of 10 classes, 16 dimensions: mean relative error of the diagonal over 30 draws, within a quarter."""
+    """64 images of 10 classes, 16 dimensions: mean relative error of the diagonal over 30 draws."""
     layer = LastLayer.random(64, 64, 16, classes=10, spread=1.0)
     right = diagonal_of(
         layer, ContrastiveLoss(), approximation, Pairs.from_indices(every_triplet(layer.labels), 64)
@@ -224,7 +224,7 @@ def test_random_triplets_are_a_noisy_estimate_of_what_all_pairs_are_exactly(
             )
             for seed in range(30)
         ]
-        assert sum(found) / 30 == pytest.approx(expected, rel=0.25)
+        assert sum(found) / 30 == pytest.approx(expected, rel=0.03)
 
 
 def test_random_triplets_look_at_the_same_pairs_again() -> None:
