@@ -1,4 +1,4 @@
-"""What goes into a table: the rows in their order, the columns, and what is published beside them."""
+"""What goes into tables and figures: the rows in their order, the columns, and what is published beside them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class TableDescription:
     name: str
     title: str
     columns: tuple[Column, ...]
+    out: str = ""
     rows: tuple[RowDescription, ...] = ()
     pairs: tuple[PairDescription, ...] = ()
     before: str = "as published"
@@ -57,6 +58,26 @@ class TableDescription:
         return tuple(dict.fromkeys([*(row.cell for row in self.rows), *pairs]))
 
 
+@dataclass(frozen=True)
+class FigureDescription:
+    """A figure of the cells of some tables, by the title of their panel.
+
+    `metric` is the validation metric of training curves, `seed` picks the network where only one is shown, `rows` picks
+    rows by their labels, all if it is empty.
+    """
+
+    name: str
+    kind: str
+    title: str
+    panels: Mapping[str, str]
+    columns: tuple[str, ...] = ()
+    metric: str = "map@5"
+    seed: int | None = None
+    rows: tuple[str, ...] = ()
+
+
+KINDS = ("summary", "calibration", "roc", "sparsification", "training", "latent", "extremes")
+_FIGURE_KEYS = ("kind", "title", "panels", "columns", "metric", "seed", "rows")
 _TABLE_KEYS = (
     "title",
     "columns",
@@ -109,7 +130,11 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableDescription:
     )
     if twice:
         raise ValueError(f"table {name} has two rows {twice!r}: give them different labels or groups")
-    kept = {key: entries[key] for key in ("title", "before", "after", "published", "note") if key in entries}
+    kept = {
+        key: entries[key]
+        for key in ("title", "out", "before", "after", "published", "note")
+        if key in entries
+    }
     seeds = None if entries.get("seeds") is None else tuple(entries["seeds"])
     return TableDescription(
         name, columns=tuple(found), rows=tuple(rows), pairs=tuple(pairs), seeds=seeds, **kept
@@ -119,6 +144,45 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableDescription:
 def parse_tables(content: Mapping[str, Any]) -> list[TableDescription]:
     """All tables of a YAML mapping of their names."""
     return [parse_table(name, entry) for name, entry in content.items()]
+
+
+def parse_figure(
+    name: str, content: Mapping[str, Any], tables: Sequence[TableDescription]
+) -> FigureDescription:
+    """A figure out of what its YAML says; its panels are names of tables with rows.
+
+    Example:
+        >>> row = {"label": "PFE", "cell": "mnist/pfe"}
+        >>> table = parse_table("t", {"title": "T", "columns": ["ECE"], "rows": [row]})
+        >>> parse_figure("f", {"kind": "calibration", "title": "F", "panels": {"t": "MNIST"}}, [table]).panels
+        {'t': 'MNIST'}
+    """
+    entries = _checked(content, _FIGURE_KEYS, _FIGURE_KEYS[:3], f"figure {name}")
+    if entries["kind"] not in KINDS:
+        raise ValueError(f"figure {name} is of the kind {entries['kind']!r}; there are: {', '.join(KINDS)}")
+    rooms = {table.name: table for table in tables if table.rows}
+    for panel in entries["panels"]:
+        if panel not in rooms:
+            raise ValueError(
+                f"figure {name}: no table with rows is called {panel!r}; there are: {', '.join(rooms)}"
+            )
+        if entries["kind"] in ("roc", "summary") and not rooms[panel].out:
+            raise ValueError(
+                f"figure {name}: table {panel} does not say which set is out of the distribution: give 'out'"
+            )
+    if entries["kind"] == "summary" and not entries.get("columns"):
+        raise ValueError(f"figure {name} lacks 'columns'")
+    for column in entries.get("columns", ()):
+        try:
+            columns.find(column, out="any")
+        except ValueError as error:
+            raise ValueError(f"figure {name}: {error}") from error
+    known = {row.label for panel in entries["panels"] for row in rooms[panel].rows}
+    for label in entries.get("rows", ()):
+        if label not in known:
+            raise ValueError(f"figure {name}: none of its tables has a row {label!r}")
+    lists = {key: tuple(entries.get(key, ())) for key in ("columns", "rows")}
+    return FigureDescription(name, **{**entries, **lists})
 
 
 def _column(entry: object, out: str, table: str) -> Column:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from experiments import tables
+from experiments import figures, tables
+from experiments.images import ImagesOfResults
+from laplacian_metric import data
 from laplacian_metric.report import columns
+from laplacian_metric.report.descriptions import parse_figure, parse_tables
 from laplacian_metric.report.published import read_published
+from laplacian_metric.report.read_yaml import read_yaml
+from laplacian_metric.report.results import Result
 from tests.report.synthetic import failure, result, write
 
 FOLDER = Path(tables.__file__).parent
@@ -19,7 +26,15 @@ def some_results(folder: Path, seeds: int = 2) -> Path:
     """Results of a few of the cells that the tables name, one of which failed."""
     for seed in range(seeds):
         for cell in ("deterministic", "laplace", "laplace_published"):
-            write(folder, result(f"fashion_mnist/{cell}", seed))
+            content = result(f"fashion_mnist/{cell}", seed)
+            content["config"]["data"] = {
+                "train": "sample-fashion-mnist",
+                "out": [
+                    {"name": "sample-mnist", "label": "mnist"},
+                    {"name": "sample-mnist", "label": "svhn", "limit": 250},
+                ],
+            }
+            write(folder, content)
         write(folder, failure("fashion_mnist/pfe", seed))
     return folder
 
@@ -100,3 +115,112 @@ def test_a_bad_file_ends_the_command_with_its_name(
     said = capsys.readouterr().err
     assert "pfe/seed0.json is not whole" in said
     assert "run its cell again" in said
+
+
+def test_the_figures_are_described_rightly() -> None:
+    content = read_yaml(FOLDER / "tables.yaml")
+    described = parse_tables(content["tables"])
+    found = [parse_figure(name, entry, described) for name, entry in content["figures"].items()]
+    assert {figure.kind for figure in found} == set(figures.DRAW)
+    looks = figures.looks_of(described)
+    assert looks["LAM (online)"].colour == "#000000"
+    main = next(table for table in described if table.name == "fashion_mnist")
+    own = [row.label for row in main.rows if row.score == "own"]
+    assert len({looks[label].colour for label in own}) == len(own)
+
+
+def test_figures_are_written_with_where_they_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = some_results(tmp_path / "results")
+    arguments = ["--results", str(results), "--out", str(tmp_path / "out"), "--data", str(tmp_path)]
+    assert figures.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "extremes_fashion_mnist: written" in said
+    assert "training_cifar10: none of its cells has what it shows, left out" in said
+    made = tmp_path / "out" / "plots"
+    pictures = sorted(path.stem for path in made.glob("*.png"))
+    assert pictures == sorted(path.stem for path in made.glob("*.json"))
+    assert "roc" in pictures
+    assert "sparsification_cifar10" not in pictures
+    record = json.loads((made / "roc.json").read_text(encoding="utf-8"))
+    rows = {(cell["cell"], cell["seed"]): cell for cell in record["cells"]}
+    assert rows["fashion_mnist/laplace", 0]["commit"] == "abc1234"
+    assert rows["fashion_mnist/pfe", 1]["status"] == "failed"
+    assert str(tmp_path) not in json.dumps(record)
+
+
+def test_pictures_of_images_need_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = some_results(tmp_path / "results", seeds=1)
+    arguments = ["--results", str(results), "--out", str(tmp_path), "--only", "extremes_fashion_mnist"]
+    assert figures.main(arguments) == 0
+    assert "extremes_fashion_mnist: needs --data, left out" in capsys.readouterr().out
+    assert figures.main([*arguments[:-1], "extremes"]) == 1
+    assert "no figure is called 'extremes'; there are: summary" in capsys.readouterr().err
+
+
+def of(config: dict[str, Any]) -> Result:
+    return Result("a", 0, config=config)
+
+
+def test_positions_lead_to_the_images_that_were_embedded(tmp_path: Path) -> None:
+    images = ImagesOfResults(tmp_path)
+    limited = {"name": "sample-mnist", "label": "digits", "limit": 250}
+    made = of({"data": {"train": "sample-fashion-mnist", "out": ["sample-mnist", limited]}})
+    known = data.load("sample-fashion-mnist", "test")
+    strangers = data.load("sample-mnist", "test")
+    (first, second) = images.pictures(made, "test", [3, 999])
+    assert torch.equal(first, known[3][0])
+    assert torch.equal(second, known[999][0])
+    assert torch.equal(images.pictures(made, "sample-mnist", [7])[0], strangers[7][0])
+    # Every fourth of 1,000.
+    assert torch.equal(images.pictures(made, "digits", [7])[0], strangers[28][0])
+    assert images.class_names(made)[1] == "Trouser"
+    assert images.title(made, "test") == "sample-fashion-mnist"
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "message"),
+    [
+        ({}, "test", "does not say which data it was made from"),
+        ({"data": {"train": "sample-mnist"}}, "svhn", "which its config does not name under data.out"),
+        (
+            {"data": {"train": "sample-mnist"}},
+            "test",
+            "names image 1000 of test, but sample-mnist has 1000 images",
+        ),
+    ],
+)
+def test_a_result_that_does_not_fit_the_data(
+    tmp_path: Path, config: dict[str, Any], name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ImagesOfResults(tmp_path).pictures(of(config), name, [1000])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "pie"}, "figure f is of the kind 'pie'; there are: summary"),
+        ({"panels": {"u": "U"}}, "no table with rows is called 'u'; there are: t"),
+        ({"columns": ["AURO"]}, "figure f: no metric is called 'AURO'; did you mean 'AUROC'"),
+        ({"kind": "summary"}, "figure f lacks 'columns'"),
+        ({"rows": ["y"]}, "none of its tables has a row 'y'"),
+        ({"colour": "red"}, "figure f has 'colour', which is not known"),
+    ],
+)
+def test_a_wrong_figure_is_said(change: dict[str, Any], message: str) -> None:
+    table = {"title": "T", "out": "m", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}]}
+    described = parse_tables({"t": table})
+    with pytest.raises(ValueError, match=message):
+        parse_figure("f", {"kind": "roc", "title": "F", "panels": {"t": "T"}} | change, described)
+
+
+def test_a_label_has_one_style() -> None:
+    rows = [{"label": "x", "cell": "a"}]
+    tables = {
+        "t": {"title": "T", "columns": ["ECE"], "rows": rows},
+        "u": {"title": "U", "columns": ["ECE"], "rows": [{**rows[0], "style": "pfe"}]},
+    }
+    with pytest.raises(ValueError, match="the label 'x' has two styles"):
+        figures.looks_of(parse_tables(tables))

@@ -1,0 +1,115 @@
+"""How a method looks in every figure, and what figures have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from laplacian_metric.report.results import Cell
+
+# Colours that are told apart with any colour vision (most by Paul Tol); markers and dashes differ as well.
+_KNOWN = {
+    "deterministic": ("#777777", "x", (0, (1, 1))),
+    "ensemble": ("#994f00", "s", (0, (5, 1.5))),
+    "pfe": ("#ee6677", "D", (0, (3, 1, 1, 1))),
+    "hib": ("#aa3377", "^", (0, (5, 1.5))),
+    "mc-dropout": ("#ccbb44", "v", (0, (3, 1, 1, 1))),
+    "swag": ("#66ccee", "<", (0, (5, 1.5))),
+    "vmf": ("#228833", "P", (0, (3, 1, 1, 1))),
+    "laplace": ("#4477aa", "o", "-"),
+    "online-laplace": ("#000000", "*", "-"),
+}
+_FURTHER = ("#ff8c1a", "#009988", "#882255", "#332288", "#ddaa33", "#bb5566", "#88ccee", "#117733")
+_MARKERS = "hpX>d8H"
+_DASHES = ("-", (0, (6, 2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
+GRID = 0.3
+SMALL = 8
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colour, marker and dashes of a method."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+    def line(self, width: float = 1.5) -> dict[str, Any]:
+        """As matplotlib's plot takes it."""
+        return {"color": self.colour, "linestyle": self.dashes, "linewidth": width}
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A style for every name: methods that are registered have their own, others get further ones in their order.
+
+    Given all names of a set of figures, each looks the same in all of them.
+
+    Example:
+        >>> found = styles(["mine", "laplace"])
+        >>> found["laplace"].colour, found["mine"].colour
+        ('#4477aa', '#ff8c1a')
+    """
+    found: dict[str, Style] = {}
+    further = 0
+    for name in dict.fromkeys(names):
+        if name in _KNOWN:
+            found[name] = Style(*_KNOWN[name])
+            continue
+        # The dashes change with each round of colours, so that 32 styles differ.
+        dashes = _DASHES[further // len(_FURTHER) % len(_DASHES)]
+        found[name] = Style(_FURTHER[further % len(_FURTHER)], _MARKERS[further % len(_MARKERS)], dashes)
+        further += 1
+    return found
+
+
+def panels(number: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of as many axes, each of the given size in inches."""
+    if number < 1:
+        raise ValueError("there is no panel to draw: none of the cells has what the figure shows")
+    columns = min(number, columns)
+    rows = math.ceil(number / columns)
+    figure = Figure(figsize=(width * columns, height * rows), dpi=130, layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(number)]
+
+
+def say_absent(axes: Axes, label: str, cell: Cell, has: Sequence[object]) -> bool:
+    """Whether there is nothing to draw for a cell; the legend then says why."""
+    if has:
+        return False
+    reason = "has none" if cell.done else "failed" if cell.failed else "missing"
+    axes.plot([], [], linestyle="none", label=f"{label}: {reason}")
+    return True
+
+
+def named(label: str, cell: Cell, drawn: int) -> str:
+    """The label, with the number of seeds where some are not there."""
+    return label if drawn == cell.expected else f"{label} ({drawn} of {cell.expected} seeds)"
+
+
+def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5) -> None:
+    """One legend for all panels, each label once."""
+    found: dict[str, Line2D | Any] = {}
+    for axes in every:
+        handles, labels = axes.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
+            found.setdefault(label, handle)
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="outside lower center",
+        ncols=min(columns, len(found)),
+        fontsize=SMALL,
+        frameon=False,
+        handlelength=2.4,
+    )
+
+
+def style_of(label: str, looks: Mapping[str, Style] | None, labels: Iterable[str]) -> Style:
+    """The style of a label among others; without styles they are taken from the labels."""
+    return (styles(labels) if looks is None else looks)[label]
