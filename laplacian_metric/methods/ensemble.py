@@ -19,6 +19,7 @@ from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, Start
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
+from laplacian_metric.soft_neighbours import RandomImages, neighbour_disagreement
 from laplacian_metric.vmf import StreamedFit
 
 
@@ -38,6 +39,17 @@ class Combine(Choice):
     """Directions are averaged as they are, which is wrong, and is here to show how wrong."""
 
 
+class Disagreement(Choice):
+    """What tells how unsure the members are of an image."""
+
+    KAPPA = "kappa"
+    """1/kappa: how far their directions spread. Where classes can lie beside each other in several ways, as in few
+    dimensions, no rotation brings members together, and the spread tells more of the classes than of the image."""
+    NEIGHBOURS = "neighbours"
+    """How differently they choose an image's neighbours among training images (see `neighbour_disagreement`), which
+    depends on similarities alone."""
+
+
 @dataclass(frozen=True)
 class Ensemble(Method):
     """Embeds with several trained encoders of the same number of dimensions; there is nothing to train.
@@ -54,6 +66,10 @@ class Ensemble(Method):
     Attributes:
         combine: what the members make of an image.
         reflections: whether a member may be mirrored to bring it onto the first.
+        disagreement: what the uncertainty is.
+        references: how many training images "neighbours" looks at, drawn at random.
+        sharpness: how near these have to be to count.
+        seed: of the draw of the references.
 
     Example:
         >>> Ensemble(combine="aligned").combine.value
@@ -66,9 +82,18 @@ class Ensemble(Method):
 
     combine: Combine = Combine.SIMILARITY
     reflections: bool = True
+    disagreement: Disagreement = Disagreement.KAPPA
+    references: int = 1000
+    sharpness: float = 30.0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "combine", Combine.parse(self.combine, "combine"))
+        object.__setattr__(self, "disagreement", Disagreement.parse(self.disagreement, "disagreement"))
+        if self.references < 2:
+            raise ValueError(f"references is {self.references}, at least 2 images are needed to choose among")
+        if not 0 < self.sharpness < math.inf:
+            raise ValueError(f"sharpness is {self.sharpness:g}, a finite number above 0 is needed")
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return EnsembleLearner(encoders, self)
@@ -103,10 +128,18 @@ class EnsembleLearner(Learner):
         return beside(members_of(self.encoders, inputs))
 
     def embedder(self, data: FitData) -> Embedder:
-        if self.method.combine is Combine.NAIVE:
-            return EnsembleEmbedder(self.encoders, self.method, None)
-        rotations = align(self.encoders, self.module, data, reflections=self.method.reflections)
-        return EnsembleEmbedder(self.encoders, self.method, rotations)
+        method = self.method
+        aligns, compares = method.combine is not Combine.NAIVE, method.disagreement is Disagreement.NEIGHBOURS
+        if not aligns and not compares:
+            return EnsembleEmbedder(self.encoders, method)
+        products, references = look_through(self.encoders, self.module, data, method)
+        rotations = [nearest_orthogonal(product, reflections=method.reflections) for product in products]
+        return EnsembleEmbedder(
+            self.encoders,
+            method,
+            torch.stack(rotations) if aligns else None,
+            references if compares else None,
+        )
 
 
 class EnsembleEmbedder(Embedder):
@@ -116,13 +149,21 @@ class EnsembleEmbedder(Embedder):
         encoders: the members.
         method: its options.
         rotations: (M, Z, Z), what each member's embeddings are multiplied with; None to leave them as they are.
+        references: (M, R, Z), the training images among which neighbours are compared; None for 1/kappa.
     """
 
-    def __init__(self, encoders: Sequence[Encoder], method: Ensemble, rotations: Tensor | None) -> None:
+    def __init__(
+        self,
+        encoders: Sequence[Encoder],
+        method: Ensemble,
+        rotations: Tensor | None = None,
+        references: Tensor | None = None,
+    ) -> None:
         super().__init__(nn.ModuleList(encoders))
         self.encoders = list(encoders)
         self.method = method
         self.rotations = rotations
+        self.references = references
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         members = members_of(self.encoders, inputs)
@@ -131,7 +172,11 @@ class EnsembleEmbedder(Embedder):
         mean, kappa = found.fit(debiased=False)
         if self.method.combine is Combine.SIMILARITY:
             mean = beside(members)
-        return StochasticEmbedding(mean, mean, kappa, kappa.reciprocal())
+        uncertainty = kappa.reciprocal()
+        if self.references is not None:
+            references = self.references.to(members)
+            uncertainty = neighbour_disagreement(members, references, self.method.sharpness).to(kappa)
+        return StochasticEmbedding(mean, mean, kappa, uncertainty)
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
@@ -189,20 +234,31 @@ def beside(members: Tensor) -> Tensor:
     return stacked / math.sqrt(count)
 
 
-def align(encoders: Sequence[Encoder], module: nn.Module, data: FitData, *, reflections: bool) -> Tensor:
-    """The rotations (M, Z, Z) that bring every member onto the first one, on the training images."""
+def look_through(
+    encoders: Sequence[Encoder], module: nn.Module, data: FitData, method: Ensemble
+) -> tuple[Tensor, Tensor]:
+    """What is needed of the training images.
+
+    Returns:
+        products: (M, Z, Z), the sum over them of a member's embedding times the first one's.
+        references: (M, R, Z), the members' embeddings of some of them.
+    """
     dim, seen = encoders[0].dim, 0
-    products: Tensor | float = 0.0  # (M, Z, Z), summed over images
+    products: Tensor | float = 0.0
+    drawn = RandomImages(method.references, method.seed)
     with evaluating(module):
-        for inputs in inputs_of(track(data.train, "alignment")):
-            members = members_of(encoders, to_device(inputs, module)).double()
-            products = products + members.mT @ members[0]
+        for inputs in inputs_of(track(data.train, "training images")):
+            members = members_of(encoders, to_device(inputs, module))
+            products = products + members.double().mT @ members[0].double()
+            drawn.add(members)
             seen += members.shape[1]
     if not isinstance(products, Tensor):
-        raise ValueError("there are no training images: members are brought onto the first one on them")
-    if seen < dim:
+        raise ValueError(
+            "there are no training images: on them members are brought onto the first, and compared"
+        )
+    if seen < dim and method.combine is not Combine.NAIVE:
         warnings.warn(
             f"{seen} training images leave the alignment of {dim} dimensions open: give at least as many",
             stacklevel=3,
         )
-    return torch.stack([nearest_orthogonal(product, reflections=reflections) for product in products])
+    return products, drawn.members

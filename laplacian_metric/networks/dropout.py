@@ -132,8 +132,8 @@ def dropout(rate: float, generator: torch.Generator | None = None, *, shared: bo
             return h
         shape = (1, *h.shape[1:]) if shared else tuple(h.shape)
         device = h.device if generator is None else generator.device
-        # A third of the time that bernoulli_ takes.
-        kept = torch.rand(shape, device=device, generator=generator) >= rate
-        return h * kept.to(h).div_(1 - rate)
+        # In place, and in a third of the time that bernoulli_ takes.
+        mask = torch.rand(shape, device=device, generator=generator).ge_(rate).mul_(1 / (1 - rate))
+        return h * mask.to(h)
 
     return drop

@@ -15,6 +15,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.method import FitData, Setup
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.ensemble import Ensemble, EnsembleEmbedder
+from laplacian_metric.soft_neighbours import neighbour_disagreement
 
 SETUP = Setup(loss=ContrastiveLoss(margin=0.7), num_images=10)
 
@@ -203,6 +204,47 @@ class TestKappa:
             assert bool((e.kappa > 1e12).all())
 
 
+class TestNeighbours:
+    def test_it_is_the_disagreement_beside_training_images(self) -> None:
+        encoders, x, train = [encoder_of(seed) for seed in range(3)], images(6), images(30, seed=2)
+        options: dict[str, Any] = {"disagreement": "neighbours", "sharpness": 5.0}
+        for how in ("similarity", "aligned", "naive"):
+            e = embedder_of(encoders, data_of(train), combine=how, **options).embed(x)
+            members, references = (
+                torch.stack([unit(encoder, of) for encoder in encoders]) for of in (x, train)
+            )
+            torch.testing.assert_close(e.uncertainty, neighbour_disagreement(members, references, 5.0))
+            assert torch.equal(e.kappa, embedder_of(encoders, data_of(train), combine=how).embed(x).kappa)
+
+    def test_references_are_a_draw_that_does_not_depend_on_batches(self) -> None:
+        encoders, x, train = [encoder_of(seed) for seed in range(3)], images(6), images(30, seed=2)
+        options: dict[str, Any] = {"disagreement": "neighbours", "references": 8}
+        whole = embedder_of(encoders, data_of(train), **options)
+        cut = embedder_of(encoders, data_of(train[:5], train[5:6], train[6:]), **options)
+        other = embedder_of(encoders, data_of(train), seed=1, **options)
+        assert whole.references is not None
+        assert whole.references.shape == (3, 8, 3)
+        torch.testing.assert_close(cut.embed(x).uncertainty, whole.embed(x).uncertainty)
+        assert not torch.allclose(other.embed(x).uncertainty, whole.embed(x).uncertainty)
+
+    def test_rotated_copies_agree(self) -> None:
+        first = encoder_of(0)
+        copies = [first, turned(first, 1, 1), turned(first, 2, -1)]
+        e = embedder_of(copies, combine="naive", disagreement="neighbours").embed(images(20))
+        assert float(e.uncertainty.max()) < 1e-10
+        assert float(e.kappa.median()) < 20
+
+    def test_what_is_wrong_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="disagreement is 'votes', one of 'kappa', 'neighbours'"):
+            make("ensemble", disagreement="votes")
+        with pytest.raises(ValueError, match="references is 1, at least 2"):
+            Ensemble(references=1)
+        with pytest.raises(ValueError, match="sharpness is 0"):
+            Ensemble(sharpness=0.0)
+        with pytest.raises(ValueError, match="there are no training images"):
+            embedder_of([encoder_of(0), encoder_of(1)], data_of(), combine="naive", disagreement="neighbours")
+
+
 @pytest.mark.parametrize("how", ["similarity", "aligned", "naive"])
 class TestEveryCombination:
     def test_it_does_not_depend_on_how_images_are_cut_into_batches(self, how: str) -> None:
@@ -250,8 +292,8 @@ def test_two_clusters() -> None:
             learner.step()
         encoders.append(encoder)
     between = torch.stack([torch.linspace(-0.3, 0.3, 11), torch.zeros(11)], dim=1)
-    for how in ("similarity", "aligned"):
-        embedder = embedder_of(encoders, data_of(x), combine=how)
+    for how, disagreement in (("similarity", "kappa"), ("aligned", "kappa"), ("similarity", "neighbours")):
+        embedder = embedder_of(encoders, data_of(x), combine=how, disagreement=disagreement)
         e = embedder.embed(x)
         assert metrics.recall_at_k(e.point, labels, 1) > 0.98
         assert float(embedder.embed(between).uncertainty.median()) > 1.4 * float(e.uncertainty.median())
