@@ -103,6 +103,22 @@ def _weighted(mean: Tensor, variance: Tensor, i: Tensor, j: Tensor, count: Tenso
     return (count * mutual_likelihood_of_pairs(mean[i], variance[i], mean[j], variance[j])).sum()
 
 
+def equal_variance(mean: Tensor, pairs: Pairs) -> float:
+    """The variance that, given to every dimension of every image, makes the positive pairs the most likely.
+
+    Half the mean squared difference of means (N, Z); 0 without a positive pair.
+
+    Example:
+        >>> import torch
+        >>> equal_variance(torch.tensor([[0.0, 0.0], [2.0, 4.0]]), Pairs.from_labels([7, 7]))
+        5.0
+    """
+    total = sum(
+        float(((mean[i] - mean[j]).square().mean(1) * times).sum()) for i, j, times in pairs.listed(True)
+    )
+    return total / (2 * pairs.num_positives) if pairs.num_positives else 0.0
+
+
 def published_mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pairs) -> Tensor:
     """What the code published with the LAM paper minimises in its stead, averaged over positive pairs and dimensions:
 

@@ -77,9 +77,9 @@ class HIB(Method):
         average: what is averaged over samples, see `Average`; by default the probability, or its logarithm for
             "published".
         scale, offset: the initial a and b; by default 5 and 3, or 1.31 and 0 for "published".
-        variance: the initial sigma^2.
-        score_samples: how many samples, twice, the self-mismatch of an image is estimated with; always the same draws,
-            so that an image's score does not depend on its batch. `similarity` uses the first K.
+        variance: the initial sigma^2; without effect where the last norm is "fixed".
+        score_samples: how many samples, twice, the self-mismatch of an image is estimated with. The draws are always
+            the same, so that an image's score does not depend on its batch; those of `similarity`, K twice, too.
         variant: see `Variant`.
 
     Example:
@@ -235,7 +235,8 @@ class HIBEmbedder(Embedder):
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         means, log_variances = self.network(inputs)
-        first, second = (self.network.draw(means, log_variances, noise) for noise in self._noise(means))
+        noises = self._noise(means, self.method.score_samples)
+        first, second = (self.network.draw(means, log_variances, noise) for noise in noises)
         e = StochasticEmbedding.from_gaussians(matched(means, log_variances.exp()))
         return e.with_uncertainty(self_mismatch(first, second, self.network.match))
 
@@ -284,17 +285,16 @@ class HIBEmbedder(Embedder):
             yield unit_rows(mean + deviation * standard_normal(mean.shape, mean, generator))
 
     def _matching(self, queries: tuple[Tensor, Tensor], gallery: tuple[Tensor, Tensor]) -> Tensor:
-        used = self.method.samples // self.method.components
-        first, second = (noise[:used] for noise in self._noise(queries[0], used))
+        first, second = self._noise(queries[0], self.method.samples)
         return match_probability(
             self.network.draw(*queries, first), self.network.draw(*gallery, second), self.network.match
         )
 
-    def _noise(self, like: Tensor, samples: int | None = None) -> Tensor:
-        """Two sets of draws (2, S, 1, C, Z), the same for all images."""
+    def _noise(self, like: Tensor, samples: int) -> Tensor:
+        """Two sets of draws (2, S/C, 1, C, Z), the same for all images of all batches."""
         _, components, dim = like.shape
-        count = samples or self.method.score_samples // components
-        return standard_normal((2, count, 1, components, dim), like, torch.Generator().manual_seed(self.seed))
+        shape = (2, samples // components, 1, components, dim)
+        return standard_normal(shape, like, torch.Generator().manual_seed(self.seed))
 
 
 def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hessians import Pairs
 from hessians.checks import check_same_device
 from hessians.choices import Choice
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
@@ -16,6 +18,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.losses.mutual_likelihood import (
     check_gaussians,
+    equal_variance,
     mutual_likelihood_loss,
     mutual_likelihood_score,
     published_mutual_likelihood_loss,
@@ -45,7 +48,9 @@ class PFE(Method):
         last_norm: what is learned after its last standardisation, see `LastNorm`; by default one scale and one shift
             for all dimensions, or nothing for "published".
         scale: the initial scale there.
-        shift: the initial shift; by default -log(2 Z).
+        shift: the initial log sigma^2; by default the most likely one if all variances were equal, log of half
+            the mean squared difference in the positive pairs of the first batch. (The original's -7 is near that for
+            512 dimensions and far from it for 3, and an optimizer's steps are too small to come from there.)
         variant: see `Variant`.
 
     Example:
@@ -81,16 +86,20 @@ class PFE(Method):
             shift=self.shift,
             seed=setup.seed,
         )
-        return PFELearner(encoder, head.to(encoder.head.weight), setup, self.variant)
+        return PFELearner(encoder, head.to(encoder.head.weight), setup, self)
 
 
 class PFENetwork(nn.Module):
     """The frozen encoder and the head beside it: inputs -> unit z (N, Z) and sigma^2 (N, Z)."""
 
-    def __init__(self, encoder: Encoder, uncertainty: UncertaintyHead) -> None:
+    is_started: Tensor
+
+    def __init__(self, encoder: Encoder, uncertainty: UncertaintyHead, is_started: bool) -> None:
         super().__init__()
         self.encoder = encoder.requires_grad_(False)
         self.uncertainty = uncertainty
+        # In the checkpoints, so that a resumed training does not start its shift again.
+        self.register_buffer("is_started", torch.tensor(is_started, device=encoder.head.weight.device))
 
     def train(self, mode: bool = True) -> PFENetwork:
         """The head's mode; the encoder is always in evaluation mode."""
@@ -99,26 +108,44 @@ class PFENetwork(nn.Module):
         return self
 
     def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            features = self.encoder.features(inputs)
-            z = unit_rows(self.encoder.head(features))
+        features, z = self.frozen(inputs)
         return z, self.uncertainty(features).exp()
+
+    @torch.no_grad()
+    def frozen(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Features (N, H) and unit z (N, Z)."""
+        features = self.encoder.features(inputs)
+        return features, unit_rows(self.encoder.head(features))
+
+    def start(self, z: Tensor, pairs: Pairs) -> None:
+        """Start where equal variances are the most likely; waits for a batch that can tell."""
+        variance = equal_variance(z, pairs)
+        if variance > 0:
+            # Buffers: in several processes the first one's count.
+            self.uncertainty.origin.fill_(math.log(variance))
+            self.is_started.fill_(True)
 
 
 class PFELearner(Learner):
     """Trains the head only; the gradients of a batch without positive pairs are 0."""
 
-    def __init__(self, encoder: Encoder, head: UncertaintyHead, setup: Setup, variant: Variant) -> None:
-        self.network = PFENetwork(encoder, head)
+    def __init__(self, encoder: Encoder, head: UncertaintyHead, setup: Setup, method: PFE) -> None:
+        is_learned = isinstance(head.shift, nn.Parameter)
+        self.network = PFENetwork(encoder, head, is_started=method.shift is not None or not is_learned)
         super().__init__(self.network)
         self.pairs = setup.pairs
         self.pair_loss = (
-            published_mutual_likelihood_loss if variant is Variant.PUBLISHED else mutual_likelihood_loss
+            published_mutual_likelihood_loss
+            if method.variant is Variant.PUBLISHED
+            else mutual_likelihood_loss
         )
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
-        z, variance = self.network(inputs)
-        return self.pair_loss(z, variance, self.pairs(z, labels))
+        features, z = self.network.frozen(inputs)
+        pairs = self.pairs(z, labels)
+        if not self.network.is_started:
+            self.network.start(z, pairs)
+        return self.pair_loss(z, self.network.uncertainty(features).exp(), pairs)
 
     def points(self, inputs: Any) -> Tensor:
         return self.network.encoder.raw(inputs)

@@ -37,18 +37,20 @@ class UncertaintyHead(nn.Module):
         hidden: the width between both linear layers.
         last_norm: see `LastNorm`.
         scale: the initial scale after the last standardisation.
-        shift: the initial shift; -log(2 D) by default, which makes the variances of a unit vector's D components
-            together 1/2. (The -7 of the original, for 512 dimensions, is that.)
+        shift: the initial log sigma^2; -log(2 D) by default, which makes the variances of a unit vector's D components
+            together 1/2. (The -7 of the original, for 512 dimensions, is that.) It is a buffer, ``origin``, that the
+            learned shift is added to. Like the scale it is not used with a fixed last norm.
         seed: where the initial weights come from; the global generator without it.
 
     Example:
         >>> head = UncertaintyHead(8, 3, hidden=4, seed=0).eval()
-        >>> head(torch.rand(5, 8)).shape, head.shift.data
+        >>> head(torch.rand(5, 8)).shape, head.origin
         (torch.Size([5, 3]), tensor(-1.7918))
     """
 
     scale: Tensor
     shift: Tensor
+    origin: Tensor
 
     def __init__(
         self,
@@ -75,12 +77,13 @@ class UncertaintyHead(nn.Module):
         if last_norm is LastNorm.FIXED:
             self.register_buffer("scale", torch.ones(()))
             self.register_buffer("shift", torch.zeros(()))
+            origin = 0.0
         else:
             shape = () if last_norm is LastNorm.SHARED else (dim,)
             self.scale = nn.Parameter(torch.full(shape, float(scale)))
-            self.shift = nn.Parameter(
-                torch.full(shape, -math.log(2 * dim) if shift is None else float(shift))
-            )
+            self.shift = nn.Parameter(torch.zeros(shape))
+            origin = -math.log(2 * dim) if shift is None else float(shift)
+        self.register_buffer("origin", torch.tensor(origin))
 
     def forward(self, features: Tensor) -> Tensor:
         if self.training and len(features) < 2:
@@ -89,7 +92,7 @@ class UncertaintyHead(nn.Module):
                 "images, for instance with drop_last=True"
             )
         hidden = self.first_norm(self.first(features)).relu()
-        return bounded(self.scale * self.last_norm(self.second(hidden)) + self.shift)
+        return bounded(self.scale * self.last_norm(self.second(hidden)) + self.shift + self.origin)
 
 
 class LinearUncertaintyHead(nn.Module):

@@ -193,8 +193,10 @@ def test_the_published_divergence_is_unbounded_below_and_the_true_one_is_not() -
         steps = [direction * 10.0 * step for step in range(1, 6)]
         published = [float(published_kl(mean, torch.full_like(mean, step))) for step in steps]
         true = [float(kl_to_standard_normal(mean, torch.full_like(mean, step))) for step in steps]
-        assert published == sorted(published, reverse=True) and published[-1] < -20
-        assert true == sorted(true) and true[0] > 0
+        assert published == sorted(published, reverse=True)
+        assert published[-1] < -20
+        assert true == sorted(true)
+        assert true[0] > 0
     by_hand = -0.5 * (math.log(2.0) + (1 + 9.0) / 4.0)
     value = published_kl(torch.tensor([[3.0]]), torch.tensor([[math.log(4.0)]]))
     assert float(value) == pytest.approx(by_hand)
@@ -202,6 +204,8 @@ def test_the_published_divergence_is_unbounded_below_and_the_true_one_is_not() -
 
 def test_errors_name_what_is_wrong() -> None:
     match = matching()
+    with_nan = torch.zeros(2, 3, 2)
+    with_nan[1, 2, 0] = torch.nan
     with pytest.raises(ValueError, match=r"samples has shape \(3, 2\), \(K, N, Z\) is needed"):
         soft_contrastive_loss(torch.zeros(3, 2), Pairs.from_labels([0] * 3), match)
     with pytest.raises(ValueError, match=r"\(0, 3, 2\), \(K, N, Z\) is needed"):
@@ -209,12 +213,10 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="over 2 images for samples of 3"):
         soft_contrastive_loss(torch.zeros(1, 3, 2), Pairs.from_labels([0] * 2), match)
     with pytest.raises(ValueError, match="NaN or infinite entries in 1 of 3 rows, the first is row 2"):
-        samples = torch.zeros(2, 3, 2)
-        samples[1, 2, 0] = torch.nan
-        soft_contrastive_loss(samples, Pairs.from_labels([0] * 3), match)
-    with pytest.raises(TypeError, match="samples has dtype torch.int64"):
+        soft_contrastive_loss(with_nan, Pairs.from_labels([0] * 3), match)
+    with pytest.raises(TypeError, match="samples has dtype"):
         soft_contrastive_loss(torch.zeros(1, 3, 2).long(), Pairs.from_labels([0] * 3), match)
-    with pytest.raises(ValueError, match="scale is 0.0, a positive number is needed"):
+    with pytest.raises(ValueError, match=r"scale is 0\.0, a positive number is needed"):
         MatchProbability(scale=0.0)
     with pytest.raises(ValueError, match="balance is 'halves', one of 'types', 'pairs' is needed"):
         soft_contrastive_loss(torch.zeros(1, 2, 2), Pairs.from_labels([0] * 2), match, balance="halves")
