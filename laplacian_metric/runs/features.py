@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.files import atomic_write
@@ -83,7 +84,7 @@ class FeatureSets:
         paths = [Path(note["folder"]) / file for file in ("features.bin", "labels.bin")]
         features = torch.from_file(str(place / paths[0]), size=rows * width, dtype=dtype).view(rows, width)
         labels = torch.from_file(str(place / paths[1]), size=rows, dtype=torch.long).clone()
-        return LabelledInputs(features, labels, batch_size=self.images.batch_size)
+        return self._inputs(name, features, labels)
 
     def _collected(self, name: str) -> LabelledInputs:
         place = self._place(name)
@@ -97,7 +98,11 @@ class FeatureSets:
         }
         with atomic_write(place / WHOLE) as temporary:
             temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
-        return LabelledInputs(found.features, found.labels, batch_size=self.images.batch_size)
+        return self._inputs(name, found.features, found.labels)
+
+    def _inputs(self, name: str, features: Tensor, labels: Tensor) -> LabelledInputs:
+        split = self.images.split(name)
+        return LabelledInputs(features, labels, batch_size=self.images.batch_size, split=split)
 
 
 def bytes_of(rows: int, width: int) -> int:

@@ -97,7 +97,6 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
     number = images.size(TRAIN)
     learner = _learner(cell, encoders, number, seed)
     training = _trained(place, cell, seed, learner, sets) if cell.method.kind.trains else None
-    begun = time.perf_counter()
     if not cell.method.kind.has_uncertainty and isinstance(learner.module, Encoder) and use_features:
         sets, encoders = _frozen(place, images, learner.module, owner, seed)
         learner = _learner(cell, encoders, number, seed)
@@ -105,6 +104,7 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
     # Features that come with the sets need no folder; a method of images may keep its own there.
     kept = None if isinstance(sets, FeatureSets) else folder / FEATURES
     data = FitData(sets[TRAIN], sets[VALIDATION], kept)
+    begun = time.perf_counter()  # features are shared: they count for no cell
     embedder = learner.embedder(data)
     one = encoders[0] if len(encoders) == 1 else None
     return Fitted(embedder, one, sets, training, time.perf_counter() - begun)

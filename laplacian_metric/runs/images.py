@@ -70,6 +70,14 @@ class ImageSets:
         augmented = train.prepared(replace(train.preparation, augment=AUGMENTATIONS[self.section.augment]))
         return LabelledInputs(augmented, batch_size=self.batch_size, workers=self.section.workers)
 
+    def split(self, name: str) -> str:
+        """Which split of its data set the images of a set are from."""
+        if name.startswith(OUT):
+            return next(out.split for out in self.section.out if out.label == name.removeprefix(OUT))
+        source = {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
+        found: str = getattr(self.section.splits, source)
+        return found
+
     def size(self, name: str) -> int:
         """How many images a set has."""
         if name == CORRUPTED:
@@ -84,15 +92,20 @@ class ImageSets:
             clean, indices = self._unscaled(chosen), torch.arange(len(chosen))
             made = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
             labels = chosen.labels.repeat(len(CORRUPTIONS))
-            return LabelledInputs(self._scaled(made), labels, batch_size=self.batch_size)
+            return self._inputs(name, made, labels)
         if name == CROPPED:
             whole = self.loaded(TEST)
             cropped = corrupt(self._unscaled(whole), "crop", CROP, indices=whole.indices)
-            return LabelledInputs(self._scaled(cropped), whole.labels, batch_size=self.batch_size)
+            return self._inputs(name, cropped, whole.labels)
         images = self.loaded(name)
         if self.section.in_memory:
             return LabelledInputs.in_memory(images, batch_size=self.batch_size)
         return LabelledInputs(images, batch_size=self.batch_size, workers=self.section.workers)
+
+    def _inputs(self, name: str, floats: Tensor, labels: Tensor) -> LabelledInputs:
+        return LabelledInputs(
+            self._scaled(floats), labels, batch_size=self.batch_size, split=self.split(name)
+        )
 
     def _chosen(self) -> Tensor:
         """Which validation images are corrupted, at even steps."""

@@ -16,8 +16,8 @@ from laplacian_metric.runs.provenance import ROOT, without_paths
 from laplacian_metric.runs.work import read_json
 
 DONE, FAILED = "done", "failed"
-FRAMES = 4  # of a traceback, the innermost
-DIGITS = 7  # of numbers that are drawn
+FRAMES = 6  # of a traceback, the innermost
+DIGITS = 5  # of numbers that are drawn
 DRAWN = ("curves", "latent")
 MEASURED = (
     "training",

@@ -1,0 +1,61 @@
+"""The command that runs cells, and the cells that there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import run
+from laplacian_metric.runs import Cells
+from tests.runs.miniature import LAPLACE, Folder, folder_with
+
+
+def called(folder: Folder, *options: str) -> int:
+    places = {"--cells-dir": folder.cells, "--work": folder.work, "--results": folder.results}
+    return run.main([*options, *(str(part) for pair in places.items() for part in pair)])
+
+
+def test_cells_are_run_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    assert called(folder, "--list") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "to do    mini/deterministic, seed 0",
+        "to do    mini/laplace, seed 0",
+    ]
+    assert called(folder, "--cells", "mini/det*") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "1 of 1 runs to do"
+    assert said[1].startswith("mini/deterministic, seed 0: recall@1 0.")
+    assert "digits AUROC 0." in said[1]
+    assert called(folder, "--list", "--seeds", "0", "4", "--cells", "mini/det*") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "done     mini/deterministic, seed 0",
+        "to do    mini/deterministic, seed 4",
+    ]
+
+
+def test_mistakes_are_one_line_and_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, wrong={**LAPLACE, "trainig": {}})
+    assert called(folder) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("run: ")
+    assert "wrong.yaml: a cell has no key 'trainig'; did you mean 'training'?" in said.err
+    assert called(folder, "--cells", "mini/nothing") == 1
+
+
+def test_failures_give_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, bad={"inherit": "mini/deterministic", "training": {"learning_rate": 1e30}})
+    assert called(folder, "--cells", "mini/bad") == 1
+    assert "mini/bad, seed 0: failed, ValueError" in capsys.readouterr().out
+
+
+def test_every_cell_that_there_is_can_be_run(root: Path) -> None:
+    cells = Cells(root / "experiments" / "cells")
+    names = cells.names()
+    assert {"fashion_mnist/deterministic", "fashion_mnist/laplace_diag", "fashion_mnist/online"} <= set(names)
+    for name in names:
+        assert cells.config(name)["name"] == name
+        assert cells[name].title, f"{name} has no title"
+        assert cells[name].notes, f"{name} does not say where its settings come from"

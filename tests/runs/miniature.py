@@ -1,0 +1,76 @@
+"""Cells that take a second, on a few images of the embedded sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from laplacian_metric import runs
+
+BASE: dict[str, Any] = {
+    "name": "mini/deterministic",
+    "data": {
+        "train": "sample-fashion-mnist",
+        "out": [{"name": "sample-mnist", "label": "digits", "limit": 30}],
+        "limit": 60,
+    },
+    "network": {"name": "fashion-mnist", "dim": 3},
+    "training": {"epochs": 2, "batch_size": 20, "weight_decay": 1e-5},
+    "method": {"name": "deterministic"},
+    "seeds": [0],
+    "members": 2,
+    "evaluation": {"samples": 4, "ks": [1, 5]},
+}
+LAPLACE: dict[str, Any] = {"base": "mini/deterministic", "method": {"name": "laplace", "prior": 1.0}}
+
+
+class Folder:
+    """A folder with cells, and beside it what their runs leave."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cells = root / "cells"
+        self.work = root / "work"
+        self.results = root / "results"
+        self.said: list[str] = []
+
+    def write(self, name: str, content: dict[str, Any]) -> Path:
+        """Write a cell."""
+        path = self.cells / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump({"name": name, **content}, sort_keys=False), encoding="utf-8")
+        return path
+
+    def read(self) -> runs.Cells:
+        return runs.Cells(self.cells)
+
+    def run(self, cells: Sequence[str] = ("*",), **options: Any) -> runs.Summary:
+        return runs.run(
+            cells,
+            cells_dir=self.cells,
+            work=self.work,
+            results=self.results,
+            progress=False,
+            **{"data_dir": None, "say": self.said.append, **options},
+        )
+
+    def result(self, name: str, seed: int = 0) -> dict[str, Any]:
+        found = runs.Results(self.results).read(name, seed)
+        assert found is not None
+        return found
+
+    def states(self) -> dict[tuple[str, int], str]:
+        found = runs.states(("*",), cells_dir=self.cells, work=self.work, results=self.results)
+        return {(name, seed): state for name, seed, state in found}
+
+
+def folder_with(root: Path, **cells: dict[str, Any]) -> Folder:
+    """A folder with the base's cell and others, each by its name below mini/."""
+    folder = Folder(root)
+    folder.write("mini/deterministic", BASE)
+    for name, content in cells.items():
+        folder.write(f"mini/{name}", content)
+    return folder

@@ -1,0 +1,111 @@
+"""The sets of images: strangers have the size of what the network knows, corrupted ones come from validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from laplacian_metric import data
+from laplacian_metric.data.corruptions import corrupt
+from laplacian_metric.data.splits import Role
+from laplacian_metric.runs.augment import crop_flip
+from laplacian_metric.runs.config import DataSection
+from laplacian_metric.runs.images import CORRUPTIONS, CROP, ImageSets, spread
+from tests.data.miniatures import write_image
+
+
+def section(**options: object) -> DataSection:
+    return DataSection.model_validate({"train": "sample-fashion-mnist", **options})
+
+
+def test_sets_are_the_splits_at_even_steps() -> None:
+    sets = ImageSets(section(limit=50), None, batch_size=20)
+    for name in ("train", "validation", "test"):
+        whole = data.load("sample-fashion-mnist", name)
+        rows = torch.arange(50) * len(whole) // 50
+        assert torch.equal(sets[name].inputs, whole.floats()[rows])
+        assert torch.equal(sets[name].labels, whole.labels[rows])
+        assert sets[name].split is whole.split
+        assert sets.size(name) == 50
+    assert [len(labels) for _, labels in sets["test"]] == [20, 20, 10]
+    assert spread(data.load("sample-mnist", "test"), 5_000).images.shape[0] == 1000
+
+
+def test_corrupted_images_are_every_fifth_of_validation() -> None:
+    sets = ImageSets(section(limit=50), None)
+    clean = sets["validation"].inputs[::5]
+    expected = torch.cat([corrupt(clean, kind, 1.0) for kind in CORRUPTIONS])
+    assert torch.equal(sets["corrupted"].inputs, expected)
+    assert torch.equal(sets["corrupted"].labels, sets["validation"].labels[::5].repeat(4))
+    assert sets.size("corrupted") == len(expected)
+    assert sets["corrupted"].role is Role.SELECTION
+
+
+def test_windows_are_of_test_images() -> None:
+    sets = ImageSets(section(limit=12), None)
+    images = sets.loaded("test")
+    expected = corrupt(images.floats(), "crop", CROP, indices=images.indices)
+    assert torch.equal(sets["cropped"].inputs, expected)
+    assert sets["cropped"].role is Role.EVALUATION
+
+
+def test_corruption_comes_before_the_mean_is_subtracted() -> None:
+    plain = ImageSets(section(limit=20, channels=3), None)
+    scaled = ImageSets(section(limit=20, channels=3, preprocessing="imagenet"), None)
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    for name in ("validation", "corrupted", "cropped"):
+        assert torch.allclose(scaled[name].inputs, (plain[name].inputs - mean) / deviation, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_strangers_get_the_size_and_the_channels_of_the_known(channels: int, tmp_path: Path) -> None:
+    for kind in ("apples", "pears"):
+        for number in range(2):
+            write_image(tmp_path / "fruit" / "test" / kind / f"{number}.png", 50 * number, size=(40, 30))
+    out = (
+        {"name": "folder", "label": "fruit", "options": {"path": "fruit"}},
+        {"name": "sample-mnist", "limit": 6},
+    )
+    sets = ImageSets(section(limit=20, image_size=32, channels=channels, out=out), tmp_path)
+    assert sets["test"].inputs.shape == (20, channels, 32, 32)
+    assert sets["out/fruit"].inputs.shape == (4, channels, 32, 32)
+    assert sets["out/sample-mnist"].inputs.shape == (6, channels, 32, 32)
+    assert sets["out/fruit"].inputs.max() <= 1
+
+
+def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        for kind in ("apples", "pears"):
+            for number in range(3):
+                write_image(tmp_path / "fruit" / split / kind / f"{number}.png", 50 * number)
+    options = {"train": "folder", "options": {"path": "fruit"}, "image_size": 8}
+    read = ImageSets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
+    kept = ImageSets(DataSection.model_validate(options), tmp_path)
+    assert not isinstance(read["test"].inputs, torch.Tensor)
+    assert torch.equal(torch.cat([x for x, _ in read["test"]]), kept["test"].inputs)
+
+
+def test_only_training_is_augmented() -> None:
+    sets = ImageSets(section(limit=30, augment="crop-flip"), None)
+    rows = [torch.arange(30)]
+    torch.manual_seed(0)
+    (seen, labels), *_ = sets.training().batches(rows)
+    assert torch.equal(labels, sets["train"].labels)
+    assert seen.shape == sets["train"].inputs.shape
+    assert not torch.equal(seen, sets["train"].inputs)
+    assert torch.equal(sets["train"].inputs, ImageSets(section(limit=30), None)["train"].inputs)
+    assert ImageSets(section(limit=30), None).training().inputs.shape == (30, 1, 28, 28)
+
+
+def test_windows_lie_anywhere_and_every_other_one_is_mirrored() -> None:
+    image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8) + 1
+    torch.manual_seed(0)
+    seen = {tuple(crop_flip(image).flatten().tolist()) for _ in range(400)}
+    assert len(seen) == 18  # 3 x 3 places, mirrored or not
+    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+    windows = [padded[:, top : top + 8, left : left + 8] for top in range(3) for left in range(3)]
+    expected = {tuple(w.flatten().tolist()) for window in windows for w in (window, window.flip(-1))}
+    assert seen == expected
