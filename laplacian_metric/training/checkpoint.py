@@ -188,8 +188,9 @@ def load_embedding(path: Path, learner: Learner, tensors: Mapping[str, Tensor]) 
         learner.module.load_state_dict(part(tensors, "module/"))
         learner.restore(part(tensors, "learner/"))
     except (RuntimeError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split()).rstrip(".")  # torch's is on many lines
         raise OtherRunError(
-            f"{path} is of another network or method: {error}. Make the learner that was trained there, or choose "
+            f"{path} is of another network or method: {said}. Make the learner that was trained there, or choose "
             "another folder"
         ) from error
 

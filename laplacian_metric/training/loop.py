@@ -236,6 +236,9 @@ class _Run:
             tensors, found, state = checkpoint.read(path)
             checkpoint.check_identity(path, found, self.identity)
             self._load(path, tensors)
+            if self.processes > 1:
+                total, images = tensors[f"losses/{self.process}"].tolist()
+                state.total, state.images = total, int(images)
             self.state = state
         LOGGER.info(
             "going on after epoch %d, step %d of %s", len(self.state.history), self.state.step, self.folder
@@ -274,9 +277,12 @@ class _Run:
             states = {"torch": torch.get_rng_state(), "learner": self.generator.get_state()}
             if self.device.type == "cuda":
                 states["cuda"] = torch.cuda.get_rng_state(self.device)
-            for kind, own in states.items():
+            kept = {f"random/{kind}": own for kind, own in states.items()}
+            if self.processes > 1:  # each has the losses of its own images
+                kept["losses"] = torch.tensor([self.state.total, self.state.images], dtype=torch.float64)
+            for kind, own in kept.items():
                 for number, found in enumerate(processes.gathered(own)):
-                    tensors[f"random/{kind}/{number}"] = found
+                    tensors[f"{kind}/{number}"] = found
         with processes.all_or_none():
             if self.process == 0:
                 tensors |= checkpoint.embedding_tensors(self.learner)

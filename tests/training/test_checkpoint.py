@@ -1,0 +1,347 @@
+"""Checkpoint files: nothing pickled, whole or not there, and refused by name where they do not fit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from hessians import Pairs
+from laplacian_metric.training import OtherRunError, checkpoint, load_best, train
+from tests.training.cases import LOSS, Case, Plain, assert_same_end, clusters, plain, timeless
+
+CASE = Case("online-laplace", {"warmup": 2})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    CASE.run(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy to be spoilt."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_all_files_are_safetensors_and_json(finished: Path) -> None:
+    assert sorted(file.name for file in finished.iterdir()) == [
+        "best.safetensors",
+        "last.safetensors",
+        "log.json",
+    ]
+    log = json.loads((finished / "log.json").read_text())
+    tensors, identity, progress = checkpoint.read(finished / "last.safetensors")
+    assert log["identity"] == identity
+    assert log["epochs"] == progress.history
+    assert identity["optimizer"] == "rmsprop"
+    assert identity["seed"] == 5
+    for file in finished.glob("*.safetensors"):
+        assert b"torch._utils" not in file.read_bytes()
+    kinds = {name.split("/")[0] for name in tensors}
+    assert kinds == {"module", "learner", "optimizer", "random"}
+    assert tensors["module/backbone.2.num_batches_tracked"].dtype == torch.int64
+    best = checkpoint.read(finished / "best.safetensors")[0]
+    assert {name.split("/")[0] for name in best} == {"module", "learner"}
+
+
+def test_the_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Case(options={"epochs": 1}).run(tmp_path / "run")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()} == {0o640}
+
+
+def test_the_best_epoch_is_loaded_to_the_bit(finished: Path) -> None:
+    learner = CASE.learner()
+    load_best(learner, finished)
+    tensors, _, progress = checkpoint.read(finished / "best.safetensors")
+    assert progress.history[-1]["epoch"] == len(progress.history)
+    again = checkpoint.embedding_tensors(learner)
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
+
+
+def test_nothing_to_load(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"has no best\.safetensors: nothing was trained there; train first"
+    ):
+        load_best(CASE.learner(), tmp_path)
+
+
+def spoil(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    if how == "truncated":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "text":
+        file.write_bytes(b"these are no tensors at all")
+    elif how == "header":
+        file.write_bytes(content[:20] + b"\xff\xff" + content[22:])
+    elif how == "bit":
+        file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    else:
+        file.unlink()
+        file.mkdir()
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "text", "header", "bit", "folder"])
+def test_a_damaged_file_is_named_with_the_remedy(folder: Path, how: str) -> None:
+    for name, use in (
+        ("last", lambda: CASE.run(folder)),
+        ("best", lambda: load_best(CASE.learner(), folder)),
+    ):
+        spoil(folder / f"{name}.safetensors", how)
+        with pytest.raises(ValueError, match=rf"{name}\.safetensors is damaged .*: remove it") as caught:
+            use()
+        assert not isinstance(caught.value, OtherRunError)
+
+
+def test_without_the_damaged_file_the_training_starts_anew(folder: Path, finished: Path) -> None:
+    (folder / "last.safetensors").unlink()
+    CASE.run(folder)
+    assert_same_end(folder, finished)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_a_file_of_something_else_is_refused(folder: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"weight": torch.ones(2)}, folder / "last.safetensors", metadata=metadata)
+    with pytest.raises(
+        ValueError, match=r"last\.safetensors is no checkpoint of this training loop: choose another"
+    ):
+        CASE.run(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": "adam"}, "optimizer was 'rmsprop' and is now 'adam'"),
+        ({"learning_rate": 0.5}, "learning_rate was 0.02 and is now 0.5"),
+        (
+            {"batch_size": 9, "precision": "bfloat16"},
+            "batch_size was 8 and is now 9, precision was 'float32'",
+        ),
+        (
+            {"miner": "AngularMiner", "miner_options": (("angle", 10),)},
+            r"miner was None .*\[\['angle', 10\]\]",
+        ),
+        ({"batch_size": 9, "momentum": 0.1, "decay": 0.3, "weight_decay": 1.0}, "and 1 more"),
+    ],
+)
+def test_other_settings_are_refused_by_name(folder: Path, options: dict[str, Any], said: str) -> None:
+    before = (folder / "last.safetensors").read_bytes()
+    with pytest.raises(OtherRunError, match=rf"run/last\.safetensors is of a training with other .*{said}"):
+        Case(CASE.method, CASE.method_options, options).run(folder)
+    assert (folder / "last.safetensors").read_bytes() == before
+
+
+def test_another_seed_or_identity_is_refused(tmp_path: Path) -> None:
+    case = Case(options={"epochs": 1})
+    identity = {"sizes": (1, 2), "cell": {"name": "a", 3: None}}
+    case.run(tmp_path, identity=identity)
+    case.run(tmp_path, identity=identity)  # a tuple comes back as a list, and is the same
+    with pytest.raises(OtherRunError, match="seed was 5 and is now 6"):
+        case.run(tmp_path, seed=6, identity=identity)
+    with pytest.raises(OtherRunError, match=r"sizes was \[1, 2\] and is now \[1, 3\]"):
+        case.run(tmp_path, identity={**identity, "sizes": (1, 3)})
+    with pytest.raises(OtherRunError, match=r"cell was .* and is now None"):
+        case.run(tmp_path)
+    with pytest.raises(TypeError, match="identity must be of numbers, words, lists"):
+        case.run(tmp_path, identity={"tensor": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "free"), [("constant", True), ("exponential", True), ("cosine", False), ("step", False)]
+)
+def test_the_number_of_epochs_may_change_where_learning_rates_do_not(
+    tmp_path: Path, schedule: str, free: bool
+) -> None:
+    Case(options={"epochs": 2, "schedule": schedule}).run(tmp_path)
+    more = Case(options={"epochs": 3, "schedule": schedule, "patience": 3})
+    if free:
+        assert len(more.run(tmp_path).history) == 3
+    else:
+        with pytest.raises(OtherRunError, match="epochs was 2 and is now 3"):
+            more.run(tmp_path)
+    assert (
+        len(Case(options={"epochs": 2, "schedule": schedule, "patience": 5}).run(tmp_path).history)
+        == 2 + free
+    )
+
+
+def test_another_network_or_method_is_refused(folder: Path) -> None:
+    learner = CASE.learner()
+    learner.module.head.weight = nn.Parameter(torch.ones(2, 8))  # type: ignore[union-attr]
+    learner.module.head.bias = nn.Parameter(torch.ones(2))  # type: ignore[union-attr]
+    with pytest.raises(
+        OtherRunError, match=r"best\.safetensors is of another network or method: .*size mismatch"
+    ):
+        load_best(learner, folder)
+    with pytest.raises(
+        OtherRunError, match=r"last\.safetensors is of another network or method: .*curvature"
+    ):
+        Case().run(folder)
+
+
+def test_a_run_on_a_gpu_is_not_gone_on_with_on_the_processor(folder: Path) -> None:
+    tensors, identity, progress = checkpoint.read(folder / "last.safetensors")
+    tensors["random/cuda/0"] = torch.zeros(16, dtype=torch.uint8)
+    checkpoint.save(folder / "last.safetensors", tensors, identity, progress)
+    with pytest.raises(OtherRunError, match="is of a training on a GPU, and the module is on cpu"):
+        CASE.run(folder)
+
+
+# --- what a disk does ---
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def full_half_way(tensors: Any, path: Path, metadata: Any = None) -> None:
+    Path(path).write_bytes(b"half of it")
+    raise safetensors.SafetensorError(
+        "Error while serializing: I/O error: No space left on device (os error 28)"
+    )
+
+
+@pytest.mark.parametrize("write", [full, full_half_way])
+@pytest.mark.parametrize("at", [1, 3, 4, 7])
+def test_a_full_disk_leaves_what_was_there(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, write: Any, at: int
+) -> None:
+    """The first of the writes of an epoch are two in its middle, then the best epoch, then the last."""
+    calls = [0]
+
+    def sometimes(*args: Any, **kwargs: Any) -> None:
+        calls[0] += 1
+        (write if calls[0] >= at else save_file)(*args, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(safetensors.torch, "save_file", sometimes)
+        with pytest.raises(
+            OSError, match=r"safetensors could not be written .*No space left .*free some space"
+        ):
+            CASE.run(tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.name.endswith(".tmp")]
+    assert (tmp_path / "last.safetensors").exists() == (at > 1)
+    if at > 1:
+        checkpoint.read(tmp_path / "last.safetensors")
+    CASE.run(tmp_path)
+    assert_same_end(tmp_path, finished)
+
+
+def test_a_log_that_cannot_be_written(
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match=r"log\.json could not be written"):
+            CASE.run(tmp_path)
+    CASE.run(tmp_path)
+    assert_same_end(tmp_path, finished)
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    learner = plain()
+    before = learner.module[1].weight.clone()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match=r"cannot hold checkpoints .*: choose another folder"):
+            train(learner, clusters(), clusters(20), CASE.training_options(), folder)
+    read_only = tmp_path / "read only"
+    read_only.mkdir(mode=0o500)
+    if os.geteuid() == 0:  # whom permissions do not stop
+        monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(OSError, match="read only cannot hold checkpoints"):
+        train(learner, clusters(), clusters(20), CASE.training_options(), read_only)
+    assert torch.equal(learner.module[1].weight, before)
+
+
+# --- modules of all kinds ---
+
+
+class Odd(nn.Module):
+    """Tied weights, buffers of other types, one of no size, one that is not kept, and weights across memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.tied = nn.Linear(6, 6)
+        self.tied.weight = self.first.weight
+        self.across = nn.Parameter(torch.randn(3, 6).T.contiguous().T)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("none", torch.empty(0, 3))
+        self.register_buffer("lower", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.count += 1
+        return self.scale * self.tied(self.first(x).tanh()) @ self.across.T + 0.1
+
+
+class OddLearner(Plain):
+    def loss(self, inputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        return LOSS(self.module(inputs), Pairs.from_labels(labels))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_tied_weights_and_odd_buffers(tmp_path: Path, optimizer: str) -> None:
+    def run(folder: Path, epochs: int) -> tuple[OddLearner, list[dict[str, Any]]]:
+        torch.manual_seed(0)
+        learner = OddLearner(Odd())
+        options = Case(options={"optimizer": optimizer, "momentum": 0.9, "epochs": epochs}).training_options()
+        return learner, timeless(train(learner, clusters(), clusters(20, seed=1), options, folder).history)
+
+    run(tmp_path / "parts", 1)
+    parts, history = run(tmp_path / "parts", 3)
+    _, expected = run(tmp_path / "whole", 3)
+    assert history == expected
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
+    assert parts.module.tied.weight is parts.module.first.weight
+    assert int(parts.module.count) == 18
+    assert parts.module.lower.dtype == torch.bfloat16
+    again = OddLearner(Odd())
+    load_best(again, tmp_path / "parts")
+    assert again.module.tied.weight is again.module.first.weight
+
+
+class WithNotes(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"notes": "no tensor"}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_a_state_that_is_no_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    learner = OddLearner(WithNotes(6, 3))
+    with pytest.raises(TypeError, match="module/_extra_state is a dict, and checkpoints hold tensors alone"):
+        train(learner, clusters(), clusters(20), Case().training_options(), tmp_path)
+
+
+def test_parameters_outside_of_the_module_are_refused(tmp_path: Path) -> None:
+    class Outside(Plain):
+        def parameters(self) -> list[nn.Parameter]:
+            return [*super().parameters(), nn.Parameter(torch.ones(1))]
+
+    with pytest.raises(ValueError, match="Outside trains parameters which are not in its module"):
+        train(Outside(plain().module), clusters(), clusters(20), Case().training_options(), tmp_path)

@@ -1,0 +1,103 @@
+"""bfloat16 in the backbone and nowhere else, and nothing of it afterwards."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.training import TrainingOptions, train
+from laplacian_metric.training.options import Precision
+from laplacian_metric.training.precision import computing_in
+from tests.training.cases import Case, an_encoder, clusters, plain, timeless
+
+LOW = Precision.BFLOAT16
+X = clusters().inputs
+assert isinstance(X, Tensor)
+
+
+def test_the_backbone_computes_in_bfloat16_and_the_head_in_float32() -> None:
+    encoder = an_encoder().eval()
+    exact = encoder.features(X).detach()
+    seen: list[torch.dtype] = []
+    encoder.backbone[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    with computing_in(LOW, nn.Sequential(encoder)):
+        features = encoder.features(X)
+        u = encoder.raw(X)
+    assert seen == [torch.bfloat16, torch.bfloat16]
+    assert features.dtype == u.dtype == torch.float32
+    assert 1e-5 < float((features.detach() - exact).abs().max()) < 0.05
+    assert torch.equal(u, encoder.head(features))
+    assert torch.equal(encoder.features(X), exact)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_modules_are_afterwards_what_they_were(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(options={"epochs": 1, "precision": "bfloat16"})
+    learner = case.learner()
+    if fails:
+        monkeypatch.setattr(learner, "points", lambda inputs: inputs[100])
+    arguments = learner, clusters(), clusters(20), case.training_options(), tmp_path
+    if fails:
+        with pytest.raises(IndexError):
+            train(*arguments)
+    else:
+        train(*arguments)
+    encoder = learner.module
+    assert isinstance(encoder, Encoder)
+    assert "forward" not in vars(encoder.backbone)
+    assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
+    assert encoder.eval().features(X).dtype == torch.float32
+
+
+def test_a_forward_of_ones_own_and_a_shared_backbone_stay() -> None:
+    encoder = an_encoder().eval()
+    other = Encoder(encoder.backbone, nn.Linear(8, 2))
+    before = nn.Sequential.forward
+
+    def doubled(x: Tensor) -> Tensor:
+        return 2 * before(encoder.backbone, x)
+
+    plainly = encoder.features(X)
+    encoder.backbone.forward = doubled
+    with computing_in(LOW, nn.ModuleList([encoder, other])):
+        torch.testing.assert_close(other.features(X), 2 * plainly, rtol=0.05, atol=0.05)
+        assert other.features(X).dtype == torch.float32
+    assert encoder.backbone.forward is doubled
+    assert torch.equal(encoder.features(X), 2 * plainly)
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    encoder = an_encoder().eval()
+    with computing_in(LOW, encoder):
+        copied = copy.deepcopy(encoder)
+        before = copied.features(X)
+        with torch.no_grad():
+            copied.backbone[1].weight.mul_(-1)
+            assert not torch.equal(copied.features(X), before)
+            assert torch.equal(encoder.features(X), before)
+
+
+def test_features_of_another_type_stay_so() -> None:
+    encoder = Encoder(nn.Identity(), nn.Linear(6, 2, dtype=torch.float64))
+    with computing_in(LOW, encoder):
+        assert encoder.features(X.double()).dtype == torch.float64
+
+
+def test_there_has_to_be_a_backbone(tmp_path: Path) -> None:
+    options = TrainingOptions(epochs=1, precision="bfloat16")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="precision is 'bfloat16', but the module has no Encoder"):
+        train(plain(), clusters(), clusters(20), options, tmp_path)
+
+
+def test_it_learns_nearly_the_same(tmp_path: Path) -> None:
+    exact = Case(options={"learning_rate": 1e-3}).run(tmp_path / "exact").history
+    lower = Case(options={"learning_rate": 1e-3, "precision": "bfloat16"}).run(tmp_path / "lower").history
+    assert timeless(exact) != timeless(lower)
+    assert lower[-1]["loss"] == pytest.approx(exact[-1]["loss"], rel=0.05)

@@ -1,0 +1,206 @@
+"""A training that is killed again and again ends with the very bits of one that is not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from laplacian_metric.training import TrainingOptions, checkpoint, train
+from tests.training.cases import (
+    Case,
+    assert_same_end,
+    clusters,
+    fork,
+    pictures,
+    plain,
+    timeless,
+    train_and_die,
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
+
+CASES = {
+    "rmsprop": Case(),
+    "rmsprop momentum": Case(options={"momentum": 0.9, "weight_decay": 0.01}),
+    "adam": Case(options={"optimizer": "adam"}),
+    "adamw": Case(options={"optimizer": "adamw", "clip_norm": 0.1}),
+    "sgd": Case(options={"optimizer": "sgd", "momentum": 0.9, "schedule": "cosine"}),
+    "global dropout": Case("plain", {"rate": 0.3}),
+    "mc-dropout": Case("mc-dropout"),
+    "swag": Case("swag"),
+    "pfe": Case("pfe"),
+    "hib": Case("hib"),
+    "vmf": Case("vmf"),
+    "online-laplace": Case("online-laplace", {"warmup": 2, "memory": 0.1}),
+    "published online-laplace": Case("online-laplace", {"preset": "published"}, {"optimizer": "adam"}),
+    "bfloat16": Case(options={"precision": "bfloat16"}),
+    "balanced, mined": Case(
+        options={
+            "sampling": "balanced",
+            "images_per_class": 2,
+            "miner": "TripletMarginMiner",
+            "miner_options": (("margin", 0.3), ("type_of_triplets", "semihard")),
+        }
+    ),
+    "random miner": Case(options={"miner": "DistanceWeightedMiner"}),
+    "online, mined": Case("online-laplace", {"warmup": 1}, {"miner": "MultiSimilarityMiner"}),
+    "augmented": Case("plain", {"rate": 0.3}, images=lambda: pictures(augmented=True)),
+    "augmented, 2 workers": Case(
+        "plain",
+        {"rate": 0.3},
+        images=lambda: pictures(augmented=True, workers=2),
+        validation=lambda: pictures("validation", count=20),
+    ),
+}
+# 44 images make 6 steps of an epoch, with checkpoints after 2 and 4 of them.
+ALL_DEATHS = (
+    ("step", 2),
+    ("writing", 1),
+    ("step", 4),
+    ("writing", 2),
+    ("log", 1),
+    ("writing", 4),
+    ("step", 8),
+)
+
+
+DEATHS = {"rmsprop": ALL_DEATHS, "online-laplace": ALL_DEATHS}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "workers" in name else []) for name in CASES]
+)
+def test_a_killed_training_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    whole = case.run(tmp_path / "whole")
+    for event, count in DEATHS.get(name, ALL_DEATHS[::3]):
+        train_and_die(case, tmp_path / "killed", event, count)
+    resumed = case.run(tmp_path / "killed")
+    assert timeless(resumed.history) == timeless(whole.history)
+    assert resumed.best_epoch == whole.best_epoch
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+    # Nothing that was half written is left.
+    assert sorted(file.name for file in (tmp_path / "killed").iterdir()) == sorted(
+        (checkpoint.BEST, checkpoint.LAST, checkpoint.LOG)
+    )
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    case = Case("online-laplace", {"warmup": 2}, {"epochs": 8, "checkpoint_every": 1})
+    begun = time.perf_counter()
+    whole = case.run(tmp_path / "whole")
+    duration = time.perf_counter() - begun
+    moments = random.Random(0)
+    for _ in range(5):
+        process = fork(case.run, tmp_path / "killed")
+        process.join(moments.uniform(0, duration / 3))
+        process.kill()
+        process.join()
+    resumed = case.run(tmp_path / "killed")
+    assert timeless(resumed.history) == timeless(whole.history)
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.training.cases import Case
+step = torch.optim.Optimizer.zero_grad
+def slow(self, *args):
+    time.sleep(0.02)
+    step(self, *args)
+torch.optim.Optimizer.zero_grad = slow
+Case("mc-dropout", options={"epochs": 12}).run(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_another_interpreter_goes_on(tmp_path: Path, root: Path) -> None:
+    whole = Case("mc-dropout", options={"epochs": 12})
+    whole.run(tmp_path / "whole")
+    moments, killed = random.Random(1), 0
+    for _ in range(20):
+        process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")], cwd=root)
+        waited = time.monotonic() + 60
+        while not (tmp_path / "killed").exists() and time.monotonic() < waited:
+            time.sleep(0.05)
+        try:
+            process.wait(moments.uniform(3, 7))
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+    assert process.returncode == 0
+    assert killed
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_more_epochs_are_as_if_there_had_been_so_many_from_the_start(tmp_path: Path) -> None:
+    Case(options={"epochs": 2}).run(tmp_path / "longer")
+    longer = Case(options={"epochs": 4}).run(tmp_path / "longer")
+    Case(options={"epochs": 4}).run(tmp_path / "whole")
+    assert len(longer.history) == 4
+    assert_same_end(tmp_path / "longer", tmp_path / "whole")
+
+
+def test_without_augmentation_checkpoints_may_be_written_more_or_less_often(tmp_path: Path) -> None:
+    Case(options={"checkpoint_every": None}).run(tmp_path / "whole")
+    train_and_die(Case(), tmp_path / "other", "step", 9)
+    Case(options={"checkpoint_every": 3}).run(tmp_path / "other")
+    assert_same_end(tmp_path / "other", tmp_path / "whole")
+
+
+def test_a_finished_training_does_nothing_more_and_gives_the_same(tmp_path: Path) -> None:
+    case = Case()
+    first = case.run(tmp_path)
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
+    again = case.run(tmp_path)
+    assert again == first
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()} == files
+
+
+class Stop(Exception):  # noqa: N818 (nothing is wrong)
+    """The training is interrupted."""
+
+
+def test_what_has_no_gradient_has_no_average_and_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TrainingOptions(epochs=3, batch_size=8, optimizer="adam", checkpoint_every=1)  # type: ignore[arg-type]
+
+    def run(folder: Path) -> dict[str, torch.Tensor]:
+        learner = plain()
+        learner.module.register_parameter("unused", torch.nn.Parameter(torch.tensor(3.0)))
+        learner.module[0][1].weight.requires_grad_(False)
+        train(learner, clusters(), clusters(20, seed=1), options, folder)
+        return checkpoint.read(folder / checkpoint.LAST)[0]
+
+    whole = run(tmp_path / "whole")
+    steps, zero_grad = [0], torch.optim.Optimizer.zero_grad
+
+    def stop(self: torch.optim.Optimizer, *args: bool) -> None:
+        steps[0] += 1
+        if steps[0] == 9:
+            raise Stop
+        zero_grad(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.Optimizer, "zero_grad", stop)
+        with pytest.raises(Stop):
+            run(tmp_path / "stopped")
+    stopped = run(tmp_path / "stopped")
+    assert whole.keys() == stopped.keys()
+    assert all(torch.equal(whole[key], stopped[key]) for key in whole)
+    averaged = {key.split("/")[2] for key in whole if key.startswith("optimizer/")}
+    assert averaged == {"0.1.bias", "0.2.weight", "0.2.bias", "1.weight", "1.bias"}
