@@ -178,6 +178,9 @@ class EnsembleEmbedder(Embedder):
             uncertainty = neighbour_disagreement(members, references, self.method.sharpness).to(kappa)
         return StochasticEmbedding(mean, mean, kappa, uncertainty)
 
+    def settings(self) -> dict[str, Any]:
+        return {"members": len(self.encoders)}
+
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:

@@ -197,6 +197,10 @@ class MCDropoutEmbedder(Embedder):
         keeping._keep = samples
         return super(MCDropoutEmbedder, keeping).embed(inputs, progress=progress)
 
+    def settings(self) -> dict[str, Any]:
+        """The rate, and how many layers have dropout before them."""
+        return {"rate": self.method.probability, "layers": len(self.method.pieces(self.encoder).rest)}
+
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -182,6 +183,8 @@ class SWAGLearner(Learner):
                 f"no snapshot was taken in {self.epochs} epochs and {self.steps} steps: train longer than burn_in "
                 f"({self.method.burn_in} epochs), or lower collect_every"
             )
+        if self.moments.count == 1:
+            warnings.warn("one snapshot was taken, which has no spread: every draw is the same", stacklevel=2)
         shapes = {name: parameter.shape for name, parameter in self._trained().items()}
         return SWAGEmbedder(self.encoder, self.method, copy.copy(self.moments), shapes, data.train)
 
@@ -244,6 +247,9 @@ class SWAGEmbedder(Embedder):
         keeping = copy.copy(self)
         keeping._keep = samples
         return super(SWAGEmbedder, keeping).embed(inputs, progress=progress)
+
+    def settings(self) -> dict[str, Any]:
+        return {"snapshots": self.moments.count}
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None

@@ -110,6 +110,7 @@ class TestSimilarity:
                         encoder.raw(x[i : i + 1]), encoder.raw(x[j : j + 1])
                     )[0]
         assert e.point.shape == (6, 12)
+        assert embedder_of(encoders).settings() == {"members": 4}
         torch.testing.assert_close(e.point @ e.point.T, loop.detach() / 4)
         torch.testing.assert_close(e.mean, e.point)
         learner = Ensemble().learner(encoders, SETUP)

@@ -178,6 +178,7 @@ class TestEmbedder:
         encoder = make_encoder()
         x = torch.rand(7, 2) if make_encoder is small_encoder else torch.rand(7, 1, 8, 8)
         embedder = learner_of(encoder, samples=5, where=where).embedder(NOTHING)
+        assert embedder.settings() == {"rate": 0.2, "layers": 1 if where == "head" else 2}
         whole, cut = embedder.embed(x, samples=5), embedder.embed([x[:3], x[3:4], x[4:]], samples=5)
         assert whole.samples is not None
         assert cut.samples is not None

@@ -231,7 +231,10 @@ class TestEmbedder:
     def test_one_snapshot_is_deterministic(self, weights: str) -> None:
         learner, x = learner_of(encoder_of(), weights=weights, samples=3), clusters()[0]
         train(learner, 1)
-        e = learner.embedder(NOTHING).embed(x, samples=3)
+        with pytest.warns(UserWarning, match="one snapshot was taken"):
+            embedder = learner.embedder(NOTHING)
+        assert embedder.settings() == {"snapshots": 1}
+        e = embedder.embed(x, samples=3)
         assert e.samples is not None
         torch.testing.assert_close(e.samples, unit(learner.encoder, x).expand(3, -1, -1))
         torch.testing.assert_close(e.point, unit(learner.encoder, x))
