@@ -181,6 +181,7 @@ def test_variants() -> None:
     head = learner_of(small_encoder(dim=5)).network.uncertainty
     assert head.first.out_features == 512
     assert isinstance(head.scale, nn.Parameter)
+    assert float(head.scale.detach()) == 1.0
     head = learner_of(small_encoder(dim=5), variant="published").network.uncertainty
     assert head.first.out_features == 5
     assert not isinstance(head.scale, nn.Parameter)
