@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,13 +198,13 @@ def _joined(shown: Sequence[Panel]) -> Mapping[str, Cell]:
 
 def _absent(shown: Sequence[Panel]) -> str:
     """What cannot be drawn, for figures without a legend that says it."""
-    said = [
-        f"{label} {'failed' if cell.failed else 'is missing'}"
-        for panel in shown
-        for label, cell in panel.cells.items()
-        if not cell.done
-    ]
-    return f" ({', '.join(said)})" if said else ""
+    found: dict[str, list[str]] = {}
+    for panel in shown:
+        for label, cell in panel.cells.items():
+            if not cell.done:
+                found.setdefault("failed" if cell.failed else "missing", []).append(label)
+    said = "; ".join(f"{reason}: {', '.join(labels)}" for reason, labels in found.items())
+    return "\n" + textwrap.fill(f"({said})", 90) if said else ""
 
 
 def _one(cell: Cell, seed: int | None) -> Result | None:

@@ -177,10 +177,11 @@ def parse_figure(
             columns.find(column, out="any")
         except ValueError as error:
             raise ValueError(f"figure {name}: {error}") from error
-    known = {row.label for panel in entries["panels"] for row in rooms[panel].rows}
+    # Figures may share one list, of which each takes what its tables have.
+    known = {row.label for table in tables for row in table.rows}
     for label in entries.get("rows", ()):
         if label not in known:
-            raise ValueError(f"figure {name}: none of its tables has a row {label!r}")
+            raise ValueError(f"figure {name}: no table has a row {label!r}")
     lists = {key: tuple(entries.get(key, ())) for key in ("columns", "rows")}
     return FigureDescription(name, **{**entries, **lists})
 

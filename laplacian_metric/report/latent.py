@@ -23,6 +23,8 @@ Array = npt.NDArray[np.float64]
 ONE_SIGMA = 1 - np.exp(-0.5)  # of a Gaussian in the plane: the share within one standard deviation
 STEPS = 48
 STRANGER = "#222222"
+WIDE = np.pi / 3  # an outline with a half axis beyond this says no more than that it is wide
+OUTLINED = 20  # images of a class that get an outline, so that the others can still be seen
 RING = 0.09  # how far apart the classes are drawn on a circle
 
 
@@ -104,31 +106,34 @@ def _directions(cloud: Cloud) -> Array:
 
 
 def draw_sphere(axes: Axes, cloud: Cloud, names: Sequence[str] | None = None, plain: bool = False) -> None:
-    """Points and their outlines on the map; `plain` draws all alike, in grey, without outlines."""
+    """Points on the map, some with their outlines; `plain` draws all alike, in grey, without outlines.
+
+    Of each class up to 20 points, at even steps, get an outline. Where it would reach beyond 60 degrees the point is
+    hollow instead.
+    """
     points = hammer(_directions(cloud))
     lines = outlines(cloud)
     for label, name, chosen, colour, marker in _classes(cloud, names):
         if plain:
             axes.scatter(points[chosen, 0], points[chosen, 1], s=3, color="#cccccc", linewidths=0, zorder=1)
             continue
-        drawn = lines[chosen]
-        whole, cut = _split(drawn[np.isfinite(drawn).all((1, 2))])
+        mine, around = points[chosen], lines[chosen]
+        with np.errstate(invalid="ignore"):
+            cosines = (around * _directions(cloud)[chosen][:, None]).sum(2)
+            wide = (cosines < np.cos(WIDE)).any(1)
+        some = np.zeros(len(mine), dtype=bool)
+        some[np.arange(min(OUTLINED, len(mine))) * len(mine) // min(OUTLINED, len(mine))] = True
+        drawn = around[some & ~wide & np.isfinite(cosines).all(1)]
+        whole, cut = _split(drawn)
+        axes.add_collection(PolyCollection(whole, facecolors=colour, alpha=0.08, linewidths=0, zorder=2))
         axes.add_collection(
-            PolyCollection(list(whole), facecolors=colour, alpha=0.10, linewidths=0, zorder=2)
+            LineCollection([*whole, *cut], colors=colour, alpha=0.45, linewidths=0.5, zorder=2)
         )
-        edges = [*whole, *cut]
-        axes.add_collection(LineCollection(edges, colors=colour, alpha=0.45, linewidths=0.5, zorder=2))
+        faces = ["none" if hollow else colour for hollow in wide]
         axes.scatter(
-            points[chosen, 0],
-            points[chosen, 1],
-            s=9,
-            color=colour,
-            marker=marker,
-            linewidths=0,
-            label=name,
-            zorder=3,
-            gid=str(label),
-        )
+            mine[:, 0], mine[:, 1], s=7, facecolors=faces, edgecolors=colour, marker=marker, linewidths=0.5,
+            label=name, zorder=3, gid=str(label),
+        )  # fmt: skip
 
 
 def _split(lines: Array) -> tuple[list[Array], list[Array]]:

@@ -42,15 +42,15 @@ class PublishedTable:
     rows: Mapping[str, Mapping[str, PublishedNumber]]
 
     def number(self, row: str, column: Column) -> PublishedNumber | None:
-        """The number for a column of ours, if the paper has it and it was legible."""
-        entries = self.rows[row]
-        return entries.get(f"{column.metric}/{column.out}") or entries.get(column.metric)
+        """The number for a column of ours, if there is one; about strangers only if they are the same set."""
+        return self.rows[row].get(f"{column.metric}/{column.out}" if column.out else column.metric)
 
 
 def read_published(path: Path) -> dict[str, PublishedTable]:
     """Published tables by name from a YAML file.
 
-    Each has a `source` and `rows`, which hold for each metric a text such as "0.78 ± 0.01".
+    Each has a `source` and `rows`, which hold for each metric a text such as "0.78 ± 0.01". The name of a metric about
+    strangers is followed by theirs, as in AUROC/mnist.
     """
     tables = {}
     for name, content in read_yaml(path).items():

@@ -301,6 +301,25 @@ def test_an_outline_over_the_edge_of_the_map_is_cut() -> None:
     assert all(np.abs(np.diff(np.asarray(piece)[:, 0])).max() < 1 for piece in segments)
 
 
+def test_what_is_too_wide_for_an_outline_is_hollow() -> None:
+    kappa = np.array([0.1, 400.0, np.nan])
+    cloud = Cloud(np.eye(3), None, kappa, np.zeros(3, dtype=np.int64))
+    drawn = axes()
+    draw_sphere(drawn, cloud)
+    assert len(drawn.collections[0].get_paths()) == 1
+    points = next(one for one in drawn.collections if one.get_gid() == "0")
+    assert [face[3] > 0 for face in points.get_facecolor()] == [False, True, True]  # type: ignore[index]
+
+
+def test_only_some_of_many_get_an_outline() -> None:
+    angle = np.linspace(-1, 1, 90)
+    points = np.stack([np.cos(angle), np.sin(angle), 0 * angle], axis=1)
+    drawn = axes()
+    draw_sphere(drawn, Cloud(points, None, np.full(90, 1e3), None))
+    assert len(drawn.collections[0].get_paths()) == 20
+    assert len(scatter(drawn, "-1")) == 90
+
+
 def test_a_circle_has_rings_of_classes_with_arcs() -> None:
     angle = np.array([0.1, 1.0, 2.0])
     points = np.stack([np.cos(angle), np.sin(angle)], axis=1) * 2

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laplacian_metric.report.columns import find
 from laplacian_metric.report.descriptions import TableDescription, parse_table
 from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
 from laplacian_metric.report.read_yaml import read_yaml
@@ -171,6 +172,14 @@ def test_published_numbers_stand_below_ours() -> None:
         build_table(parse_table("t", content), [], {})
     with pytest.raises(ValueError, match="p has no row 'row'; there are: other"):
         build_table(parse_table("t", content), [], {"p": PublishedTable("s", {"other": {}})})
+
+
+def test_a_published_number_is_of_the_same_strangers() -> None:
+    numbers = {"AUROC/svhn": PublishedNumber.parse("0.78"), "ECE": PublishedNumber.parse("0.02")}
+    published = PublishedTable("s", {"row": numbers})
+    assert published.number("row", find("AUROC", out="svhn")) == numbers["AUROC/svhn"]
+    assert published.number("row", find("AUROC", out="mnist")) is None
+    assert published.number("row", find("ECE")) == numbers["ECE"]
 
 
 def test_pairs_are_compared_seed_by_seed() -> None:
