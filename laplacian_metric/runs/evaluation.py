@@ -14,11 +14,11 @@ from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Embedder, Method
 from laplacian_metric.metrics.calibration import NUM_BINS, Consensus
 from laplacian_metric.metrics.ranking import Ranking
-from laplacian_metric.runs.config import EvaluationSection
 from laplacian_metric.runs.fitting import Fitted, Sets
 from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
 from laplacian_metric.runs.own_ranking import rank_by
 from laplacian_metric.runs.scores import OWN, Scores, curves, judged, method_scores, trivial_scores
+from laplacian_metric.runs.sections import EvaluationSection
 
 EXTREMES = 16  # images with the lowest and the highest uncertainty
 LATENT_DIM = 3

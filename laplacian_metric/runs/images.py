@@ -15,7 +15,7 @@ from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.runs.augment import AUGMENTATIONS
-from laplacian_metric.runs.config import DataSection
+from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
 OUT = "out/"  # before the label of a set of strangers

@@ -22,15 +22,14 @@ from pydantic import BaseModel, ValidationError
 
 from laplacian_metric import methods
 from laplacian_metric.method import Start
-from laplacian_metric.runs.config import (
-    Cell,
+from laplacian_metric.runs.config import Cell, differences
+from laplacian_metric.runs.sections import (
     DataSection,
     EvaluationSection,
     LossSection,
     NetworkSection,
     OutSet,
     Splits,
-    differences,
 )
 from laplacian_metric.training import TrainingOptions
 

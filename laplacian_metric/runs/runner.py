@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from laplacian_metric.data.lookup import MissingDataError
-from laplacian_metric.method import Start
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.evaluation import evaluate, label_entropy
@@ -19,6 +17,7 @@ from laplacian_metric.runs.images import TEST, ImageSets
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.results import DONE, FAILED, Results, failure, is_disk_full
 from laplacian_metric.runs.space import space
+from laplacian_metric.runs.tasks import Summary, Task, headline
 from laplacian_metric.runs.work import Busy, ChangedError, Work
 
 WAIT = 1.0  # seconds before locked runs are tried again
@@ -28,43 +27,6 @@ Say = Callable[[str], None]
 
 class RunError(RuntimeError):
     """The runs cannot go on; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One cell with one seed."""
-
-    cell: Cell
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.cell.name}, seed {self.seed}"
-
-    @property
-    def owner(self) -> str:
-        """The cell whose features it goes by."""
-        return self.cell.base or self.cell.name
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether it goes by the features of its base."""
-        return self.cell.start is Start.FROZEN
-
-
-@dataclass
-class Summary:
-    """What became of the runs, by name."""
-
-    done: list[str] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    without_data: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether all of them have a result now."""
-        return not self.failed and not self.without_data
 
 
 def run(
@@ -222,7 +184,6 @@ class _Runs:
             task = queue.popleft()
             try:
                 self.one(task, list(queue), retry_failed, summary)
-                put_off = 0
             except Busy as other:
                 queue.append(task)
                 put_off += 1
@@ -230,9 +191,10 @@ class _Runs:
                     if put_off == len(queue):
                         self.say(f"waiting for another process, which is at {other}")
                     time.sleep(WAIT)
-            finally:
-                if not keep_features:
-                    self.drop_features(task, list(queue))
+                continue
+            put_off = 0
+            if not keep_features:
+                self.drop_features(task, list(queue))
         return summary
 
     def is_finished(self, task: Task, retry_failed: bool) -> bool:
@@ -336,21 +298,6 @@ class _Runs:
                         self.say(f"removed the features of {name}, seed {task.seed}")
             except Busy:
                 continue
-
-
-def headline(content: dict[str, Any]) -> str:
-    """The main numbers of a result in one line."""
-    test = content["retrieval"]["test"]
-    parts = [f"{name} {test[name]:.4f}" for name in test if name in ("recall@1", "map@5")]
-    for name, score in content["scores"].items():
-        if name == "own" or "own" not in content["scores"]:
-            parts += [f"{name}: {out} AUROC {found['auroc']:.4f}" for out, found in score["out"].items()]
-            parts.append(f"R-AUROC {score['r_auroc']:.4f}")
-    if content["calibration"] is not None:
-        parts.append(f"ECE {content['calibration']['ece']:.4f}")
-    seconds = content["seconds"]
-    parts.append(" + ".join(f"{seconds[key]:.0f}" for key in ("training", "fit", "evaluation")) + " s")
-    return ", ".join(parts)
 
 
 def _skipped(summary: Summary) -> str:

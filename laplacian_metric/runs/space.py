@@ -8,10 +8,11 @@ from pathlib import Path
 
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.method import Start
-from laplacian_metric.runs.config import Cell, NetworkSection
+from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import bytes_of
 from laplacian_metric.runs.fitting import Place
 from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.sections import NetworkSection
 
 GIB = 2**30
 

@@ -27,7 +27,7 @@ def test_cells_are_run_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "1 of 1 runs to do"
     assert said[1].startswith("mini/deterministic, seed 0: recall@1 0.")
-    assert "digits AUROC 0." in said[1]
+    assert "AUROC digits 0." in said[1]
     assert called(folder, "--list", "--seeds", "0", "4", "--cells", "mini/det*") == 0
     assert capsys.readouterr().out.splitlines() == [
         "done     mini/deterministic, seed 0",

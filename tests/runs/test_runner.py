@@ -407,18 +407,19 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path: Path) -> None:
         assert comparable(parts.result(name)) == comparable(whole.result(name))
 
 
-def test_an_interruption_leaves_no_result_and_no_lock(
+def test_an_interruption_leaves_features_but_no_result_and_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = folder_with(tmp_path)
+    folder = folder_with(tmp_path, laplace=LAPLACE)
 
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        folder.run()
-    assert folder.states() == {("mini/deterministic", 0): "to do"}
+        folder.run(["mini/laplace"])
+    assert set(folder.states().values()) == {"to do"}
+    assert (folder.work / "mini/deterministic/seed0/features/train/whole.json").exists()
 
 
 # --- what cells can ask for ---

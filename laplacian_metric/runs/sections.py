@@ -1,0 +1,253 @@
+"""The parts of a cell: data, network, loss, method and evaluation, each with its options and their defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+
+from hessians.contrastive import ContrastiveLoss
+from hessians.pair_loss import PairLoss
+from laplacian_metric import methods
+from laplacian_metric.data import registry
+from laplacian_metric.data.splits import Role, parse_split
+from laplacian_metric.encoder import Encoder, encoder_names
+from laplacian_metric.encoder.zoo import LIBRARIES
+from laplacian_metric.method import Method
+
+
+class Section(BaseModel):
+    """A part of a cell; it knows its keys, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class OutSet(Section):
+    """A data set whose images are strangers.
+
+    Attributes:
+        name: of the data set.
+        label: what results call it, its name by default.
+        split: of it.
+        options: those that the data set has.
+        limit: so many images of it, at even steps; None takes all.
+    """
+
+    name: str
+    label: str = ""
+    split: str = "test"
+    options: dict[str, Any] = Field(default_factory=dict)
+    limit: int | None = Field(default=None, ge=2)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        registry.info(name)
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            given = {"name": given}
+        return {"label": given["name"], **given} if isinstance(given, dict) and "name" in given else given
+
+
+class Splits(Section):
+    """Which splits of the data set are what."""
+
+    train: str = "train"
+    validation: str = "validation"
+    test: str = "test"
+
+    @model_validator(mode="after")
+    def _selectable(self) -> Splits:
+        for key in ("train", "validation"):
+            if parse_split(getattr(self, key)).role is Role.EVALUATION:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r}: test images are never trained on, and choose nothing; "
+                    'take "train" and "validation"'
+                )
+        return self
+
+
+class DataSection(Section):
+    """Which images.
+
+    Attributes:
+        train: the data set.
+        splits: which of its splits are trained on, chosen by and tested on.
+        options: those that the data set has, such as held_out.
+        out: data sets of strangers; they are given the size and the channels of the data set's images.
+        image_size, channels, preprocessing: as `data.load` takes them.
+        augment: "crop-flip" trains on random windows of images, every other one mirrored.
+        in_memory: whether images are made ready for the network once and kept; False reads files as they are needed.
+        workers: processes that read files.
+        limit: so many images of every split, at even steps, for a trial; None takes all.
+    """
+
+    train: str
+    splits: Splits = Splits()
+    options: dict[str, Any] = Field(default_factory=dict)
+    out: tuple[OutSet, ...] = ()
+    image_size: int | Literal["default"] | None = "default"
+    channels: Literal[1, 3] | None = None
+    preprocessing: Literal["unit", "imagenet"] | None = None
+    augment: Literal["crop-flip"] | None = None
+    in_memory: bool = True
+    workers: int = Field(default=0, ge=0)
+    limit: int | None = Field(default=None, ge=2)
+
+    @field_validator("train")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        registry.info(name)
+        return name
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> DataSection:
+        labels = [out.label for out in self.out]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"out names {twice[0]!r} twice: give one of them another label")
+        return self
+
+
+class NetworkSection(Section):
+    """Which network.
+
+    Attributes:
+        name: as `Encoder.from_name` takes it.
+        dim: Z; None takes what the network is known with.
+        pretrained: with published weights, which are downloaded.
+        weights: a file of weights for the backbone, below the data folder.
+        options: of timm's and torchvision's models.
+    """
+
+    name: str
+    dim: int | None = Field(default=None, ge=2)
+    pretrained: bool = False
+    weights: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in encoder_names() and name.partition(":")[0] not in LIBRARIES:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, encoder_names(), n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"no network is called {name!r}; {hint}there are: {', '.join(encoder_names())}, timm:NAME and "
+                "torchvision:NAME"
+            )
+        return name
+
+    @field_validator("weights")
+    @classmethod
+    def _below_data(cls, weights: str | None) -> str | None:
+        if weights is not None and (Path(weights).is_absolute() or ".." in Path(weights).parts):
+            raise ValueError(f"weights is {weights!r}: give the file's place below the data folder")
+        return weights
+
+    @model_validator(mode="after")
+    def _one_source(self) -> NetworkSection:
+        if self.pretrained and self.weights is not None:
+            raise ValueError("pretrained is true and weights names a file: take one of them")
+        return self
+
+    def make(self, seed: int, data_dir: Path | None = None) -> Encoder:
+        """The encoder with its initial weights."""
+        if self.weights is None:
+            return Encoder.from_name(
+                self.name, dim=self.dim, pretrained=self.pretrained, seed=seed, **self.options
+            )
+        found = Path(self.weights) if data_dir is None else data_dir / self.weights
+        return Encoder.from_checkpoint(
+            found, self.name, part="backbone", dim=self.dim, seed=seed, **self.options
+        )
+
+
+class LossSection(Section):
+    """The loss over pairs; see `ContrastiveLoss`.
+
+    Attributes:
+        published: whether it is the published code's, with all of its errors, or with those that are switched by name.
+    """
+
+    margin: float = 0.7
+    distance: Literal["arccos", "euclidean"] = "arccos"
+    negatives: Literal["active", "all"] = "active"
+    negative_weight: float = 0.5
+    normalize: bool = True
+    published: bool | dict[str, bool] = False
+
+    @model_validator(mode="after")
+    def _valid(self) -> LossSection:
+        self.make()
+        return self
+
+    def make(self) -> PairLoss:
+        """The loss itself."""
+        options: dict[str, Any] = self.model_dump(exclude={"published"})
+        if self.published is False:
+            return ContrastiveLoss(**options)
+        from laplacian_metric.losses.published import PublishedContrastiveLoss
+
+        switches = self.published if isinstance(self.published, dict) else {}
+        return PublishedContrastiveLoss(**{**options, **switches})
+
+
+class EvaluationSection(Section):
+    """What is measured, and how.
+
+    Attributes:
+        ks: of recall@k and mAP@k.
+        samples: joint samples for the calibration error; 0 leaves it out.
+        seed: of these samples.
+        corrupted: whether corrupted validation images are compared with clean ones.
+        trivial: whether scores that need no method are measured; None does so where the method has no uncertainty.
+        crop_test: whether test images are compared with windows of them.
+        label_entropy: whether uncertainty is compared with the entropy of people's labels (CIFAR-10H).
+        resamples: of the bootstrap intervals; 0 leaves these out.
+        batch_size: how many images are embedded at a time.
+    """
+
+    ks: tuple[int, ...] = (1, 5, 10)
+    samples: int = Field(default=100, ge=0)
+    seed: int = Field(default=0, ge=0)
+    corrupted: bool = True
+    trivial: bool | None = None
+    crop_test: bool = False
+    label_entropy: bool = False
+    resamples: int = Field(default=0, ge=0)
+    batch_size: int = Field(default=500, ge=1)
+
+    @field_validator("ks")
+    @classmethod
+    def _positive(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        if not ks or min(ks) < 1:
+            raise ValueError(f"ks is {list(ks)}: give at least one number from 1 on")
+        return ks
+
+
+class MethodSection(BaseModel):
+    """The method by name, and its own options beside that."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def kind(self) -> type[Method]:
+        """The method's class."""
+        return methods.find(self.name)
+
+    def make(self) -> Method:
+        """The method with its options, whose types are checked."""
+        options = self.model_extra or {}
+        made: Method = TypeAdapter(self.kind).validate_json(json.dumps(options), strict=True)
+        return made
