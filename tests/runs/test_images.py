@@ -11,8 +11,8 @@ from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt
 from laplacian_metric.data.splits import Role
 from laplacian_metric.runs.augment import crop_flip
-from laplacian_metric.runs.sections import DataSection
 from laplacian_metric.runs.images import CORRUPTIONS, CROP, ImageSets, spread
+from laplacian_metric.runs.sections import DataSection
 from tests.data.miniatures import write_image
 
 
