@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ pytestmark = pytest.mark.skipif(
 )
 PROCESSES = 2
 Work = Callable[[int, Path], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What torch imports when an optimizer or a wrapper is made is there before processes are forked: it takes long."""
+    importlib.import_module("torch._dynamo")
+
+    ADAM.run(tmp_path_factory.mktemp("imported"))
 
 
 def in_a_process(rank: int, folder: Path, work: Work) -> None:
