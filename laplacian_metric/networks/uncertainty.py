@@ -29,14 +29,14 @@ class LastNorm(Choice):
 class UncertaintyHead(nn.Module):
     """features h (N, H) -> log sigma^2 (N, D): linear, batch norm, ReLU, linear, batch norm.
 
-    Variances are kept above 1e-6, softly. They start out nearly the same for all images: the scale is small.
+    Variances are kept above 1e-6, softly.
 
     Args:
         num_features: H.
         dim: D, how many variances there are for an image.
         hidden: the width between both linear layers.
         last_norm: see `LastNorm`.
-        scale: the initial scale after the last standardisation.
+        scale: the initial scale after the last standardisation. A small one makes variances start out nearly constant.
         shift: the initial log sigma^2; -log(2 D) by default, which makes the variances of a unit vector's D components
             together 1/2. (The -7 of the original, for 512 dimensions, is that.) It is a buffer, ``origin``, that the
             learned shift is added to. Like the scale it is not used with a fixed last norm.
@@ -59,7 +59,7 @@ class UncertaintyHead(nn.Module):
         *,
         hidden: int = 512,
         last_norm: str | LastNorm = LastNorm.SHARED,
-        scale: float = 1e-4,
+        scale: float = 1.0,
         shift: float | None = None,
         seed: int | None = None,
     ) -> None:
