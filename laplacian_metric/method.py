@@ -44,6 +44,17 @@ def all_pairs(u: Tensor, labels: Tensor) -> Pairs:
     return Pairs.from_labels(labels)
 
 
+class Keep(Choice):
+    """Which epoch's weights are kept."""
+
+    RETRIEVAL = "retrieval"
+    """The one in which validation images are retrieved best."""
+    LOSS = "loss"
+    """The one with the lowest loss on validation images: for what does not change the points."""
+    LAST = "last"
+    """The last one: for what is made of the whole training."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """What a method is told besides its own options.
@@ -168,9 +179,11 @@ class Learner(ABC):
 
     Attributes:
         same_draws: whether all of many processes have to draw the same numbers.
+        keep: which epoch's weights are kept.
     """
 
     same_draws: ClassVar[bool] = False
+    keep: ClassVar[Keep] = Keep.RETRIEVAL
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

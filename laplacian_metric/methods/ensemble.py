@@ -66,7 +66,7 @@ class Ensemble(Method):
     Attributes:
         combine: what the members make of an image.
         reflections: whether a member may be mirrored to bring it onto the first.
-        disagreement: what the uncertainty is.
+        disagreement: what the uncertainty is; None is "neighbours", and "kappa" for "naive".
         references: how many training images "neighbours" looks at, drawn at random.
         sharpness: how near these have to be to count.
         seed: of the draw of the references.
@@ -82,18 +82,27 @@ class Ensemble(Method):
 
     combine: Combine = Combine.SIMILARITY
     reflections: bool = True
-    disagreement: Disagreement = Disagreement.KAPPA
+    disagreement: Disagreement | None = None
     references: int = 1000
     sharpness: float = 30.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "combine", Combine.parse(self.combine, "combine"))
-        object.__setattr__(self, "disagreement", Disagreement.parse(self.disagreement, "disagreement"))
+        if self.disagreement is not None:
+            parsed = Disagreement.parse(self.disagreement, "disagreement")
+            object.__setattr__(self, "disagreement", parsed)
         if self.references < 2:
             raise ValueError(f"references is {self.references}, at least 2 images are needed to choose among")
         if not 0 < self.sharpness < math.inf:
             raise ValueError(f"sharpness is {self.sharpness:g}, a finite number above 0 is needed")
+
+    @property
+    def by_neighbours(self) -> bool:
+        """Whether members are compared by the neighbours that they choose."""
+        if self.disagreement is not None:
+            return self.disagreement is Disagreement.NEIGHBOURS
+        return self.combine is not Combine.NAIVE
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return EnsembleLearner(encoders, self)
@@ -129,7 +138,7 @@ class EnsembleLearner(Learner):
 
     def embedder(self, data: FitData) -> Embedder:
         method = self.method
-        aligns, compares = method.combine is not Combine.NAIVE, method.disagreement is Disagreement.NEIGHBOURS
+        aligns, compares = method.combine is not Combine.NAIVE, method.by_neighbours
         if not aligns and not compares:
             return EnsembleEmbedder(self.encoders, method)
         products, references = look_through(self.encoders, self.module, data, method)

@@ -23,7 +23,7 @@ from laplacian_metric.losses.mutual_likelihood import (
     mutual_likelihood_score,
     published_mutual_likelihood_loss,
 )
-from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, Start, only
+from laplacian_metric.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
 from laplacian_metric.networks.uncertainty import LastNorm, UncertaintyHead
 
 HIDDEN = 512
@@ -129,6 +129,8 @@ class PFENetwork(nn.Module):
 
 class PFELearner(Learner):
     """Trains the head only; the gradients of a batch without positive pairs are 0."""
+
+    keep: ClassVar[Keep] = Keep.LOSS
 
     def __init__(self, encoder: Encoder, head: UncertaintyHead, setup: Setup, method: PFE) -> None:
         is_learned = isinstance(head.shift, nn.Parameter)

@@ -18,7 +18,7 @@ from hessians.choices import Choice
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
-from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, Start, only
+from laplacian_metric.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
 from laplacian_metric.modes import evaluating
 from laplacian_metric.networks.batch_norm import batch_norm_statistics, tracking_layers
 from laplacian_metric.vmf import StreamedFit
@@ -51,7 +51,7 @@ class SWAG(Method):
 
     A draw is mean + sqrt(scale/2) (sqrt(variance) z1 + D z2 / sqrt(K - 1)) with the last K deviations from the running
     mean in the columns of D, and mean + sqrt(scale variance) z1 with ``rank`` 0. The point is the embedding by the mean
-    weights. What counts is the last epoch, which has seen all snapshots, and not the one that retrieves best.
+    weights. The last epoch is kept, which has seen all snapshots, and not the one that retrieves best.
 
     Attributes:
         weights: which weights are trained and drawn.
@@ -106,6 +106,8 @@ class SWAG(Method):
 
 class SWAGLearner(Learner):
     """The pair loss, with a snapshot of the weights now and then."""
+
+    keep: ClassVar[Keep] = Keep.LAST
 
     def __init__(self, encoder: Encoder, method: SWAG, setup: Setup) -> None:
         super().__init__(encoder)

@@ -59,10 +59,10 @@ def train(
     """Train, or go on training where an earlier call with the same folder was interrupted.
 
     After every epoch the folder gets, each file whole or not at all, ``best.safetensors`` if the mean of mAP@1, 5 and
-    10 on the validation images is the best so far, ``log.json`` and ``last.safetensors``. The same call goes on from
-    the latter with the same result as if it had not been interrupted. Where ``torch.distributed`` is initialised the
-    batches are dealt out to the processes and gradients are averaged; the first process writes the files, into a
-    folder that all of them see.
+    10 on the validation images is the best so far (or by what else the learner keeps an epoch), ``log.json`` and
+    ``last.safetensors``. The same call goes on from the latter with the same result as if it had not been interrupted.
+    Where ``torch.distributed`` is initialised the batches are dealt out to the processes and gradients are averaged;
+    the first process writes the files, into a folder that all of them see.
 
     The same result is the same bits where torch computes with as many threads (and, on a GPU, with deterministic
     algorithms), and, for augmented images, where they are read by as many workers with the same ``checkpoint_every``;
@@ -149,7 +149,7 @@ class _Run:
             while len(self.state.history) < self.options.epochs and not self._is_patience_over():
                 bar.finished(self._epoch(bar))
         history = self.state.history
-        return Trained(history, best_epoch(history), sum(entry["seconds"] for entry in history))
+        return Trained(history, self._best(), sum(entry["seconds"] for entry in history))
 
     def _epoch(self, bar: Bar) -> dict[str, Any]:
         """One epoch, or the rest of one, with its validation and its checkpoints."""
@@ -217,9 +217,13 @@ class _Run:
         """Of what the images' readers draw from here on: another one in each process."""
         return int(self.seed + 1_000_003 * epoch + self.state.step + 1_000_000_007 * self.process) % 2**63
 
+    def _best(self) -> int:
+        """The epoch, counted from 1, whose weights are kept so far."""
+        return best_epoch(self.state.history, self.learner.keep)
+
     def _is_patience_over(self) -> bool:
         history, patience = self.state.history, self.options.patience
-        return patience is not None and len(history) - best_epoch(history) >= patience
+        return patience is not None and len(history) - self._best() >= patience
 
     # --- files ---
 
@@ -262,11 +266,15 @@ class _Run:
     def _keep(self) -> None:
         """Write what the finished epoch leaves; the checkpoint that is gone on from last."""
         history = self.state.history
-        if best_epoch(history) == len(history):
+        if self._best() == len(history):
             self._save(checkpoint.BEST, whole=False)
         with processes.all_or_none():
             if self.process == 0:
-                log = {"identity": self.identity, "best_epoch": best_epoch(history), "epochs": history}
+                log = {
+                    "identity": self.identity,
+                    "best_epoch": self._best(),
+                    "epochs": history,
+                }
                 checkpoint.save_log(self.folder / checkpoint.LOG, log)
         self._save(checkpoint.LAST, whole=True)
 

@@ -8,16 +8,19 @@ import torch
 from torch.nn import functional as F
 
 from laplacian_metric import metrics
-from laplacian_metric.inputs import to_device
+from laplacian_metric.inputs import device_of, to_device
 from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Learner
+from laplacian_metric.method import Keep, Learner
 from laplacian_metric.modes import evaluating
 
 KS = (1, 5, 10)
 
 
 def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
-    """recall@1 and mAP@k of the points of validation images, each with all others as its gallery."""
+    """recall@1 and mAP@k of the points of validation images, each with all others as its gallery.
+
+    With the loss, averaged over their batches, where that decides which epoch is kept.
+    """
     check_validation(validation)
     with evaluating(learner.module):
         points = torch.cat(
@@ -25,10 +28,26 @@ def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
         )
     ks = [k for k in KS if k < len(points)]
     found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
-    return {
+    measured = {
         "recall@1": float(found.recall(1).mean()),
         **{f"map@{k}": float(found.average_precision(k).mean()) for k in ks},
     }
+    if learner.keep is Keep.LOSS:
+        measured["validation_loss"] = validation_loss(learner, validation)
+    return measured
+
+
+def validation_loss(learner: Learner, validation: LabelledInputs) -> float:
+    """The loss of validation images, the mean over their batches; what is drawn for it is not missed in training."""
+    device = device_of(learner.module)
+    before = learner.generator.get_state()
+    total = 0.0
+    with evaluating(learner.module), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for inputs, labels in validation:
+            loss = learner.loss(to_device(inputs, learner.module), labels.to(device))
+            total += float(loss) * len(labels)
+    learner.generator.set_state(before)
+    return total / len(validation)
 
 
 def check_validation(validation: LabelledInputs) -> None:
@@ -42,12 +61,17 @@ def check_validation(validation: LabelledInputs) -> None:
         )
 
 
-def best_epoch(history: list[dict[str, Any]]) -> int:
-    """The epoch, counted from 1, whose mean of mAP@1, 5 and 10 is best; the first of equal ones.
+def best_epoch(history: list[dict[str, Any]], keep: Keep = Keep.RETRIEVAL) -> int:
+    """The epoch, counted from 1, that is kept: by the mean of mAP@1, 5 and 10, the first of equal ones.
 
     Example:
         >>> best_epoch([{"map@1": 0.5, "map@5": 0.4}, {"map@1": 0.7, "map@5": 0.6}, {"map@1": 0.6, "map@5": 0.7}])
         2
     """
-    scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
+    if keep is Keep.LAST:
+        return len(history)
+    if keep is Keep.LOSS:
+        scores = [-entry["validation_loss"] for entry in history]
+    else:
+        scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
     return scores.index(max(scores)) + 1 if scores else 0
