@@ -132,8 +132,7 @@ class MCDropoutLearner(Learner):
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         if not hasattr(self, "drop"):
             raise RuntimeError("begin was not called: it gives the generator that the masks are drawn from")
-        pieces = self.method.pieces(self.encoder)
-        u = pieces.finish(pieces.begin(inputs), self.drop)
+        u = self.method.pieces(self.encoder).raw(inputs, self.drop)
         return self.pair_loss(u, self.pairs(u, labels))
 
     def points(self, inputs: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,11 +17,13 @@ from laplacian_metric.laplace.inputs import positive
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
 from laplacian_metric.laplace.online.options import at_least, checked_memory
+from laplacian_metric.laplace.online.switches import PUBLISHED, Switches
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 
 PRESETS = ("default", "published")
 SCORES = ("1/kappa", "confidence")
+DEFECTS = tuple(field.name for field in fields(Switches))
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class OnlineLaplace(Method):
         n_effective: how many independent observations the loss's average stands for; None is what the preset has.
         prior_precision: of the weights; None is what the preset has.
         preset: "default", or "published": as the published code does it, see `OnlineLAM.as_published`.
+        defects: single things that are done as in the published code, with everything else as it should be: those of
+            "scale", "relu_per_batch", "mined", "memory" and "start"; see `Switches`.
         samples: how many draws a training step has.
         score: what the uncertainty is: 1/kappa, or 1 - the probability that a match can be trusted, calibrated on
             validation images.
@@ -56,6 +60,7 @@ class OnlineLaplace(Method):
     n_effective: float | None = None
     prior_precision: float | None = None
     preset: Literal["default", "published"] = "default"
+    defects: tuple[str, ...] = ()
     samples: int = 1
     score: Literal["1/kappa", "confidence"] = "1/kappa"
 
@@ -64,6 +69,15 @@ class OnlineLaplace(Method):
         for name, value, words in (("preset", self.preset, PRESETS), ("score", self.score, SCORES)):
             if value not in words:
                 raise ValueError(f"{name} is {value!r}, one of {', '.join(map(repr, words))} is needed")
+        for defect in self.defects:
+            if defect not in DEFECTS:
+                raise ValueError(
+                    f"defects has {defect!r}, of {', '.join(map(repr, DEFECTS))} any are possible"
+                )
+        if self.defects and (self.preset == "published" or self.memory == "paper"):
+            raise ValueError(
+                f"defects are {list(self.defects)}, but the preset or the memory brings its own: leave one of both out"
+            )
         if self.memory is not None:
             checked_memory(self.memory, None)
         if self.preset == "published" and self.memory == "paper":
@@ -96,6 +110,8 @@ class OnlineLaplace(Method):
         }
         own = ("memory", "warmup", "n_effective", "prior_precision")
         options |= {name: getattr(self, name) for name in own if getattr(self, name) is not None}
+        if self.defects:
+            options["switches"] = Switches(**{name: getattr(PUBLISHED, name) for name in self.defects})
         make = OnlineLAM if self.preset == "default" else OnlineLAM.as_published
         return make(encoder, optimizer, setup.loss, setup.num_images, **options)
 
@@ -110,9 +126,9 @@ class OnlineLaplaceLearner(Learner):
 
     def __init__(self, encoder: Encoder, method: OnlineLaplace, setup: Setup) -> None:
         super().__init__(encoder)
-        if method.preset == "published" and _miner(setup) is not None:
+        if (method.preset == "published" or "mined" in method.defects) and _miner(setup) is not None:
             raise ValueError(
-                'preset="published" trains on random triplets of its own, but other pairs are asked for: leave the '
+                "random triplets as in the published code are trained on, but other pairs are asked for: leave the "
                 "pairs at all of the batch"
             )
         self.encoder = encoder

@@ -81,6 +81,28 @@ class Pieces:
         u: Tensor = head(drop(h))
         return u
 
+    def raw(self, inputs: Any, drop: Drop) -> Tensor:
+        """The raw embeddings u (N, Z) with ``drop`` before every piece, by the encoder's own forward pass.
+
+        What the backbone's forward pass does besides calling its modules, such as computing in a lower precision,
+        is done here too.
+        """
+        firsts = [piece[0] for piece in self.rest]
+        called = [*(self.start or ()), *(module for piece in self.rest for module in piece)]
+        if any(sum(module is other for other in called) > 1 for module in firsts):
+            # A module that is called twice has one hook for both calls.
+            return self.finish(self.begin(inputs), drop)
+
+        def dropped(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (drop(args[0]), *args[1:])
+
+        hooks = [module.register_forward_pre_hook(dropped) for module in firsts]
+        try:
+            return self.encoder.raw(inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 def _in_order(module: nn.Module) -> list[nn.Module] | None:
     """The modules of nested sequences in the order in which they run; None if a layer is inside of anything else."""

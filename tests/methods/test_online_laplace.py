@@ -16,6 +16,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.embedder import LAMEmbedder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
+from laplacian_metric.laplace.online.switches import PUBLISHED, Switches
 from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.method import FitData, Setup
 from laplacian_metric.methods import find, make
@@ -264,6 +265,8 @@ def test_the_confidence_is_calibrated_on_validation_images(tmp_path: Path) -> No
         ({"preset": "paper"}, "preset is 'paper'"),
         ({"score": "kappa"}, "score is 'kappa'"),
         ({"samples": 0}, "samples is 0"),
+        ({"defects": ("scael",)}, "defects has 'scael'"),
+        ({"defects": ("scale",), "preset": "published"}, "leave one of both out"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
@@ -276,8 +279,17 @@ def test_the_registry_knows_it() -> None:
 
 
 def test_the_published_preset_has_pairs_of_its_own() -> None:
-    with pytest.raises(ValueError, match="random triplets of its own"):
+    with pytest.raises(ValueError, match="random triplets as in the published code"):
         a_learner(OnlineLaplace(preset="published"), Setup(LOSS, num_images=5, pairs=some_triplets))
+
+
+def test_single_defects_are_those_of_the_published_code() -> None:
+    learner = a_learner(OnlineLaplace(defects=("scale", "start")))
+    learner.begin(an_optimizer(learner.encoder), a_generator())
+    assert learner.online is not None
+    assert learner.online.switches == Switches(scale=PUBLISHED.scale, start=PUBLISHED.start)
+    with pytest.raises(ValueError, match="random triplets as in the published code"):
+        a_learner(OnlineLaplace(defects=("mined",)), Setup(LOSS, num_images=5, pairs=some_triplets))
 
 
 def test_nothing_is_embedded_before_anything_was_learned() -> None:

@@ -57,6 +57,28 @@ class TestPieces:
         assert torch.equal(pieces.finish(pieces.begin(images), look), encoder.raw(images))
         assert seen == [(5, 3, 6, 6), (5, 16)]
 
+    def test_the_encoders_own_pass_draws_the_same(self) -> None:
+        encoder, images = conv_encoder(), torch.rand(5, 1, 8, 8)
+        pieces = Pieces.of(encoder)
+        expected = pieces.finish(pieces.begin(images), dropout(0.5, seeded(0)))
+        found = pieces.raw(images, dropout(0.5, seeded(0)))
+        assert torch.equal(found, expected)
+        assert not torch.equal(found, encoder.raw(images))
+        assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+    def test_the_hooks_are_gone_after_an_error(self) -> None:
+        encoder = conv_encoder()
+        with pytest.raises(RuntimeError):
+            Pieces.of(encoder).raw(torch.rand(5, 2, 8, 8), lambda h: h)
+        assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+    def test_a_layer_that_runs_twice_is_not_hooked(self) -> None:
+        layer = nn.Linear(4, 4)
+        encoder = Encoder(nn.Sequential(nn.Linear(4, 4), layer, layer), nn.Linear(4, 2))
+        pieces, x = Pieces.of(encoder), torch.rand(3, 4)
+        expected = pieces.finish(pieces.begin(x), dropout(0.5, seeded(1)))
+        assert torch.equal(pieces.raw(x, dropout(0.5, seeded(1))), expected)
+
     @pytest.mark.parametrize(
         "backbone",
         [nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Block()), Block(), nn.Sequential(nn.Sequential(Block()))],

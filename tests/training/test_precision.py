@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hessians import ContrastiveLoss
+from laplacian_metric import methods
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.method import Setup
 from laplacian_metric.training import TrainingOptions, train
 from laplacian_metric.training.options import Precision
 from laplacian_metric.training.precision import computing_in
@@ -33,6 +36,22 @@ def test_the_backbone_computes_in_bfloat16_and_the_head_in_float32() -> None:
     assert 1e-5 < float((features.detach() - exact).abs().max()) < 0.05
     assert torch.equal(u, encoder.head(features))
     assert torch.equal(encoder.features(X), exact)
+
+
+@pytest.mark.parametrize("name", ["deterministic", "mc-dropout", "hib", "vmf", "online-laplace", "swag"])
+def test_every_method_that_trains_a_backbone_does_so_in_bfloat16(name: str) -> None:
+    encoder = an_encoder()
+    data = clusters()
+    assert isinstance(data.inputs, Tensor)
+    learner = methods.make(name).learner([encoder], Setup(ContrastiveLoss(), num_images=len(data)))
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), torch.Generator())
+    seen: list[torch.dtype] = []
+    encoder.backbone[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    learner.train_mode()
+    with computing_in(LOW, learner.module):
+        learner.loss(data.inputs, data.labels).backward()  # type: ignore[no-untyped-call]
+    assert set(seen) == {torch.bfloat16}
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
 @pytest.mark.parametrize("fails", [False, True])
