@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import nn
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.runs.config import Cell, differences, plain
+from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.features import FeatureSets
 from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
 from laplacian_metric.runs.reading import Cells
@@ -156,7 +156,7 @@ def check_network(place: Place, cell: Cell, seed: int) -> None:
     found = place.work.config(cell.name, seed)
     if found is None:
         return
-    said = differences(found, cell.trained_with(place.cells.base_of(cell)))
+    said = differences(completed(found), cell.trained_with(place.cells.base_of(cell)))
     if said:
         raise ChangedError(f"the network of {cell.name}, seed {seed}, has other settings: {'; '.join(said)}")
 
@@ -206,8 +206,10 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
     learner.module.to(torch.device(place.device))
     done = place.work.trained(cell.name, seed)
     if done is None:
-        identity: Mapping[str, Any] = cell.trained_with(place.cells.base_of(cell))
-        if not (folder / CONFIG).exists():
+        # What it was begun with: the same, but for options that there were not yet.
+        identity = place.work.config(cell.name, seed)
+        if identity is None:
+            identity = cell.trained_with(place.cells.base_of(cell))
             write_json(folder / CONFIG, identity)
         found = train(
             learner,
