@@ -1,0 +1,22 @@
+"""The page on methods: its code runs, and it names every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from laplacian_metric import methods
+from laplacian_metric.embedding import StochasticEmbedding
+from tests.pages import run_page
+
+
+def test_the_code_on_the_page_runs(root: Path) -> None:
+    e = run_page(root / "docs" / "methods.md")["e"]
+    assert isinstance(e, StochasticEmbedding)
+    assert e.samples is not None
+    assert tuple(e.samples.shape) == (3, 8, 3)
+
+
+def test_every_method_is_in_the_table(root: Path) -> None:
+    text = (root / "docs" / "methods.md").read_text(encoding="utf-8")
+    for name in methods.names():
+        assert f"| `{name}` |" in text
