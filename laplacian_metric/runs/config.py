@@ -6,12 +6,13 @@ comes to with all defaults is kept beside its results.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from laplacian_metric import methods
 from laplacian_metric.method import Start
@@ -64,10 +65,37 @@ class Cell(Section):
             raise ValueError(f"seeds is {list(seeds)}: give different numbers from 0 on")
         return seeds
 
+    @model_validator(mode="after")
+    def _no_augmented_features(self) -> Cell:
+        if self.network.frozen and self.data.augment is not None:
+            raise ValueError(
+                f"data.augment is {self.data.augment!r}, but network.frozen computes the features of every image once, "
+                "so that there is nothing to augment: leave out one of them"
+            )
+        return self
+
     @property
     def start(self) -> Start:
         """What the method starts from."""
         return self.method.kind.start
+
+    @property
+    def needs_features(self) -> bool:
+        """Whether it goes by features that are computed once."""
+        return self.network.frozen or (self.start is Start.FROZEN and self.base is not None)
+
+    def features_at(self, seed: int) -> tuple[str, int]:
+        """The name and the seed under which features are kept that it may go by.
+
+        They are those of its base's network, or of its own. A frozen backbone is the same for all cells and seeds that
+        have it and the same images.
+        """
+        if not self.network.frozen:
+            return self.base or self.name, seed
+        network = self.network.model_dump(mode="json", exclude={"head"})
+        data = self.data.model_dump(mode="json", exclude={"out", "in_memory", "workers"})
+        text = json.dumps([network, data], sort_keys=True)
+        return f"frozen/{hashlib.sha256(text.encode()).hexdigest()[:12]}", 0
 
     def base_seeds(self, seed: int) -> list[int]:
         """The seeds of the base's networks that are needed for one of its own.

@@ -16,7 +16,7 @@ from laplacian_metric.metrics.calibration import NUM_BINS, Consensus
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.runs.fitting import Fitted, Sets
 from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
-from laplacian_metric.runs.own_ranking import rank_by
+from laplacian_metric.runs.matching import Matching
 from laplacian_metric.runs.scores import OWN, Scores, curves, judged, method_scores, trivial_scores
 from laplacian_metric.runs.sections import EvaluationSection
 
@@ -44,20 +44,28 @@ def evaluate(
     embedder, names = fitted.embedder, [OUT + label for label in out]
     sets = {name: fitted.sets[name] for name in _needed(section, names)}
     embedded = {name: embedder.embed(sets[name]).to("cpu") for name in (TEST, VALIDATION)}
-    rankings = {name: _ranked(embedded[name], sets[name], section) for name in embedded}
+    matchings = {name: fitted.sets.matching(name) for name in embedded}
+    rankings = {
+        name: matchings[name].rank(e.point, max(_ks(section, matchings[name].gallery_size(len(e)))))
+        for name, e in embedded.items()
+    }
     test, labels = embedded[TEST], sets[TEST].labels
     scores: Scores = {}
     if method.has_uncertainty:
         scores |= method_scores(embedder, sets, embedded)
     if not method.has_uncertainty if section.trivial is None else section.trivial:
         scores |= trivial_scores(_one(fitted.encoder), sets, fitted.sets[TRAIN])
-    agreed = _agreed(embedder, sets[TEST], section) if method.has_uncertainty else None
+    # Neighbours can only agree on a class.
+    can_agree = method.has_uncertainty and not matchings[TEST].by_distance
+    agreed = _agreed(embedder, sets[TEST], section) if can_agree else None
+    extremes = _extremes(scores[OWN]) if OWN in scores else None
+    scores = {name: _of_queries(values, matchings) for name, values in scores.items()}
     own = scores.get(OWN)
     return {
         "retrieval": {
             "test": _retrieval(rankings[TEST], section),
             "validation": _retrieval(rankings[VALIDATION], section),
-            "own_similarity": _own_retrieval(embedder, test, labels, section),
+            "own_similarity": _own_retrieval(embedder, test, matchings[TEST], section),
         },
         "scores": {
             name: judged(values, rankings[TEST], rankings[VALIDATION], entropy)
@@ -65,7 +73,7 @@ def evaluate(
         },
         "calibration": None if agreed is None else _calibration(agreed),
         "curves": None if own is None else curves(own, rankings[TEST]),
-        "extremes": None if own is None else _extremes(own),
+        "extremes": extremes,
         "latent": _latent(fitted, test, labels, names),
         "intervals": _intervals(rankings[TEST], own, agreed, names, section) if section.resamples else None,
         "counts": _counts(rankings, sets),
@@ -90,35 +98,41 @@ def _one(encoder: Encoder | None) -> Encoder:
 
 
 def _ks(section: EvaluationSection, number: int) -> list[int]:
-    """The numbers of neighbours that there are."""
-    ks = [k for k in section.ks if k < number]
+    """Those that a ranking among so many others has."""
+    ks = [k for k in section.ks if k <= number]
     if not ks:
-        raise ValueError(f"{number} images are too few for any of ks, {list(section.ks)}")
+        raise ValueError(f"{number} other images are too few for any of ks, {list(section.ks)}")
     return ks
 
 
-def _ranked(e: StochasticEmbedding, inputs: LabelledInputs, section: EvaluationSection) -> Ranking:
-    return metrics.rank(e.point, inputs.labels, max(_ks(section, len(e))), at_r=True)
+def _of_queries(values: dict[str, Tensor], matchings: dict[str, Matching]) -> dict[str, Tensor]:
+    """The values of queries alone, where some images are no queries."""
+    whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
+    return {
+        name: matchings[whose[name]].of_queries(given) if name in whose else given
+        for name, given in values.items()
+    }
 
 
 def _retrieval(ranking: Ranking, section: EvaluationSection) -> dict[str, float]:
-    found = metrics.evaluate_ranking(ranking, ks=_ks(section, ranking.gallery_size), resamples=0)
+    found = metrics.evaluate_ranking(ranking, ks=_ks(section, ranking.k), resamples=0)
     return {name: value for name, value in found.values.items() if name != "r_precision"}
 
 
 def _own_retrieval(
-    embedder: Embedder, test: StochasticEmbedding, labels: Tensor, section: EvaluationSection
+    embedder: Embedder, test: StochasticEmbedding, matching: Matching, section: EvaluationSection
 ) -> dict[str, float] | None:
     """Retrieval by the method's own similarity, where it has one."""
     if embedder.similarity(test[:2], test[:2]) is None:
         return None
 
-    def scores(rows: Tensor) -> Tensor:
-        found = embedder.similarity(test[rows], test)
+    def score(queries: StochasticEmbedding, database: StochasticEmbedding) -> Tensor:
+        found = embedder.similarity(queries, database)
         assert found is not None
         return found
 
-    return _retrieval(rank_by(scores, labels, max(_ks(section, len(labels)))), section)
+    ks = _ks(section, matching.gallery_size(len(test)))
+    return _retrieval(matching.rank_by(score, test, max(ks)), section)
 
 
 def _agreed(embedder: Embedder, inputs: LabelledInputs, section: EvaluationSection) -> Consensus | None:
@@ -150,7 +164,7 @@ def _intervals(
         None if own is None else own[TEST],
         agreed=agreed,
         ood_uncertainty=own[out[0]] if own is not None and out else None,
-        ks=_ks(section, ranking.gallery_size),
+        ks=_ks(section, ranking.k),
         resamples=section.resamples,
         generator=torch.Generator().manual_seed(section.seed),
     )

@@ -16,6 +16,7 @@ from laplacian_metric.files import atomic_write
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.runs.images import OUT, ImageSets
+from laplacian_metric.runs.matching import Matching
 
 WHOLE = "whole.json"  # is there when all rows are
 
@@ -56,6 +57,10 @@ class FeatureSets:
     def training(self) -> LabelledInputs:
         """The features that are trained on; there is no augmentation of features."""
         return self["train"]
+
+    def matching(self, name: str) -> Matching:
+        """That of the images."""
+        return self.images.matching(name)
 
     def _place(self, name: str) -> Path:
         return self.folder / name.replace("/", "-")

@@ -17,10 +17,14 @@ from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Embedder, FitData, Learner, Setup, Start
 from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.heads import initial_head
+from laplacian_metric.runs.images import OUT, TEST, TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.matching import Matching
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.training import load_best, pair_choice, train
+
+FROZEN_SEED = 0  # of a frozen backbone that has random weights
 
 
 class Sets(Protocol):
@@ -29,6 +33,8 @@ class Sets(Protocol):
     def __getitem__(self, name: str) -> LabelledInputs: ...
 
     def training(self) -> LabelledInputs: ...
+
+    def matching(self, name: str) -> Matching: ...
 
 
 @dataclass(frozen=True)
@@ -89,16 +95,19 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
         BaseError: a network that is needed cannot be trained.
     """
     images = place.images(cell)
-    encoders = _encoders(place, cell, seed)
-    sets: Sets = images
-    owner = cell.name if cell.base is None else cell.base
-    if cell.start is Start.FROZEN:
-        sets, encoders = _frozen(place, images, encoders[0], owner, seed)
+    # What is missing is said now, and not after days of training.
+    for name in (VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)):
+        images.size(name)
     number = images.size(TRAIN)
+    sets = _sets(place, cell)
+    encoders = _encoders(place, cell, seed, sets)
+    kept_at = cell.features_at(seed)
+    if cell.start is Start.FROZEN and not cell.network.frozen:
+        sets, encoders = _frozen(place, images, encoders[0], kept_at)
     learner = _learner(cell, encoders, number, seed)
     training = _trained(place, cell, seed, learner, sets) if cell.method.kind.trains else None
     if not cell.method.kind.has_uncertainty and isinstance(learner.module, Encoder) and use_features:
-        sets, encoders = _frozen(place, images, learner.module, owner, seed)
+        sets, encoders = _frozen(place, images, learner.module, kept_at)
         learner = _learner(cell, encoders, number, seed)
     folder = place.work.folder(cell.name, seed)
     # Features that come with the sets need no folder; a method of images may keep its own there.
@@ -110,11 +119,28 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
     return Fitted(embedder, one, sets, training, time.perf_counter() - begun)
 
 
-def _encoders(place: Place, cell: Cell, seed: int) -> list[Encoder]:
+def _sets(place: Place, cell: Cell) -> Sets:
+    """What is trained on: images, or features where the backbone is frozen."""
+    images = place.images(cell)
+    if not cell.network.frozen:
+        return images
+    encoder = cell.network.make(FROZEN_SEED, place.data_dir).to(place.device).eval()
+    return _frozen(place, images, encoder, cell.features_at(FROZEN_SEED))[0]
+
+
+def _initial(place: Place, cell: Cell, seed: int, sets: Sets) -> Encoder:
+    """A new encoder; of a frozen backbone the head alone."""
+    if not isinstance(sets, FeatureSets):
+        return cell.network.make(seed, place.data_dir).to(place.device)
+    head = initial_head(cell.network, sets, seed)
+    return Encoder(nn.Identity(), head, normalize=sets.encoder.normalize).to(place.device)
+
+
+def _encoders(place: Place, cell: Cell, seed: int, sets: Sets) -> list[Encoder]:
     """The encoders that a method is given: new ones, or those of the base."""
     base = place.cells.base_of(cell)
     if base is None:
-        return [cell.network.make(seed, place.data_dir).to(place.device)]
+        return [_initial(place, cell, seed, sets)]
     busy: list[Busy] = []
     for number in cell.base_seeds(seed):
         try:
@@ -138,10 +164,10 @@ def ensure_network(place: Place, cell: Cell, seed: int) -> None:
         check_network(place, cell, seed)
         return
     with place.work.locked(cell.name, seed):
-        sets = place.images(cell)
+        number = place.images(cell).size(TRAIN)
+        sets = _sets(place, cell)
         try:
-            encoder = cell.network.make(seed, place.data_dir).to(place.device)
-            learner = _learner(cell, [encoder], sets.size(TRAIN), seed)
+            learner = _learner(cell, [_initial(place, cell, seed, sets)], number, seed)
             _trained(place, cell, seed, learner, sets)
         except (FloatingPointError, ValueError, RuntimeError) as error:
             if isinstance(error, ChangedError):
@@ -163,7 +189,7 @@ def check_network(place: Place, cell: Cell, seed: int) -> None:
 
 def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     """The trained encoder of a base."""
-    encoder = base.network.make(seed, place.data_dir).to(place.device)
+    encoder = _initial(place, base, seed, _sets(place, base))
     learner = _learner(base, [encoder], place.images(base).size(TRAIN), seed)
     load_best(learner, place.work.folder(base.name, seed))
     if learner.module is not encoder:
@@ -186,15 +212,15 @@ def _learner(cell: Cell, encoders: list[Encoder], num_images: int, seed: int) ->
 
 
 def _frozen(
-    place: Place, images: ImageSets, encoder: Encoder, owner: str, seed: int
-) -> tuple[Sets, list[Encoder]]:
+    place: Place, images: ImageSets, encoder: Encoder, kept_at: tuple[str, int]
+) -> tuple[FeatureSets, list[Encoder]]:
     """Features in place of images, and the head alone in place of the encoder."""
 
     def lock() -> AbstractContextManager[object]:
         # Whoever has it computes features as well, and will be done soon.
-        return place.work.locked(owner, seed, wait=True)
+        return place.work.locked(*kept_at, wait=True)
 
-    folder = place.work.folder(owner, seed) / FEATURES
+    folder = place.work.folder(*kept_at) / FEATURES
     sets = FeatureSets(images, encoder, folder, lock, place.progress)
     return sets, [Encoder(nn.Identity(), encoder.head, normalize=encoder.normalize)]
 

@@ -15,6 +15,7 @@ from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.runs.augment import AUGMENTATIONS
+from laplacian_metric.runs.matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
@@ -57,8 +58,10 @@ class ImageSets:
                 found = self._load_out(name.removeprefix(OUT))
             else:
                 split = getattr(self.section.splits, name)
-                found = self._load(self.section.train, split, self.section.options, self._preparation())
-                found = spread(found, self.section.limit)
+                more: dict[str, Any] = self.section.split_options.get(name, {})  # type: ignore[call-overload]
+                options = {**self.section.options, **more}
+                found = self._load(self.section.train, split, options, self._preparation())
+                found = by_place(spread(found, self.section.limit))
             self._loaded[name] = found
         return self._loaded[name]
 
@@ -69,6 +72,10 @@ class ImageSets:
             return self[TRAIN]
         augmented = train.prepared(replace(train.preparation, augment=AUGMENTATIONS[self.section.augment]))
         return LabelledInputs(augmented, batch_size=self.batch_size, workers=self.section.workers)
+
+    def matching(self, name: str) -> Matching:
+        """What of the images of a set are queries, and which answers to them are right."""
+        return matching(self.loaded(name))
 
     def split(self, name: str) -> str:
         """Which split of its data set the images of a set are from."""

@@ -231,7 +231,7 @@ class _Runs:
     def _failed(self, task: Task, error: Exception, summary: Summary) -> None:
         """Record a failure, so that the others go on; without space there is nothing to go on with."""
         if is_disk_full(error):
-            self.work.drop_features(task.owner, task.seed)
+            self.work.drop_features(*task.features)
             raise RunError(
                 f"{task.name}: no space is left on the device. What is done is kept, features were removed: make room "
                 f"in {self.work.root} or {self.results.root} and repeat the command"
@@ -258,7 +258,7 @@ class _Runs:
         """Fit and evaluate."""
         cell = task.cell
         shared = any(
-            other.needs_features and (other.owner, other.seed) == (cell.name, task.seed) for other in others
+            other.cell.needs_features and other.features == (cell.name, task.seed) for other in others
         )
         fitted = fit(self.place, cell, task.seed, use_features=shared)
         begun = time.perf_counter()
@@ -285,17 +285,15 @@ class _Runs:
     def drop_features(self, task: Task, others: list[Task]) -> None:
         """Remove the features that no other run of the list needs; another process may be at some of these."""
         needed = {
-            (other.owner, other.seed)
+            other.features
             for other in others
-            if other.needs_features and not self.is_finished(other, retry_failed=True)
+            if other.cell.needs_features and not self.is_finished(other, retry_failed=True)
         }
-        for name in {task.owner, task.cell.name}:
-            if (name, task.seed) in needed:
-                continue
+        for name, seed in {task.features, (task.cell.name, task.seed)} - needed:
             try:
-                with self.work.locked(name, task.seed):
-                    if self.work.drop_features(name, task.seed):
-                        self.say(f"removed the features of {name}, seed {task.seed}")
+                with self.work.locked(name, seed):
+                    if self.work.drop_features(name, seed):
+                        self.say(f"removed the features of {name}, seed {seed}")
             except Busy:
                 continue
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from hessians.contrastive import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import methods
 from laplacian_metric.data import registry
+from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder, encoder_names
 from laplacian_metric.encoder.zoo import LIBRARIES
@@ -22,6 +32,17 @@ class Section(BaseModel):
     """A part of a cell; it knows its keys, and no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    # Options that are not written where they have their default: what was made before they came stays the same.
+    later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        defaults = {
+            key: type(self).model_fields[key].get_default(call_default_factory=True) for key in self.later
+        }
+        return {key: value for key, value in found.items() if key not in defaults or value != defaults[key]}
 
 
 class OutSet(Section):
@@ -80,6 +101,7 @@ class DataSection(Section):
         train: the data set.
         splits: which of its splits are trained on, chosen by and tested on.
         options: those that the data set has, such as held_out.
+        split_options: more of them for "train", "validation" or "test" alone, such as the cities.
         out: data sets of strangers; they are given the size and the channels of the data set's images.
         image_size, channels, preprocessing: as `data.load` takes them.
         augment: "crop-flip" trains on random windows of images, every other one mirrored.
@@ -88,9 +110,12 @@ class DataSection(Section):
         limit: so many images of every split, at even steps, for a trial; None takes all.
     """
 
+    later: ClassVar[tuple[str, ...]] = ("split_options",)
+
     train: str
     splits: Splits = Splits()
     options: dict[str, Any] = Field(default_factory=dict)
+    split_options: dict[Literal["train", "validation", "test"], dict[str, Any]] = Field(default_factory=dict)
     out: tuple[OutSet, ...] = ()
     image_size: int | Literal["default"] | None = "default"
     channels: Literal[1, 3] | None = None
@@ -124,13 +149,21 @@ class NetworkSection(Section):
         pretrained: with published weights, which are downloaded.
         weights: a file of weights for the backbone, below the data folder.
         options: of timm's and torchvision's models.
+        frozen: whether the backbone stays as it is: its features are computed once, and only the head is trained, on
+            them. Without weights the backbone has the same random ones for every seed.
+        head: what the head of a frozen backbone begins with: "random" weights, "identity", which keeps the features'
+            directions, or "whitening", which centres training features and gives their components unit variance.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("frozen", "head")
 
     name: str
     dim: int | None = Field(default=None, ge=2)
     pretrained: bool = False
     weights: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+    frozen: bool = False
+    head: Literal["random", "identity", "whitening"] = "random"
 
     @field_validator("name")
     @classmethod
@@ -157,6 +190,11 @@ class NetworkSection(Section):
     def _one_source(self) -> NetworkSection:
         if self.pretrained and self.weights is not None:
             raise ValueError("pretrained is true and weights names a file: take one of them")
+        if self.head != "random" and not self.frozen:
+            raise ValueError(
+                f"head is {self.head!r}, which is made from the features of a frozen backbone: set frozen to true, or "
+                "leave head out"
+            )
         return self
 
     def make(self, seed: int, data_dir: Path | None = None) -> Encoder:
@@ -165,7 +203,13 @@ class NetworkSection(Section):
             return Encoder.from_name(
                 self.name, dim=self.dim, pretrained=self.pretrained, seed=seed, **self.options
             )
-        found = Path(self.weights) if data_dir is None else data_dir / self.weights
+        places = [folder / self.weights for folder in data_folders(data_dir)]
+        found = next((path for path in places if path.is_file()), None)
+        if found is None:
+            raise MissingDataError(
+                f"network.weights: there is no file {' nor '.join(map(str, places))}: put the weights of {self.name} "
+                "there"
+            )
         return Encoder.from_checkpoint(
             found, self.name, part="backbone", dim=self.dim, seed=seed, **self.options
         )

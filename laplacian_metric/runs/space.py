@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from laplacian_metric.data.lookup import MissingDataError
-from laplacian_metric.method import Start
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import bytes_of
 from laplacian_metric.runs.fitting import Place
@@ -22,14 +21,14 @@ def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[st
     sizes: dict[tuple[str, int], int] = {}
     known: dict[str, int] = {}
     for cell, seed in runs:
-        if cell.start is not Start.FROZEN or cell.base is None:
+        if not cell.needs_features:
             continue
         if cell.name not in known:
             try:
                 known[cell.name] = _size(place, cell)
             except (MissingDataError, ImportError):
                 continue
-        key = (cell.base, seed)
+        key = cell.features_at(seed)
         sizes[key] = max(sizes.get(key, 0), known[cell.name])
     if not sizes:
         return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from laplacian_metric.method import Start
 from laplacian_metric.runs.config import Cell
 
 
@@ -21,14 +20,9 @@ class Task:
         return f"{self.cell.name}, seed {self.seed}"
 
     @property
-    def owner(self) -> str:
-        """The cell whose features it goes by."""
-        return self.cell.base or self.cell.name
-
-    @property
-    def needs_features(self) -> bool:
-        """Whether it goes by the features of its base."""
-        return self.cell.start is Start.FROZEN
+    def features(self) -> tuple[str, int]:
+        """The name and the seed of the features that it may go by."""
+        return self.cell.features_at(self.seed)
 
 
 @dataclass

@@ -191,3 +191,28 @@ def test_images_of_different_sizes_need_a_size_to_be_stacked(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="load them with an image_size"):
         data.load("folder", split="all", path=root, image_size=None).floats()
     assert data.load("folder", split="all", path=root, image_size=9).floats().shape == (41, 3, 9, 9)
+
+
+def test_folders_for_splits_are_taken_together_to_be_divided_by_class(tmp_path: Path) -> None:
+    miniatures.class_folders(tmp_path / "train", tuple("abcdefgh"), 2)
+    miniatures.class_folders(tmp_path / "val", tuple("aceg"), 1)
+    miniatures.class_folders(tmp_path / "test", tuple("bdfh"), 3)
+    loaded = {
+        split: data.load("folder", split=split, path=tmp_path, divide="classes", validation_share=0.5)
+        for split in ("train", "validation", "test", "all")
+    }
+    assert {split: part.classes for split, part in loaded.items()} == {
+        "train": [0, 2],
+        "validation": [1, 3],
+        "test": [4, 5, 6, 7],
+        "all": list(range(8)),
+    }
+    assert [len(part) for part in loaded.values()] == [6, 10, 16, 32]
+    seen = {name.split("/")[0] for name in names(loaded["test"])}
+    assert seen == {"train", "val", "test"}
+    for part in loaded.values():
+        assert [name.split("/")[1] for name in names(part)] == [
+            part.class_names[label] for label in part.labels
+        ]
+    everything = [name for split in ("train", "validation", "test") for name in names(loaded[split])]
+    assert sorted(everything) == sorted(names(loaded["all"]))

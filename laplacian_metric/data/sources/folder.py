@@ -52,9 +52,10 @@ def read(
 
     Args:
         path: the folder; where it does not exist, it is looked for below the data folders.
-        divide: how a folder without folders for splits is divided. "images": every class is in every split; of ten
-            images in the order of their names, the fifth is for validation and the tenth for testing. "classes": the
-            first half of the classes is for training, the second for testing.
+        divide: how images are divided. "images": as the folders for splits say; without these every class is in every
+            split, and of ten images in the order of their names the fifth is for validation and the tenth for testing.
+            "classes": the first half of the classes is for training, the second for testing; folders for splits are
+            taken together.
         validation_share: with "classes", how many of the training classes are for validation, at even steps.
     """
     if divide not in ("images", "classes"):
@@ -62,8 +63,9 @@ def read(
     root = _find(request, Path(path).expanduser())
     places = _split_folders(root)
     skipped: list[str] = []
-    if not places:
-        names, labels, classes = _scan(root, [root], request.skip_unreadable, skipped)
+    if divide == "classes" or not places:
+        together = list(places.values()) or [root]
+        names, labels, classes = _scan(root, together, request.skip_unreadable, skipped)
         part = _divided(labels, len(classes), request.split, divide, validation_share)
     else:
         wanted = _PARTS.get(request.split, (request.split,))
