@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from laplacian_metric.runs.config import Cell
+from laplacian_metric.runs.fitting import Fitted
+from laplacian_metric.runs.loading import fitted
 from laplacian_metric.runs.reading import Cells, ConfigError
 from laplacian_metric.runs.results import Results
 from laplacian_metric.runs.runner import RunError, run, states
 from laplacian_metric.runs.tasks import Summary
 
-__all__ = ["Cell", "Cells", "ConfigError", "Results", "RunError", "Summary", "run", "states"]
+__all__ = [
+    "Cell",
+    "Cells",
+    "ConfigError",
+    "Fitted",
+    "Results",
+    "RunError",
+    "Summary",
+    "fitted",
+    "run",
+    "states",
+]

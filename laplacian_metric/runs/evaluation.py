@@ -22,6 +22,7 @@ from laplacian_metric.runs.sections import EvaluationSection
 
 EXTREMES = 16  # images with the lowest and the highest uncertainty
 LATENT_DIM = 3
+OF_STRANGERS = ("ood_auroc", "ood_average_precision")  # as `metrics` calls what belongs to one set of them
 LATENT_IMAGES = 300
 
 
@@ -158,18 +159,30 @@ def _intervals(
     out: list[str],
     section: EvaluationSection,
 ) -> dict[str, Any]:
-    """Bootstrap intervals of the test figures; those of strangers are of the first set of them."""
-    found = metrics.evaluate_ranking(
-        ranking,
-        None if own is None else own[TEST],
-        agreed=agreed,
-        ood_uncertainty=own[out[0]] if own is not None and out else None,
-        ks=_ks(section, ranking.k),
-        resamples=section.resamples,
-        generator=torch.Generator().manual_seed(section.seed),
-    )
-    intervals: dict[str, Any] = found.to_dict()["intervals"]
-    return intervals
+    """Bootstrap intervals of the test figures, and under "out" of the strangers of every set."""
+
+    def found(strangers: Tensor | None) -> dict[str, Any]:
+        measured = metrics.evaluate_ranking(
+            ranking,
+            None if own is None else own[TEST],
+            agreed=agreed,
+            ood_uncertainty=strangers,
+            ks=_ks(section, ranking.k),
+            resamples=section.resamples,
+            generator=torch.Generator().manual_seed(section.seed),
+        )
+        intervals: dict[str, Any] = measured.to_dict()["intervals"]
+        return intervals
+
+    if own is None or not out:
+        return {**found(None), "out": {}}
+    of_sets = {name.removeprefix(OUT): found(own[name]) for name in out}
+    plain = {name: value for name, value in next(iter(of_sets.values())).items() if name not in OF_STRANGERS}
+    strangers = {
+        label: {"auroc": intervals[OF_STRANGERS[0]], "average_precision": intervals[OF_STRANGERS[1]]}
+        for label, intervals in of_sets.items()
+    }
+    return {**plain, "out": strangers}
 
 
 # --- pictures ---

@@ -179,7 +179,19 @@ class _Runs:
         if open_tasks:
             for line in space(self.place, [(t.cell, t.seed) for t in open_tasks], keep_features):
                 self.say(line)
-        queue, put_off = deque(open_tasks), 0
+        wanted = {task.features for task in open_tasks if task.cell.needs_features}
+        for name, seed in wanted:
+            self.work.use(name, seed)
+        try:
+            self.in_turn(open_tasks, retry_failed, keep_features, summary)
+        finally:
+            for name, seed in wanted:
+                self.work.release(name, seed)
+        return summary
+
+    def in_turn(self, tasks: list[Task], retry_failed: bool, keep_features: bool, summary: Summary) -> None:
+        """One run after the other; those that another process is at come last."""
+        queue, put_off = deque(tasks), 0
         while queue:
             task = queue.popleft()
             try:
@@ -195,7 +207,6 @@ class _Runs:
             put_off = 0
             if not keep_features:
                 self.drop_features(task, list(queue))
-        return summary
 
     def is_finished(self, task: Task, retry_failed: bool) -> bool:
         """Whether a run has a result that stays."""
@@ -283,16 +294,17 @@ class _Runs:
         }
 
     def drop_features(self, task: Task, others: list[Task]) -> None:
-        """Remove the features that no other run of the list needs; another process may be at some of these."""
+        """Remove the features that no other run of the list needs, nor another process."""
         needed = {
             other.features
             for other in others
             if other.cell.needs_features and not self.is_finished(other, retry_failed=True)
         }
         for name, seed in {task.features, (task.cell.name, task.seed)} - needed:
+            self.work.release(name, seed)
             try:
                 with self.work.locked(name, seed):
-                    if self.work.drop_features(name, seed):
+                    if not self.work.is_used(name, seed) and self.work.drop_features(name, seed):
                         self.say(f"removed the features of {name}, seed {seed}")
             except Busy:
                 continue

@@ -218,8 +218,8 @@ def test_people_with_one_photograph_are_no_queries(shared: Callable[[str], Folde
 def test_places_are_looked_for_in_the_database_within_25_metres(shared: Callable[[str], Folder]) -> None:
     results = run(shared("msls"), "msls", ["deterministic", "pfe"])
     counts = results["deterministic"]["counts"]
-    # Each of two cities has 3 queries and 4 images in its database, and in both one is a panorama. Those at 0, 8 and 24 m
-    # are left in the database, all within 25 m of the queries, at 3 and 11 m.
+    # Each of two cities has 3 queries and 4 images in its database, and in both one is a panorama. Those at 0, 8 and
+    # 24 m are left in the database, all within 25 m of the queries, at 3 and 11 m.
     assert (counts["queries"], counts["gallery"], counts["answerable"]) == (4, 6, 4)
     assert counts["images"]["test"] == 10
     own = results["pfe"]["retrieval"]["own_similarity"]

@@ -208,6 +208,24 @@ def test_features_go_when_nothing_needs_them_any_more(tmp_path: Path) -> None:
     assert any("GiB on disk at a time, and are kept" in line for line in folder.said)
 
 
+def test_features_that_another_runner_needs_stay(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    place = folder.work / "mini/deterministic/seed0/features"
+    other = Work(folder.work)
+    other.use("mini/deterministic", 0)
+    folder.run(["mini/laplace"])
+    assert place.is_dir()
+    # This one is no longer among those who need them.
+    assert len(list((folder.work / "mini/deterministic/seed0/users").iterdir())) == 1
+    other.release("mini/deterministic", 0)
+    # What a process that was killed has left says nothing.
+    (folder.work / "mini/deterministic/seed0/users/killed").touch()
+    assert not other.is_used("mini/deterministic", 0)
+    changed(folder, "mini/laplace", evaluation={"samples": 5})
+    folder.run(["mini/laplace"], fresh=True)
+    assert not place.exists()
+
+
 def test_the_network_is_evaluated_by_features_where_others_need_them(tmp_path: Path) -> None:
     alone, shared = folder_with(tmp_path / "a"), folder_with(tmp_path / "b", laplace=LAPLACE)
     alone.run()
@@ -427,7 +445,11 @@ def test_an_interruption_leaves_features_but_no_result_and_no_lock(
 
 def test_more_can_be_measured(tmp_path: Path) -> None:
     evaluation = {"crop_test": True, "trivial": True, "resamples": 20, "corrupted": False}
-    folder = folder_with(tmp_path, laplace={**LAPLACE, "evaluation": evaluation})
+    data = {
+        **BASE["data"],
+        "out": [*BASE["data"]["out"], {"name": "sample-mnist", "label": "few", "limit": 9}],
+    }
+    folder = folder_with(tmp_path, laplace={**LAPLACE, "data": data, "evaluation": evaluation})
     folder.run(["mini/laplace"])
     found = folder.result("mini/laplace")
     assert set(found["scores"]) == {
@@ -442,7 +464,10 @@ def test_more_can_be_measured(tmp_path: Path) -> None:
     assert found["scores"]["own"]["corrupted_auroc"] is None
     low, high = (found["intervals"]["recall@1"][key] for key in ("low", "high"))
     assert low <= found["retrieval"]["test"]["recall@1"] <= high
-    assert {"ood_auroc", "retrieval_ece"} <= set(found["intervals"])
+    assert {"r_auroc", "retrieval_ece"} <= set(found["intervals"])
+    for label in ("digits", "few"):
+        for name, interval in found["intervals"]["out"][label].items():
+            assert interval["low"] <= found["scores"]["own"]["out"][label][name] <= interval["high"]
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
