@@ -1,10 +1,11 @@
 """Kappa without samples, on the whole FashionMNIST test set: against a finer integral, and against samples.
 
-    python -m experiments.fashion_mnist.check_kappa --data DATA --nets NETS --network active_seed0 --out figures
+    python -m experiments.check_kappa --data DATA --work WORK --out figures
 
-For every test image the mean resultant length R of u/|u| is computed by the closed form (48 nodes), by the same
-integral with 200 nodes, and from independent draws of u. Of the draws it is known how far their mean may be off: the
-difference is given in standard errors, whose mean square is 1 if all differences are Monte Carlo error.
+WORK is that of `experiments.run`; the network is the first one of fashion_mnist/deterministic. For every test image
+the mean resultant length R of u/|u| is computed by the closed form (48 nodes), by the same integral with 200 nodes, and
+from independent draws of u. Of the draws it is known how far their mean may be off: the difference is given in standard
+errors, whose mean square is 1 if all differences are Monte Carlo error.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
-from experiments.fashion_mnist.evaluate import LOSS, WEIGHT_DECAY, read
-from experiments.fashion_mnist.train import load_network
-from laplacian_metric import LAM, Encoder
+from experiments.run import CELLS
+from laplacian_metric import runs
 from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.vmf import projected
 
 DRAWS = 10_000
 AT_ONCE = 100
 FINE = 200
+# Wide posteriors, whose kappa is the hardest to compute.
+POSTERIORS = {"diagonal": "posterior/diag_marginal", "low rank": "fashion_mnist/laplace_lowrank"}
 
 
 def finer(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
@@ -61,19 +63,15 @@ def standard_errors(gaussians: Gaussians, generator: torch.Generator) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare kappa with a finer integral and with samples.")
     parser.add_argument("--data", type=Path, required=True, help="folder with FashionMNIST/raw and MNIST/raw")
-    parser.add_argument("--nets", type=Path, required=True, help="folder with trained networks")
-    parser.add_argument("--network", default="active_seed0")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder with the networks of experiments.run"
+    )
     parser.add_argument("--out", type=Path, default=Path("figures"))
     options = parser.parse_args()
-    backbone, head = load_network(options.nets / f"{options.network}.safetensors")
-    encoder = Encoder(backbone, head)
-    sets = read(encoder, options.data, options.nets / f"features_{options.network}")
     rows = []
-    for structure in ("diag", "lowrank"):
-        lam = LAM(encoder, LOSS, structure=structure, weight_decay=WEIGHT_DECAY)
-        lam.fit_features(sets.train, generator=torch.Generator().manual_seed(0), check_mode=False)
-        lam.optimize_prior_precision()
-        gaussians = lam.embed_features(sets.test).gaussians
+    for structure, cell in POSTERIORS.items():
+        found = runs.fitted(cell, 0, cells_dir=CELLS, work=options.work, data_dir=options.data)
+        gaussians = found.embedder.embed(found.sets["test"]).gaussians
         assert gaussians is not None
         gaussians = gaussians.to(dtype=torch.float64)
         kappa = gaussians.direction().kappa
@@ -97,7 +95,7 @@ def main() -> None:
         f"Standard errors are of R, against {DRAWS:,} independent draws for every image: a root mean square of 1 is "
         "Monte Carlo error and nothing else; the largest of 10,000 is about 4 then."
     )
-    save(options.out, "kappa_check", title, rows, note, package="experiments.fashion_mnist")
+    save(options.out, "kappa_check", title, rows, note, package="experiments")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,36 @@
+"""What a cell embeds with, taken out of the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from laplacian_metric import runs
+from laplacian_metric.runs.work import CONFIG
+from tests.runs.miniature import LAPLACE, folder_with
+
+
+def test_the_embedder_of_a_finished_cell_is_the_one_that_was_measured(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    folder.run()
+    weights = (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes()
+    found = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
+    e = found.embedder.embed(found.sets["test"])
+    lowest = folder.result("mini/laplace")["extremes"]["test"]["lowest"]
+    assert e.uncertainty.double().argsort(stable=True)[: len(lowest)].tolist() == lowest
+    assert bool(torch.isfinite(e.kappa).all())
+    assert (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes() == weights
+
+
+def test_a_network_from_before_an_option_existed_is_still_that_network(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    assert folder.run(["mini/deterministic"]).ok
+    path = folder.work / "mini" / "deterministic" / "seed0" / CONFIG
+    config = json.loads(path.read_text(encoding="utf-8"))
+    del config["training"]["clip_norm"], config["loss"]["published"]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    weights = path.with_name("best.safetensors").stat().st_mtime_ns
+    assert folder.run().done == ["mini/laplace, seed 0"]
+    assert path.with_name("best.safetensors").stat().st_mtime_ns == weights
