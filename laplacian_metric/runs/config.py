@@ -87,12 +87,12 @@ class Cell(Section):
     def features_at(self, seed: int) -> tuple[str, int]:
         """The name and the seed under which features are kept that it may go by.
 
-        They are those of its base's network, or of its own. A frozen backbone is the same for all cells and seeds that
-        have it and the same images.
+        They are those of its base's network, or of its own. A frozen backbone's are the same for all cells and seeds
+        that have it and the same images, whatever their heads.
         """
         if not self.network.frozen:
             return self.base or self.name, seed
-        network = self.network.model_dump(mode="json", exclude={"head"})
+        network = self.network.model_dump(mode="json", exclude={"head", "dim"})
         data = self.data.model_dump(mode="json", exclude={"out", "in_memory", "workers"})
         text = json.dumps([network, data], sort_keys=True)
         return f"frozen/{hashlib.sha256(text.encode()).hexdigest()[:12]}", 0

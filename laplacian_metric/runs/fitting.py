@@ -124,7 +124,9 @@ def _sets(place: Place, cell: Cell) -> Sets:
     images = place.images(cell)
     if not cell.network.frozen:
         return images
-    encoder = cell.network.make(FROZEN_SEED, place.data_dir).to(place.device).eval()
+    # With its usual head, which plays no part, so that all have the same fingerprint.
+    backbone = cell.network.model_copy(update={"dim": None})
+    encoder = backbone.make(FROZEN_SEED, place.data_dir).to(place.device).eval()
     return _frozen(place, images, encoder, cell.features_at(FROZEN_SEED))[0]
 
 

@@ -14,7 +14,7 @@ from laplacian_metric.runs.sections import NetworkSection
 def initial_head(section: NetworkSection, sets: FeatureSets, seed: int) -> nn.Linear:
     """The head that the section asks for; only a random one depends on the seed."""
     width = sets.encoder.num_features
-    dim = sets.encoder.dim if section.head == "random" or section.dim is not None else width
+    dim = section.dim or (sets.encoder.dim if section.head == "random" else width)
     if section.head == "random":
         return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
     if section.head == "whitening":

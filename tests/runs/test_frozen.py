@@ -22,6 +22,7 @@ CELLS: dict[str, Any] = {
     "online": {"inherit": "mini/deterministic", "method": "online-laplace"},
     "pfe": {"base": "mini/deterministic", "method": "pfe"},
     "ensemble": {"base": "mini/deterministic", "method": "ensemble"},
+    "wide": {"inherit": "mini/deterministic", "network": {"dim": 6}},
     "dropout": {"inherit": "mini/deterministic", "method": {"name": "mc-dropout", "samples": 4}},
 }
 
