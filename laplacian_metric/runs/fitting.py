@@ -130,11 +130,11 @@ def _sets(place: Place, cell: Cell) -> Sets:
     return _frozen(place, images, encoder, cell.features_at(FROZEN_SEED))[0]
 
 
-def _initial(place: Place, cell: Cell, seed: int, sets: Sets) -> Encoder:
+def _initial(place: Place, cell: Cell, seed: int, sets: Sets, *, shape_only: bool = False) -> Encoder:
     """A new encoder; of a frozen backbone the head alone."""
     if not isinstance(sets, FeatureSets):
         return cell.network.make(seed, place.data_dir).to(place.device)
-    head = initial_head(cell.network, sets, seed)
+    head = initial_head(cell.network, sets, seed, shape_only=shape_only)
     return Encoder(nn.Identity(), head, normalize=sets.encoder.normalize).to(place.device)
 
 
@@ -191,7 +191,7 @@ def check_network(place: Place, cell: Cell, seed: int) -> None:
 
 def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     """The trained encoder of a base."""
-    encoder = _initial(place, base, seed, _sets(place, base))
+    encoder = _initial(place, base, seed, _sets(place, base), shape_only=True)
     learner = _learner(base, [encoder], place.images(base).size(TRAIN), seed)
     load_best(learner, place.work.folder(base.name, seed))
     if learner.module is not encoder:

@@ -11,11 +11,16 @@ from laplacian_metric.runs.images import TRAIN
 from laplacian_metric.runs.sections import NetworkSection
 
 
-def initial_head(section: NetworkSection, sets: FeatureSets, seed: int) -> nn.Linear:
-    """The head that the section asks for; only a random one depends on the seed."""
+def initial_head(
+    section: NetworkSection, sets: FeatureSets, seed: int, *, shape_only: bool = False
+) -> nn.Linear:
+    """The head that the section asks for; only a random one depends on the seed.
+
+    With ``shape_only`` it is random in any case: what it will hold is read from a checkpoint.
+    """
     width = sets.encoder.num_features
     dim = section.dim or (sets.encoder.dim if section.head == "random" else width)
-    if section.head == "random":
+    if shape_only or section.head == "random":
         return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
     if section.head == "whitening":
         features = sets[TRAIN].inputs
