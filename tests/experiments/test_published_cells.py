@@ -137,7 +137,9 @@ def smaller(content: dict[str, Any]) -> dict[str, Any]:
         content["network"] = {**content["network"], **TINY}
     elif "dim" in content.get("network", {}):
         content["network"]["dim"] = 3
-    if "head" in content.get("network", {}):  # the others have a row for each of the tiny network's 9,216 features
+    if "head" in content.get(
+        "network", {}
+    ):  # the others have a row for each of the tiny network's 9,216 features
         content["network"]["head"] = "random"
     if data.get("train") == "cifar-10":
         data["options"] = {"held_out": 40}
