@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,9 @@ from laplacian_metric.laplace.layer.full import check_dense_weights
 from laplacian_metric.progress import track
 
 LOGGER = logging.getLogger(__name__)
+
+# Of the vectors in the dtype of the features, at the peak: the posterior has four of them in float64.
+LOW_RANK_COPIES = 9
 
 DENSE_MEMORY = 1 << 30  # bytes of dense output Hessians that are kept between passes
 
@@ -212,7 +216,8 @@ def _operator(data: LayerData, parts: list[_Part], settings: Settings) -> LayerG
 
 def _kronecker(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
     width = data.weight.shape[1] + 1
-    _announce(f"the Kronecker factors and eigenvectors of {width} inputs", 4 * width**2, data.embeddings)
+    what = f"the Kronecker factors and eigenvectors of {width} inputs"
+    _announce(what, 4 * width**2, data.embeddings, 'structure "lowrank" or "diag"')
     factors = _operator(data, parts, settings).kronecker(tolerance=1e-3, max_iterations=10)
     return KroneckerCurvature.from_factors(factors.output, factors.input)
 
@@ -220,7 +225,8 @@ def _kronecker(data: LayerData, parts: list[_Part], settings: Settings) -> Layer
 def _full(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
     ggn = _operator(data, parts, settings)
     check_dense_weights(*ggn.shape)
-    _announce("the dense curvature and its eigenvectors", 4 * math.prod(ggn.shape) ** 2, data.embeddings)
+    what = "the dense curvature and its eigenvectors"
+    _announce(what, 4 * math.prod(ggn.shape) ** 2, data.embeddings, 'structure "lowrank" or "kron"')
     return FullCurvature.from_matrix(ggn.dense(), len(data.weight))
 
 
@@ -230,7 +236,8 @@ def _low_rank(data: LayerData, parts: list[_Part], settings: Settings) -> LayerC
     size = math.prod(ggn.shape)
     rank = min(settings.rank, size)
     width = min(size, rank + 10)
-    _announce(f"{width} vectors over the weights", 3 * width * size, data.embeddings)
+    what = f"{width} vectors over {size} weights, and the posterior in float64,"
+    _announce(what, LOW_RANK_COPIES * width * size, data.embeddings, 'a lower rank, or structure "diag"')
     values, vectors = largest_eigenpairs(
         ggn, width, settings.power_iterations, settings.generator, settings.reduce
     )
@@ -263,6 +270,22 @@ def largest_eigenpairs(
     return values.to(ggn.dtype), turn.T.to(ggn.dtype) @ basis
 
 
-def _announce(what: str, elements: float, like: Tensor) -> None:
-    """Say beforehand what memory it will take."""
-    LOGGER.info("%s take about %.2f GiB", what, elements * like.element_size() / 2**30)
+def _announce(what: str, elements: float, like: Tensor, instead: str) -> None:
+    """Say beforehand what memory it will take, and refuse what the machine does not have."""
+    needed, there = elements * like.element_size() / 2**30, memory_of(like.device) / 2**30
+    LOGGER.info("%s take about %.2f GiB", what, needed)
+    if needed > there:
+        # Many systems end a process that takes more without another word.
+        raise MemoryError(
+            f"{what} take about {needed:.1f} GiB, and {like.device.type} has {there:.1f}: take {instead}"
+        )
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory that a device has in all; infinity where that is not known."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf

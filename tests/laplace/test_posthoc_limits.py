@@ -11,6 +11,7 @@ import torch
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM
+from laplacian_metric.laplace import accumulate
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
@@ -101,3 +102,16 @@ def test_small_inputs() -> None:
     whole = lam.embed(IMAGES)
     torch.testing.assert_close(lam.embed(IMAGES[4:5]).kappa, whole.kappa[4:5])
     assert len(lam.embed_features(H[:0], samples=2)) == 0
+
+
+@pytest.mark.parametrize("structure", ["lowrank", "kron", "full"])
+def test_more_memory_than_there_is_is_refused_beforehand(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lam = LAM(network(LAYER), ContrastiveLoss(0.9), "fixed", structure)
+    monkeypatch.setattr(accumulate, "memory_of", lambda device: 100.0)
+    with pytest.raises(MemoryError, match=r"GiB, and cpu has 0.0: take .*structure"):
+        lam.fit_features(LAYER.features, LAYER.labels)
+    assert lam.fitted is None
+    monkeypatch.undo()
+    assert accumulate.memory_of(torch.device("cpu")) > 2**27
