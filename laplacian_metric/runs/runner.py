@@ -190,7 +190,8 @@ class _Runs:
         return summary
 
     def in_turn(self, tasks: list[Task], retry_failed: bool, keep_features: bool, summary: Summary) -> None:
-        """One run after the other; those that another process is at come last."""
+        """One run after the other; those that another process is at are passed over until the next one is done."""
+        place = {task.name: number for number, task in enumerate(tasks)}
         queue, put_off = deque(tasks), 0
         while queue:
             task = queue.popleft()
@@ -204,7 +205,7 @@ class _Runs:
                         self.say(f"waiting for another process, which is at {other}")
                     time.sleep(WAIT)
                 continue
-            put_off = 0
+            queue, put_off = deque(sorted(queue, key=lambda task: place[task.name])), 0
             if not keep_features:
                 self.drop_features(task, list(queue))
 

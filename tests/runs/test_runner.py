@@ -368,6 +368,19 @@ def test_what_is_locked_is_put_off_and_waited_for_at_last(
     assert summary.done == ["mini/online, seed 0", "mini/deterministic, seed 0", "mini/laplace, seed 0"]
 
 
+def test_what_was_put_off_comes_before_later_seeds(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, online={"inherit": "mini/deterministic", "method": "online-laplace"})
+    other = Work(folder.work).locked("mini/deterministic", 0)
+    other.__enter__()
+
+    def say(line: str) -> None:
+        if line.startswith("mini/online, seed 0"):
+            other.__exit__(None, None, None)
+
+    summary = folder.run(seeds=[0, 1], say=say)
+    assert [name for name in summary.done if name.endswith("seed 0")] == summary.done[:2]
+
+
 def test_a_lock_lets_its_own_process_in_again(tmp_path: Path) -> None:
     mine, theirs = Work(tmp_path), Work(tmp_path)
     with mine.locked("a/b", 0), mine.locked("a/b", 0) as place:
