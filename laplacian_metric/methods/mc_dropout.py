@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hessians.choices import Choice
+from laplacian_metric.drawn import DrawnEmbedder
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
@@ -18,7 +18,6 @@ from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, o
 from laplacian_metric.modes import evaluating
 from laplacian_metric.networks.dropout import Drop, Pieces, dropout
 from laplacian_metric.progress import track
-from laplacian_metric.vmf import StreamedFit
 
 RATE = 0.2
 PUBLISHED_RATE = 0.05
@@ -143,17 +142,16 @@ class MCDropoutLearner(Learner):
         return MCDropoutEmbedder(self.encoder, self.method)
 
 
-class MCDropoutEmbedder(Embedder):
+class MCDropoutEmbedder(DrawnEmbedder):
     """Mean direction and kappa of many draws of the masks; draw s is the same for every image and in every call.
 
     What comes before the first dropout is computed once for all draws.
     """
 
     def __init__(self, encoder: Encoder, method: MCDropout) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, method.samples)
         self.encoder = encoder
         self.method = method
-        self._keep = 0  # how many joint samples ride along with every batch
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         pieces = self.method.pieces(self.encoder)
@@ -169,32 +167,8 @@ class MCDropoutEmbedder(Embedder):
     def _embed_begun(self, pieces: Pieces, h: Tensor, generator: torch.Generator) -> StochasticEmbedding:
         """Images, from the input h of the first dropout."""
         drop = self._drop(generator)
-        found = StreamedFit()
-        kept: list[Tensor] = []
-        for draw in range(self.method.samples):
-            z = unit_rows(pieces.finish(h, drop))
-            found.add(z)
-            if draw < self._keep:
-                kept.append(z)
-        mean, kappa = found.fit()
-        point = mean if self.method.point is Point.MEAN else unit_rows(pieces.finish(h, lambda x: x))
-        samples = torch.stack(kept) if kept else None
-        return StochasticEmbedding(point, mean, kappa, kappa.reciprocal(), samples=samples)
-
-    def embed(
-        self,
-        inputs: Any,
-        *,
-        samples: int = 0,
-        generator: torch.Generator | None = None,
-        progress: bool | None = None,
-    ) -> StochasticEmbedding:
-        """As in `Embedder`. Without a generator the joint samples are the first of those that kappa comes from."""
-        if generator is not None or samples > self.method.samples:
-            return super().embed(inputs, samples=samples, generator=generator, progress=progress)
-        keeping = copy.copy(self)
-        keeping._keep = samples
-        return super(MCDropoutEmbedder, keeping).embed(inputs, progress=progress)
+        point = None if self.method.point is Point.MEAN else unit_rows(pieces.finish(h, lambda x: x))
+        return self.summed_up((unit_rows(pieces.finish(h, drop)) for _ in range(self.draws)), point)
 
     def settings(self) -> dict[str, Any]:
         """The rate, and how many layers have dropout before them."""

@@ -15,13 +15,13 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from hessians.choices import Choice
+from laplacian_metric.drawn import DrawnEmbedder
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
 from laplacian_metric.modes import evaluating
 from laplacian_metric.networks.batch_norm import batch_norm_statistics, tracking_layers
-from laplacian_metric.vmf import StreamedFit
 from laplacian_metric.weight_moments import WeightMoments
 
 Weights = dict[str, Tensor]
@@ -191,7 +191,7 @@ class SWAGLearner(Learner):
         return SWAGEmbedder(self.encoder, self.method, copy.copy(self.moments), shapes, data.train)
 
 
-class SWAGEmbedder(Embedder):
+class SWAGEmbedder(DrawnEmbedder):
     """Mean direction and kappa of many draws of the weights; draw s is the same for every image and in every call.
 
     Args:
@@ -210,45 +210,20 @@ class SWAGEmbedder(Embedder):
         shapes: Mapping[str, torch.Size],
         train: Iterable[Any],
     ) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, method.samples)
         self.encoder = encoder
         self.method = method
         self.moments = moments
         self.shapes = dict(shapes)
         self.train = train
-        self._keep = 0  # how many joint samples ride along with every batch
         updates = method.weights is Which.ALL and method.batch_norm is BatchNorm.UPDATE
         self._has_statistics = updates and bool(tracking_layers(encoder))
         self._statistics: dict[int, Weights] = {}  # by the number of the draw, -1 for the mean
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         h = self._begin(inputs)
-        found = StreamedFit()
-        kept: list[Tensor] = []
-        for number, weights in enumerate(self._draws(self.method.samples)):
-            z = self._finish(h, weights)
-            found.add(z)
-            if number < self._keep:
-                kept.append(z)
-        mean, kappa = found.fit()
         point = self._finish(h, self._network(self.moments.mean, -1))
-        samples = torch.stack(kept) if kept else None
-        return StochasticEmbedding(point, mean, kappa, kappa.reciprocal(), samples=samples)
-
-    def embed(
-        self,
-        inputs: Any,
-        *,
-        samples: int = 0,
-        generator: torch.Generator | None = None,
-        progress: bool | None = None,
-    ) -> StochasticEmbedding:
-        """As in `Embedder`. Without a generator the joint samples are the first of those that kappa comes from."""
-        if generator is not None or samples > self.method.samples:
-            return super().embed(inputs, samples=samples, generator=generator, progress=progress)
-        keeping = copy.copy(self)
-        keeping._keep = samples
-        return super(SWAGEmbedder, keeping).embed(inputs, progress=progress)
+        return self.summed_up((self._finish(h, weights) for weights in self._draws(self.draws)), point)
 
     def settings(self) -> dict[str, Any]:
         return {"snapshots": self.moments.count}

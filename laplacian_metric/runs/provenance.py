@@ -25,7 +25,7 @@ def without_paths(text: str) -> str:
     """A text in which of every absolute path only the last part is left.
 
     Example:
-        >>> without_paths("no file '/opt/data/x.bin': see docs/data.md")
+        >>> without_paths("no file '/a/b/x.bin': see docs/data.md")
         "no file 'x.bin': see docs/data.md"
     """
     return _ABSOLUTE.sub("", text)
