@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.vmf.bessel import log_uniform_density, relative_log_normalizer
+from laplacian_metric.bessel_expansion import log_uniform_density
+from laplacian_metric.vmf.bessel import relative_log_normalizer
 from laplacian_metric.vmf.checks import check_distribution
 
 ENTRIES_AT_ONCE = 1 << 22

@@ -1,118 +1,23 @@
-"""The normaliser of the von Mises-Fisher distribution and its derivatives, for any dimension and concentration.
+"""The normaliser of the von Mises-Fisher distribution and its derivatives as differentiable functions of torch.
 
-The density on the unit sphere of R^D is C_D(k) exp(k mean . x). With nu = D/2 - 1,
-
-    log C(k) = nu log k - (D/2) log(2 pi) - log I_nu(k),     A(k) = -d log C/dk = I_{nu+1}(k)/I_nu(k).
-
-Everything comes from one expansion of I_mu for large mu that is uniform in k, and from recurrences down to nu;
-docs/von_mises_fisher.md derives the forms used here, in which nothing cancels and nothing overflows.
+The arithmetic, and the equations, are in `laplacian_metric.bessel_expansion`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from fractions import Fraction
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from laplacian_metric import bessel_expansion
+from laplacian_metric.bessel_expansion import Expansion, log_uniform_density
 from laplacian_metric.vmf.checks import check_dim, check_kappa, precise, result_dtype
 
-SMALLEST_ORDER = 16
-TERMS = 10
-Polynomial = list[Fraction]
 
-
-class Expansion(NamedTuple):
-    """What is known about a concentration, all of its shape.
-
-    ``relative`` g = log C(k) - log C(0), ``scaled`` g + k, ``length`` A, ``gap`` 1 - A, ``slope`` dA/dk,
-    ``entropy`` the entropy less that of the uniform distribution.
-    """
-
-    relative: Tensor
-    scaled: Tensor
-    length: Tensor
-    gap: Tensor
-    slope: Tensor
-    entropy: Tensor
-
-
-def _debye_polynomials(count: int) -> list[Polynomial]:
-    """U_0 ... U_{count-1} of DLMF 10.41.9, coefficients from the constant upwards."""
-    polynomials: list[Polynomial] = [[Fraction(1)]]
-    while len(polynomials) < count:
-        last = polynomials[-1]
-        following = [Fraction(0)] * (len(last) + 3)
-        for power, coefficient in enumerate(last):
-            following[power + 1] += coefficient * (Fraction(power, 2) + Fraction(1, 8 * (power + 1)))
-            following[power + 3] -= coefficient * (Fraction(power, 2) + Fraction(5, 8 * (power + 3)))
-        polynomials.append(following)
-    return polynomials
-
-
-@lru_cache(maxsize=64)
-def _series(twice_order: int) -> tuple[list[float], list[float], list[float], list[float], float]:
-    """For S(p) = sum_j U_j(p)/mu^j: S, S', S'' and (S(p) - S(1))/(p - 1) as coefficients, and S(1)."""
-    order = Fraction(twice_order, 2)
-    value = [Fraction(0)] * (3 * TERMS + 1)
-    for j, polynomial in enumerate(_debye_polynomials(TERMS + 1)):
-        for power, coefficient in enumerate(polynomial):
-            value[power] += coefficient / order**j
-    first = [power * c for power, c in enumerate(value)][1:]
-    second = [power * c for power, c in enumerate(first)][1:]
-    # Division by p - 1: each coefficient of the quotient is the sum of those above it.
-    quotient = [sum(value[power + 1 :], Fraction(0)) for power in range(len(value) - 1)]
-    floats = [[float(c) for c in polynomial] for polynomial in (value, first, second, quotient)]
-    return floats[0], floats[1], floats[2], floats[3], float(sum(value))
-
-
-def _horner(coefficients: Sequence[float], p: Tensor) -> Tensor:
-    result = torch.full_like(p, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        result.mul_(p).add_(coefficient)
-    return result
-
-
-def expand(kappa: Tensor, dim: int) -> Expansion:
+def expand(kappa: Tensor, dim: int) -> Expansion[Tensor]:
     """Everything at once for ``kappa`` of any shape; no checks, no gradients."""
-    shifts = max(0, math.ceil(SMALLEST_ORDER - (dim / 2 - 1)))
-    twice_order = dim - 2 + 2 * shifts
-    mu = twice_order / 2
-    value, first, second, quotient, at_one = _series(twice_order)
-
-    z = kappa / mu
-    s = torch.hypot(torch.ones_like(z), z)
-    p = 1 / s
-    zp = z / s
-    t = z * zp / (2 * (1 + p))
-    S = _horner(value, p)
-    L = _horner(first, p) / S
-    M = _horner(second, p) / S - L.square()
-    rest = torch.log1p(-(zp.square() / (1 + p)) * _horner(quotient, p) / at_one) - torch.log1p(2 * t) / 2
-
-    g = -(mu * (2 * t - torch.log1p(t)) + rest)
-    h = torch.where(z < 1, kappa + g, mu * (1 + torch.log1p(t) - 1 / (s + z)) - rest)
-    r = zp / (1 + p) - zp * p / (2 * mu) - zp * p.square() * L / mu
-    q = mu * zp * (1 + 1 / (s + z)) / (1 + p) + zp.square() / 2 + zp.square() * p * L  # k (1 - r)
-    # d r/d z; a is d r/d k and w is k^2 times it, which stays below mu + 1 however large k is.
-    c = (2 * p.square() - 1) / 2 + p * (3 * p.square() - 2) * L - zp.square() * p.square() * M
-    w = zp.square() * (mu / (1 + p) - c)
-    a = p.square() * (1 / (1 + p) - c / mu) / mu
-    for _ in range(shifts):
-        inverse = 1 / (2 * mu + kappa * r)
-        ratio = torch.log1p(kappa * r / (2 * mu))
-        g, h = g - ratio, h - ratio
-        a = inverse.square() * (2 * mu - w)
-        w = (kappa * inverse).square() * (2 * mu - w)
-        q = kappa * (2 * mu - q) / (2 * mu + kappa - q)
-        r = kappa * inverse
-        mu -= 1
-    gap = torch.where(kappa < 1, 1 - r, q / kappa.clamp(min=1))
-    return Expansion(relative=g, scaled=h, length=r, gap=gap, slope=a, entropy=q - h)
+    return bessel_expansion.expand(torch, kappa, dim)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -153,11 +58,6 @@ class _Differentiable(torch.autograd.Function):
 def evaluate(kappa: Tensor, dim: int, field: str) -> Tensor:
     """A field of ``Expansion`` as a differentiable function of kappa; no checks, the dtype of kappa."""
     return _Differentiable.apply(kappa, dim, field)  # type: ignore[no-any-return]
-
-
-def log_uniform_density(dim: int) -> float:
-    """log C_D(0) = lgamma(D/2) - log 2 - (D/2) log pi, minus the log of the sphere's area."""
-    return math.lgamma(dim / 2) - math.log(2) - dim / 2 * math.log(math.pi)
 
 
 def _checked(kappa: Tensor, dim: int, field: str) -> Tensor:
