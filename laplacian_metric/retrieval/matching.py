@@ -18,7 +18,7 @@ STEPS = 100
 class Reliability:
     """What happened at each probability that was told: ten bins of equal width, empty ones without a number.
 
-    ``count``, ``probability`` and ``matched`` (10,): the number of pairs, their mean probability, the share that matched.
+    ``count``, ``probability`` and ``matched`` (10,): pairs in each, their mean probability, the share that matched.
     """
 
     count: tuple[int, ...]
