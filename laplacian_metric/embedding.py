@@ -25,6 +25,7 @@ class StochasticEmbedding:
         uncertainty: (N,), the greater the less sure; 1/kappa unless a method has a score of its own.
         gaussians: the Gaussians of the raw embeddings u, where the method has them.
         samples: joint samples, (S, N, Z), unit; sample s embeds all images with one draw of the weights.
+        source: the fingerprint of the posterior that made them, where it has one.
 
     Example:
         >>> gaussians = Gaussians(torch.tensor([[2.0, 0.0], [0.0, 0.1]]), torch.full((2, 2), 0.01))
@@ -42,6 +43,7 @@ class StochasticEmbedding:
     uncertainty: Tensor
     gaussians: Gaussians | None = None
     samples: Tensor | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         check_matrix("point", self.point)
@@ -119,6 +121,10 @@ class StochasticEmbedding:
         """The same directions, with another score (N,) as their uncertainty."""
         return replace(self, uncertainty=uncertainty)
 
+    def with_source(self, source: str | None) -> StochasticEmbedding:
+        """The same distributions, said to come from this posterior."""
+        return replace(self, source=source)
+
     def with_samples(self, samples: Tensor) -> StochasticEmbedding:
         """The same distributions with joint samples (S, N, Z) beside them."""
         return replace(self, samples=samples)
@@ -133,6 +139,7 @@ class StochasticEmbedding:
             self.uncertainty[rows],
             None if self.gaussians is None else self.gaussians[rows],
             None if self.samples is None else self.samples[:, rows],
+            self.source,
         )
 
     def to(
@@ -146,6 +153,7 @@ class StochasticEmbedding:
             self.uncertainty.to(device, dtype),
             None if self.gaussians is None else self.gaussians.to(device, dtype),
             None if self.samples is None else self.samples.to(device, dtype),
+            self.source,
         )
 
     @staticmethod
@@ -163,6 +171,8 @@ class StochasticEmbedding:
                 raise ValueError(
                     f"the parts have different numbers of {what}, {' and '.join(map(str, numbers))}: embed them alike"
                 )
+        if len({part.source for part in parts}) > 1:
+            raise ValueError("the parts come from different posteriors: embed them with one")
         return StochasticEmbedding(
             torch.cat([part.point for part in parts]),
             torch.cat([part.mean for part in parts]),
@@ -170,6 +180,7 @@ class StochasticEmbedding:
             torch.cat([part.uncertainty for part in parts]),
             Gaussians.cat(gaussians) if gaussians else None,
             torch.cat(samples, dim=1) if samples else None,
+            parts[0].source,
         )
 
 

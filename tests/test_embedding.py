@@ -259,3 +259,18 @@ def test_shapes_are_checked() -> None:
         StochasticEmbedding(one, point, one, one)
     with pytest.raises(ValueError, match="k is 0, at least one sample"):
         _closed_form(2).sample(0)
+
+
+@every_kind
+def test_the_posterior_it_comes_from_stays_with_it(make: Make) -> None:
+    e = make(4).with_source("one")
+    assert (
+        e.source
+        == e[1:].source
+        == e.to(dtype=torch.float64).source
+        == e.with_uncertainty(e.kappa).source
+        == "one"
+    )
+    assert StochasticEmbedding.cat([e, e[:2]]).source == "one"
+    with pytest.raises(ValueError, match="different posteriors"):
+        StochasticEmbedding.cat([e, make(4)])

@@ -18,11 +18,21 @@ def digest(module: nn.Module, settings: Mapping[str, Any]) -> str:
         >>> digest(nn.Linear(2, 2), {}) == digest(nn.Linear(2, 2), {})
         False
     """
-    found = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
     tensors = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+    return digest_tensors(tensors, settings)
+
+
+def digest_tensors(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> str:
+    """SHA-256 of names, shapes, dtypes and bytes of tensors, and of some settings; 64 hex digits.
+
+    Example:
+        >>> digest_tensors({"a": torch.zeros(2)}, {}) == digest_tensors({"b": torch.zeros(2)}, {})
+        False
+    """
+    found = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach()
         # Lengths first, so that no two lists of tensors give the same bytes.

@@ -15,6 +15,7 @@ from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batches import BATCH_SIZE
@@ -99,6 +100,7 @@ class LAM:
         self.fitted: Fitted | None = None
         self._watch: Watch | None = None
         self._head: tuple[tuple[Any, ...], HeadPosterior] | None = None
+        self._fingerprint: tuple[tuple[Any, ...], str] | None = None
         self.confidence: MatchConfidence | None = None
         self._calibrated_with: tuple[float, float] | None = None
 
@@ -336,8 +338,32 @@ class LAM:
                 "set_confidence(None)"
             )
 
+    def fingerprint(self) -> str:
+        """A digest of all that an embedding depends on: encoder, curvature, scale, prior and confidence; 64 hex digits.
+
+        What an index is bound to: equal fingerprints say that embeddings may be compared.
+        """
+        fitted = self._fit()
+        depends = (fitted, self.scale, self.prior_precision, self.confidence)
+        if self._fingerprint is None or self._fingerprint[0] != depends:
+            tensors = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
+            if self.confidence is not None:
+                tensors |= {
+                    f"confidence.{name}": tensor for name, tensor in self.confidence.tensors().items()
+                }
+            settings = {
+                "encoder": fitted.fingerprint,
+                "structure": self.structure.value,
+                "scale": self.scale,
+                "prior": self.prior_precision,
+                "bias": fitted.bias_is_random,
+            }
+            self._fingerprint = depends, digest_tensors(tensors, settings)
+        return self._fingerprint[1]
+
     def _judged(self, e: StochasticEmbedding, h: Tensor) -> StochasticEmbedding:
-        """With the calibrated uncertainty, where there is one."""
+        """With the calibrated uncertainty, where there is one, and bound to this posterior."""
+        e = e.with_source(self.fingerprint())
         if self.confidence is None:
             return e
         self.check_confidence()

@@ -18,6 +18,7 @@ from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.inputs import positive
@@ -102,6 +103,7 @@ class NetworkLAM:
         self.memory_budget = memory_budget
         self.fitted: NetworkFitted | None = None
         self._posterior: NetworkPosterior | None = None
+        self._fingerprint: tuple[NetworkPosterior, Predictive, str] | None = None
         self._watch: Watch | None = None
         self._n_effective = positive("n_effective", n_effective)
         self._temperature = positive("temperature", temperature) or 1.0
@@ -233,6 +235,25 @@ class NetworkLAM:
             raise NotFittedError("this NetworkLAM has no posterior yet: call fit(loader)")
         return self.fitted
 
+    def fingerprint(self) -> str:
+        """A digest of all that an embedding depends on; see `LAM.fingerprint`."""
+        posterior, predictive = self.posterior, self.predictive
+        if self._fingerprint is None or self._fingerprint[:2] != (posterior, predictive):
+            fitted = self._fit()
+            tensors = {
+                f"{layer}.{name}": tensor
+                for layer, curvature in fitted.curvature.items()
+                for name, tensor in curvature.tensors().items()
+            }
+            settings = {
+                "encoder": fitted.fingerprint,
+                "scale": self.scale,
+                "prior": posterior.prior,
+                "predictive": predictive.value,
+            }
+            self._fingerprint = posterior, predictive, digest_tensors(tensors, settings)
+        return self._fingerprint[2]
+
     def _check_encoder(self) -> None:
         """The posterior is around the weights that the encoder had."""
         fitted = self._fit()
@@ -303,7 +324,8 @@ class NetworkLAM:
             parts = [embed(to_device(batch, self.encoder)) for batch in batches]
         if not parts:
             raise ValueError("the loader is empty: there is no image to embed")
-        return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+        e = parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+        return e.with_source(self.fingerprint())
 
     def recall_lost(
         self, inputs: Any, labels: Tensor, *, samples: int = 10, generator: torch.Generator | None = None
