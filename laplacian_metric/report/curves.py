@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from laplacian_metric.report.columns import find
-from laplacian_metric.report.plots import _png
+from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.results import Bin, Cell, Roc, Training, spread
 from laplacian_metric.report.styles import (
     GRID,
@@ -99,7 +99,7 @@ def calibration_curves(groups: Mapping[str, Cells], looks: Looks = None) -> byte
         draw_calibration(axes, cells, looks)
         axes.set_title(title, fontsize=10)
     shared_legend(figure, every, columns=3 * len(every))
-    return _png(figure)
+    return as_png(figure)
 
 
 # --- strangers ---
@@ -155,7 +155,7 @@ def roc_curves(groups: Mapping[str, tuple[Cells, str]], looks: Looks = None) -> 
             frameon=False,
             handlelength=2.4,
         )
-    return _png(figure)
+    return as_png(figure)
 
 
 # --- sparsification ---
@@ -217,7 +217,7 @@ def sparsification_curves(cells: Cells, looks: Looks = None, title: str = "") ->
         raise ValueError("there is nothing to draw: none of the cells has a sparsification curve")
     # The colours differ from panel to panel, their meaning does not.
     shared_legend(figure, entries[:1])
-    return _png(figure)
+    return as_png(figure)
 
 
 # --- training ---
@@ -274,4 +274,4 @@ def training_curves(cells: Cells, looks: Looks = None, metric: str = "map@5", ti
     if title:
         figure.suptitle(title, fontsize=10)
     shared_legend(figure, every, columns=4)
-    return _png(figure)
+    return as_png(figure)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from laplacian_metric.report.plots import _COLOURS, _MARKERS, _png
+from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
 from laplacian_metric.report.results import Cloud, Latent
 from laplacian_metric.report.styles import SMALL, panels, shared_legend
 
@@ -160,8 +160,8 @@ def _classes(
             int(label),
             str(label) if names is None else names[int(label)],
             cloud.labels == label,
-            _COLOURS[int(label) % len(_COLOURS)],
-            _MARKERS[int(label) % len(_MARKERS)],
+            COLOURS[int(label) % len(COLOURS)],
+            MARKERS[int(label) % len(MARKERS)],
         )
         for label in np.unique(cloud.labels)
     ]
@@ -270,7 +270,7 @@ def latent_maps(
     if title:
         figure.suptitle(title, fontsize=10)
     shared_legend(figure, every, columns=6)
-    return _png(figure)
+    return as_png(figure)
 
 
 def _settle(axes: Axes, dim: int) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from laplacian_metric.report.plots import _png
+from laplacian_metric.report.plots import as_png
 
 GAP = 0.35  # between the two halves, in images
 LOW, HIGH = "#2f6f9f", "#c1272d"
@@ -88,4 +88,4 @@ def extreme_pictures(rows: Sequence[PictureRow], title: str = "") -> bytes:
         layout=ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02),
     )
     draw_extremes(figure, rows, title)
-    return _png(figure)
+    return as_png(figure)

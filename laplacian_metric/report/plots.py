@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-_COLOURS = (
+COLOURS = (
     "#4477aa",
     "#ee6677",
     "#228833",
@@ -24,11 +24,11 @@ _COLOURS = (
     "#000000",
     "#ff8c1a",
 )
-_MARKERS = "osD^v<>Ph*"
+MARKERS = "osD^v<>Ph*"
 _BELOW, _AROUND, _ABOVE = "#c1272d", "#9aa5b1", "#2f6f9f"
 
 
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
     """Draw a figure; the same figure gives the same bytes with the same release of matplotlib."""
     stream = io.BytesIO()
     FigureCanvasAgg(figure).print_png(stream)
@@ -48,7 +48,7 @@ def loss_curve(losses: Sequence[float], steps_per_epoch: int) -> bytes:
     axes.set_ylabel("loss of the batch")
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
-    return _png(figure)
+    return as_png(figure)
 
 
 def _check_sphere(name: str, directions: torch.Tensor, labels: torch.Tensor) -> None:
@@ -68,8 +68,8 @@ def _on_map(axes: Axes, directions: torch.Tensor, labels: torch.Tensor, names: S
             longitude[chosen],
             latitude[chosen],
             s=9,
-            color=_COLOURS[label % len(_COLOURS)],
-            marker=_MARKERS[label % len(_MARKERS)],
+            color=COLOURS[label % len(COLOURS)],
+            marker=MARKERS[label % len(MARKERS)],
             alpha=0.7,
             linewidths=0,
             label=name,
@@ -98,7 +98,7 @@ def sphere_maps(
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, fontsize=8, frameon=False, markerscale=2
         )
-    return _png(figure)
+    return as_png(figure)
 
 
 def concentration_histograms(values: Mapping[str, torch.Tensor], label: str = "kappa") -> bytes:
@@ -118,14 +118,14 @@ def concentration_histograms(values: Mapping[str, torch.Tensor], label: str = "k
     edges = np.geomspace(low, max(high, low * 1.01), 50)
     figure = Figure(figsize=(8.0, 2.8), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    for (title, entries), colour in zip(values.items(), _COLOURS, strict=False):
+    for (title, entries), colour in zip(values.items(), COLOURS, strict=False):
         shown = entries.detach().double().flatten().clamp(low, float(edges[-1])).numpy()
         axes.hist(shown, bins=list(edges), color=colour, alpha=0.6, label=title)
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.set_ylabel("images")
     axes.legend(frameon=False)
-    return _png(figure)
+    return as_png(figure)
 
 
 def _signed_bins(values: torch.Tensor, decades: int, per_decade: int) -> npt.NDArray[np.float64]:
@@ -164,4 +164,4 @@ def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: i
         axes.set_ylabel("entries")
         axes.locator_params(axis="y", nbins=4)
         axes.tick_params(axis="x", labelsize=8)
-    return _png(figure)
+    return as_png(figure)

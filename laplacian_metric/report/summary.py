@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from laplacian_metric.report.columns import Column
-from laplacian_metric.report.plots import _png
+from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.published import PublishedNumber
 from laplacian_metric.report.results import Cell, spread
 from laplacian_metric.report.styles import GRID, Style, panels, shared_legend, style_of
@@ -98,7 +98,7 @@ def summary_figure(
     if title:
         figure.suptitle(title, fontsize=10)
     shared_legend(figure, _with_entries(every))
-    return _png(figure)
+    return as_png(figure)
 
 
 def _with_entries(every: Sequence[Axes]) -> list[Axes]:

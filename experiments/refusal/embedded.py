@@ -1,0 +1,108 @@
+"""Embedded test images and strangers of a cell and a seed, kept below WORK: a posterior takes minutes to fit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laplacian_metric import runs
+from laplacian_metric.files import atomic_write
+from laplacian_metric.method import scores_of
+from laplacian_metric.runs.images import OUT, TEST, TRAIN
+from laplacian_metric.runs.scores import OWN, trivial_scores
+
+FOLDER = "embedded"
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A cell's test images and strangers.
+
+    Attributes:
+        point, mean: (N, D), unit rows, of the test images.
+        kappa: (N,).
+        labels: (N,).
+        scores: by name, how unsure of each test image, (N,); "own" is the method's uncertainty.
+        strangers: by the label of their set, the same scores.
+        has_uncertainty: whether the method says anything by itself.
+    """
+
+    point: Array
+    mean: Array
+    kappa: Array
+    labels: Array
+    scores: dict[str, Array]
+    strangers: dict[str, dict[str, Array]]
+    has_uncertainty: bool
+
+
+def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | None) -> Embedded:
+    """From WORK, if it was embedded there with the same configuration; else embedded now."""
+    cell = runs.Cells(cells_dir)[name]
+    told = json.dumps({"cell": name, "seed": seed, "config": cell.model_dump(mode="json")}, sort_keys=True)
+    path = work / FOLDER / name / f"seed{seed}.npz"
+    if path.exists():
+        with np.load(path, allow_pickle=False) as stored:
+            if str(stored["told"]) == told:
+                return _of({key: stored[key] for key in stored.files})
+    arrays = _embed(name, seed, cells_dir, work, data) | {"told": np.array(told)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
+    return _of(arrays)
+
+
+def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None) -> dict[str, Array]:
+    cell = runs.Cells(cells_dir)[name]
+    found = runs.fitted(name, seed, cells_dir=cells_dir, work=work, data_dir=data)
+    sets = {name: found.sets[name] for name in (TEST, *(OUT + out.label for out in cell.data.out))}
+    known = {name: found.embedder.embed(inputs).to("cpu") for name, inputs in sets.items()}
+    e = known[TEST]
+    arrays: dict[str, Array] = {
+        "point": e.point.numpy(),
+        "mean": e.mean.numpy(),
+        "kappa": e.kappa.numpy(),
+        "labels": sets[TEST].labels.numpy(),
+        "has_uncertainty": np.array(cell.method.kind.has_uncertainty),
+    }
+    scores: dict[str, dict[str, Any]] = {}
+    if cell.method.kind.has_uncertainty:
+        for which, one in known.items():
+            for score, values in scores_of(one).items():
+                scores.setdefault(score, {})[which] = values
+    elif found.encoder is not None:
+        scores = dict(trivial_scores(found.encoder, sets, found.sets[TRAIN]))
+    for score, by_set in scores.items():
+        for which, values in by_set.items():
+            arrays[f"score|{score}|{which}"] = values.double().numpy()
+    return arrays
+
+
+def _of(arrays: dict[str, Array]) -> Embedded:
+    scores: dict[str, Array] = {}
+    strangers: dict[str, dict[str, Array]] = {}
+    for key, values in arrays.items():
+        if key.startswith("score|"):
+            _, score, which = key.split("|")
+            if which == TEST:
+                scores[score] = values
+            else:
+                strangers.setdefault(which.removeprefix(OUT), {})[score] = values
+    return Embedded(
+        arrays["point"],
+        arrays["mean"],
+        arrays["kappa"],
+        arrays["labels"],
+        scores,
+        strangers,
+        bool(arrays["has_uncertainty"]),
+    )
+
+
+__all__ = ["FOLDER", "OWN", "Embedded", "embedded"]

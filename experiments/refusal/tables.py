@@ -1,0 +1,252 @@
+"""The tables of `experiments.retrieval`: one function for each, which turns embeddings into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.refusal.embedded import OWN, Embedded
+from experiments.refusal.measures import (
+    Asked,
+    Matched,
+    alarms,
+    coverage,
+    error_at,
+    matched,
+    promise,
+    rejection_curve,
+    safe_errors,
+)
+from laplacian_metric.report.results import spread
+
+DELTA = 0.1
+DRAWS = 200
+CALIBRATION = 2000
+LEVEL = 0.9
+SHARES = np.linspace(0, 0.95, 39)
+SAFE_SHARE = 0.1
+FALSE_ALARM = 0.01
+STREAMS = 50
+STREAM_LENGTH = 1000
+DRIFTS = (0.0, 0.05, 0.2, 1.0)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A row of the tables: one score of one cell, with the embeddings of each seed."""
+
+    label: str
+    score: str
+    runs: Sequence[tuple[Embedded, Asked]]
+
+    @property
+    def own(self) -> bool:
+        """Whether the row is a method's, with concentrations of its own."""
+        return self.score == OWN
+
+    def each(self, measure: Callable[[Embedded, Asked, NDArray[np.float64]], float]) -> str:
+        """Mean and deviation over seeds of a number, given the score of the queries."""
+        return told([measure(e, asked, e.scores[self.score][asked.queries]) for e, asked in self.runs])
+
+
+def told(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    found = spread(values)
+    if not found.number:
+        return "-"
+    return f"{found.mean:.3f}" if found.number == 1 else f"{found.mean:.3f} ± {found.deviation:.3f}"
+
+
+# --- the tables ---
+
+
+def refusal_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
+    """Errors among what is answered."""
+    rows = []
+    for judge in judges:
+        row: Row = {"data": title, "uncertainty": judge.label, "seeds": len(judge.runs)}
+        for share in (0.0, 0.1, 0.2, 0.5):
+            row[f"error, {share:.0%} refused"] = judge.each(
+                lambda e, asked, u, share=share: error_at(u, asked.wrong, share)  # type: ignore[misc]
+            )
+        row["mean over all shares"] = judge.each(
+            lambda e, asked, u: float(rejection_curve(u, asked.wrong, SHARES).mean())
+        )
+        rows.append(row)
+    return rows
+
+
+def safe_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
+    """Refusing a tenth of the queries, dropping a tenth of the items."""
+    rows = []
+    for judge in judges:
+        for per_class in (False, True):
+            every = [
+                safe_errors(e, asked, e.scores[judge.score], SAFE_SHARE, per_class=per_class)
+                for e, asked in judge.runs
+            ]
+            row: Row = {
+                "data": title,
+                "uncertainty": judge.label,
+                "tenth": "of each class" if per_class else "of all",
+            }
+            rows.append(row | {name: told([errors[name] for errors in every]) for name in every[0]})
+    return rows
+
+
+def promise_rows(title: str, judges: Sequence[Judge], alphas: Sequence[float]) -> list[Row]:
+    """Promised error rates over many calibration sets."""
+    rows = []
+    for judge in judges:
+        for alpha in alphas:
+            found = [
+                promise(
+                    e.scores[judge.score][asked.queries],
+                    asked.wrong,
+                    alpha=alpha,
+                    delta=DELTA,
+                    sets=DRAWS,
+                    seed=number,
+                    size=min(CALIBRATION, len(asked.wrong)),
+                )
+                for number, (e, asked) in enumerate(judge.runs)
+            ]
+            rows.append(
+                {
+                    "data": title,
+                    "uncertainty": judge.label,
+                    "promised": alpha,
+                    "broken": f"{sum(one.broken for one in found)} of {sum(one.sets for one in found)}",
+                    "no threshold": sum(one.none for one in found),
+                    "answered": told([one.answered for one in found]),
+                    "error": told([one.error for one in found]),
+                }
+            )
+    return rows
+
+
+def credible_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
+    """Coverage and size of credible sets; caps of one size for all are what concentrations have to beat."""
+    rows = []
+    first = next((judge for judge in judges if judge.own), None)
+    every: list[tuple[str, list[tuple[Embedded, Asked, NDArray[np.float64]]]]] = [
+        (judge.label, [(e, asked, e.kappa[asked.queries]) for e, asked in judge.runs])
+        for judge in judges
+        if judge.own
+    ]
+    if first is not None:
+        equal = [(e, asked, np.full(len(asked.queries), float(e.mean.shape[1]))) for e, asked in first.runs]
+        every.insert(0, (f"equal caps, means of {first.label}", equal))
+    for label, runs in every:
+        found = [
+            coverage(e, asked, kappa, level=LEVEL, splits=DRAWS, seed=number)
+            for number, (e, asked, kappa) in enumerate(runs)
+        ]
+        rows.append(
+            {
+                "data": title,
+                "kappa": label,
+                "promised": LEVEL,
+                "coverage": told([one.coverage for one in found]),
+                "deviation over splits": told([one.deviation for one in found]),
+                "items in a set": told([one.size for one in found]),
+                "most certain tenth": told([one.certain for one in found]),
+                "least certain tenth": told([one.uncertain for one in found]),
+            }
+        )
+    return rows
+
+
+def matching_rows(title: str, judges: Sequence[Judge]) -> tuple[list[Row], dict[str, list[Matched]]]:
+    """Match probabilities by the expected likelihood, beside those by the cosine alone."""
+    rows: list[Row] = []
+    tables: dict[str, list[Matched]] = {}
+    for judge in judges:
+        if not judge.own:
+            continue
+        by_kappa = [matched(e, asked, e.kappa) for e, asked in judge.runs]
+        by_cosine = [matched(e, asked, None) for e, asked in judge.runs]
+        tables[judge.label] = by_kappa
+        rows.append(
+            {
+                "data": title,
+                "method": judge.label,
+                "negative log-likelihood": told([one.loss for one in by_kappa]),
+                "the same by the cosine": told([one.loss for one in by_cosine]),
+                "calibration error": told([one.error for one in by_kappa]),
+                "the same by the cosine ": told([one.error for one in by_cosine]),
+            }
+        )
+    return rows, tables
+
+
+def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]:
+    """Alarms in streams of queries without and with strangers."""
+    rows = []
+    for judge in judges:
+        if not judge.own:
+            continue
+        row: Row = {"data": title, "method": judge.label}
+        for share in DRIFTS:
+            found = [
+                alarms(
+                    # What the monitor ranks; the uncertainty's inverse, so that a confidence counts where there is one.
+                    1 / np.maximum(e.scores[OWN][asked.queries], 1e-300),
+                    1 / np.maximum(e.strangers[strangers][OWN], 1e-300) if share else None,
+                    share,
+                    streams=STREAMS,
+                    length=STREAM_LENGTH,
+                    false_alarm=FALSE_ALARM,
+                    seed=number,
+                )
+                for number, (e, asked) in enumerate(judge.runs)
+            ]
+            times = [one.median for one in found if one.median is not None]
+            raised = f"{sum(one.raised for one in found)} of {sum(one.streams for one in found)}"
+            row[f"{share:.0%} strangers"] = raised + (f", after {np.median(times):.0f}" if times else "")
+        rows.append(row)
+    return rows
+
+
+# --- what is said about them ---
+
+HALVES = "Half of the test images are queries, the others the items; mean ± standard deviation over seeds."
+TITLES = {
+    "refusal": "Errors among answered queries",
+    "safe": "Safe retrieval: refusing a tenth of the queries, dropping a tenth of the items",
+    "promise": "Promised error rates",
+    "credible": "Credible sets",
+    "matching": "Match probabilities",
+    "drift": "Drift",
+}
+NOTES = {
+    "refusal": f"{HALVES} An answer is the nearest item, wrong where it is of another class.",
+    "safe": f"{HALVES} Error rates. A tenth of each class takes known labels; a tenth of all takes none.",
+    "promise": (
+        f"{HALVES} {DRAWS} calibration sets of {CALIBRATION} queries for each seed, drawn with replacement from all "
+        f"queries, each with a threshold that is promised with probability {1 - DELTA:g}: how many of them answer all "
+        f"queries with a greater error rate than promised (at most {DELTA:.0%} may, in expectation), and how many "
+        "calibration sets gave none."
+    ),
+    "credible": (
+        f"{HALVES} {DRAWS} random splits of the queries into calibration and the rest. Equal caps are those of queries "
+        "that all have one kappa: what there is to beat is their number of items."
+    ),
+    "matching": (
+        f"{HALVES} Pairs are queries with their ten nearest items, fitted on half of the queries and measured on the "
+        "others: a logistic of the log expected likelihood of the two distributions, beside one of the cosine of their "
+        "means."
+    ),
+    "drift": (
+        f"{STREAMS} streams of {STREAM_LENGTH} queries for each seed, after a calibration on the other queries; each "
+        f"query is a stranger with the share's probability. False alarms may be raised in {FALSE_ALARM:.0%} of the "
+        "streams without strangers. Told is in how many streams an alarm was raised, and the median number of "
+        "queries until then. Watched is 1/uncertainty."
+    ),
+}

@@ -1,0 +1,123 @@
+"""Retrieval that can refuse, on the embeddings of the papers' cells.
+
+    python -m experiments.retrieval --data DATA --work WORK --results figures/results --out figures
+
+What is measured is in `experiments/retrieval.yaml`. Only cells and seeds that have a result file are taken; their
+networks are read from WORK, where embeddings are kept too. Written are OUT/retrieval_<what>.md and .json for the errors
+among answered queries (refusal), safe retrieval (safe), promised error rates (promise), credible sets (credible), match
+probabilities (matching) and drift (drift), and OUT/plots/retrieval_refusal.png and retrieval_matching.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import save, show
+from experiments.refusal.embedded import OWN, Embedded, embedded
+from experiments.refusal.measures import Asked, Matched, ask, rejection_curve
+from experiments.refusal.pictures import refusal_picture, reliability_picture
+from experiments.refusal.tables import (
+    NOTES,
+    SHARES,
+    TITLES,
+    Judge,
+    Row,
+    credible_rows,
+    drift_rows,
+    matching_rows,
+    promise_rows,
+    refusal_rows,
+    safe_rows,
+)
+from experiments.run import CELLS
+from laplacian_metric.files import atomic_write
+from laplacian_metric.progress import track
+from laplacian_metric.report.read_yaml import read_yaml
+from laplacian_metric.report.result_files import read_results
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure retrieval that can refuse.")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder with the networks of experiments.run"
+    )
+    parser.add_argument("--results", type=Path, default=Path("figures/results"))
+    parser.add_argument("--out", type=Path, default=Path("figures"))
+    parser.add_argument("--described", type=Path, default=HERE / "retrieval.yaml")
+    parser.add_argument("--cells-dir", type=Path, default=CELLS)
+    options = parser.parse_args(arguments)
+    described = read_yaml(options.described)["sets"]
+    done = {(result.cell, result.seed) for result in read_results(options.results) if result.done}
+    rows: dict[str, list[Row]] = {
+        name: [] for name in ("refusal", "safe", "promise", "credible", "matching", "drift")
+    }
+    curves: dict[str, dict[str, list[NDArray[np.float64]]]] = {}
+    tables: dict[str, dict[str, list[Matched]]] = {}
+    for told_set in described.values():
+        title = told_set["title"]
+        judges = _judges(told_set, done, options)
+        if not judges:
+            continue
+        rows["refusal"] += refusal_rows(title, judges)
+        rows["safe"] += safe_rows(title, judges)
+        rows["promise"] += promise_rows(title, judges, told_set["alphas"])
+        rows["credible"] += credible_rows(title, judges)
+        more, tables[title] = matching_rows(title, judges)
+        rows["matching"] += more
+        rows["drift"] += drift_rows(title, judges, told_set["strangers"])
+        curves[title] = {
+            judge.label: [
+                rejection_curve(e.scores[judge.score][asked.queries], asked.wrong, SHARES)
+                for e, asked in judge.runs
+            ]
+            for judge in judges
+        }
+    if not curves:
+        raise SystemExit(
+            f"{options.results} has no result of a cell in {options.described.name}: run cells first"
+        )
+    for name, made in rows.items():
+        show(TITLES[name], made)
+        save(options.out, f"retrieval_{name}", TITLES[name], made, NOTES[name], package="experiments")
+    folder = options.out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in (
+        ("retrieval_refusal", refusal_picture(SHARES, curves)),
+        ("retrieval_matching", reliability_picture(tables)),
+    ):
+        with atomic_write(folder / f"{name}.png") as temporary:
+            temporary.write_bytes(picture)
+
+
+def _judges(
+    described: Mapping[str, Any], done: set[tuple[str, int]], options: argparse.Namespace
+) -> list[Judge]:
+    """The rows of a data set for which there are networks."""
+    kept: dict[tuple[str, int], tuple[Embedded, Asked]] = {}
+    judges = []
+    for row in track(described["rows"], described["title"]):
+        runs = []
+        for seed in described["seeds"]:
+            key = (row["cell"], seed)
+            if key not in done:
+                continue
+            if key not in kept:
+                e = embedded(*key, cells_dir=options.cells_dir, work=options.work, data=options.data)
+                kept[key] = e, ask(e)
+            runs.append(kept[key])
+        if runs:
+            judges.append(Judge(row["label"], row.get("score", OWN), runs))
+    return judges
+
+
+if __name__ == "__main__":
+    main()
