@@ -1,0 +1,289 @@
+"""Distributions of directions as arrays, which is all that retrieval needs to know of an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+NORM_TOLERANCE = 1e-4
+# What a direction may be off before it is rounded to unit length: half precision keeps three digits.
+ROUGH_TOLERANCE = 1e-2
+ROWS_AT_ONCE = 1 << 16
+
+Floats = NDArray[np.float32]
+Rows = slice | ArrayLike
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """N directions in D dimensions, each with its concentration, as one posterior made them.
+
+    Attributes:
+        mean: (N, D) float32, unit rows.
+        kappa: (N,) float32, at least 0; infinity is a point.
+        uncertainty: (N,) float64, the greater the less sure.
+        variance: (N, D) float32 before the norm, or None.
+        source: what made them, the fingerprint of a posterior say; only items of one source can be compared.
+
+    Example:
+        >>> items = Items(np.eye(3), kappa=[10, 20, np.inf], uncertainty=[0.1, 0.05, 0], variance=None, source="a4f0")
+        >>> len(items), items.dim, items[1:].kappa
+        (3, 3, array([20., inf], dtype=float32))
+    """
+
+    mean: Floats
+    kappa: Floats
+    uncertainty: NDArray[np.float64]
+    variance: Floats | None
+    source: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str) or not self.source:
+            raise ValueError(
+                f"source is {self.source!r}: name what made the items, by the fingerprint of the posterior say"
+            )
+        mean = _array("mean", self.mean, np.float32, 2)
+        if mean.shape[1] < 2:
+            raise ValueError(f"mean has shape {mean.shape}: directions have at least two dimensions")
+        object.__setattr__(self, "mean", mean)
+        for name, dtype in (("kappa", np.float32), ("uncertainty", np.float64)):
+            object.__setattr__(self, name, _array(name, getattr(self, name), dtype, 1))
+        if self.variance is not None:
+            object.__setattr__(self, "variance", _array("variance", self.variance, np.float32, 2))
+        self._check_lengths()
+        _check_unit(mean)
+        _refuse(
+            "kappa",
+            self.kappa,
+            np.asarray(~(self.kappa >= 0)),
+            "concentrations are from 0 (uniform) to infinity",
+        )
+        _refuse("uncertainty", self.uncertainty, np.asarray(np.isnan(self.uncertainty)), "numbers are needed")
+        if self.variance is not None:
+            for start in range(0, len(self), ROWS_AT_ONCE):
+                part = self.variance[start : start + ROWS_AT_ONCE]
+                wrong = np.asarray(~((part >= 0) & (part < np.inf)).all(axis=1))
+                _refuse("variance", part, wrong, "variances are finite and at least 0", start)
+
+    def _check_lengths(self) -> None:
+        num, dim = self.mean.shape
+        for name in ("kappa", "uncertainty"):
+            if len(getattr(self, name)) != num:
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {num} directions")
+        if self.variance is not None and self.variance.shape != (num, dim):
+            raise ValueError(f"variance has shape {self.variance.shape}, ({num}, {dim}) is needed")
+
+    @staticmethod
+    def of(embedding: Any, *, source: str, variance: bool = True) -> Items:
+        """The items of a `StochasticEmbedding`, or of whatever has its attributes as tensors or arrays.
+
+        Args:
+            embedding: with ``mean``, ``kappa``, ``uncertainty`` and, where there are ``gaussians``, ``variance``.
+            source: the fingerprint of the posterior or encoder that made it.
+            variance: whether to keep the variance, which takes as much memory as the directions.
+        """
+        kept = None
+        if variance and getattr(embedding, "gaussians", None) is not None:
+            kept = _numpy(embedding.variance)
+        with np.errstate(over="ignore"):  # a concentration beyond float32 is a point
+            return Items(
+                _rounded_to_unit(_numpy(embedding.mean)),
+                _numpy(embedding.kappa).astype(np.float32),
+                _numpy(embedding.uncertainty).astype(np.float64),
+                kept,
+                source,
+            )
+
+    @classmethod
+    def trusted(
+        cls,
+        mean: Floats,
+        kappa: Floats,
+        uncertainty: NDArray[np.float64],
+        variance: Floats | None,
+        source: str,
+    ) -> Items:
+        """Items whose values were checked before and have not changed since; only their shapes are looked at.
+
+        Checking the values reads all of them, and mapped files are not to be read before they are needed.
+        """
+        made = cls.__new__(cls)
+        found = {"mean": mean, "kappa": kappa, "uncertainty": uncertainty, "variance": variance}
+        for name, value in {**found, "source": source}.items():
+            object.__setattr__(made, name, value)
+        made._check_lengths()
+        return made
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return int(self.mean.shape[1])
+
+    def __getitem__(self, rows: Rows) -> Items:
+        """Some of the items: a slice, row numbers, or a boolean for each row."""
+        if not isinstance(rows, slice):
+            rows = row_numbers(rows, len(self))
+        return Items.trusted(
+            self.mean[rows],
+            self.kappa[rows],
+            self.uncertainty[rows],
+            None if self.variance is None else self.variance[rows],
+            self.source,
+        )
+
+    @staticmethod
+    def cat(parts: Sequence[Items]) -> Items:
+        """All items of several parts, in order; they need one source and as many dimensions.
+
+        Example:
+            >>> one = Items(np.eye(2), [1, 2], [1, 0.5], None, "a4f0")
+            >>> len(Items.cat([one, one[:1]]))
+            3
+        """
+        if not parts:
+            raise ValueError("there are no parts: at least one is needed")
+        for part in parts[1:]:
+            check_alike(parts[0], part, "the first part", "another part")
+        variances = [part.variance for part in parts if part.variance is not None]
+        if len(variances) not in (0, len(parts)):
+            raise ValueError(
+                "some items have a variance and some have not: make them alike, by Items.of(..., variance=False) say"
+            )
+        return Items.trusted(
+            np.concatenate([part.mean for part in parts]),
+            np.concatenate([part.kappa for part in parts]),
+            np.concatenate([part.uncertainty for part in parts]),
+            np.concatenate(variances) if variances else None,
+            parts[0].source,
+        )
+
+    def without_variance(self) -> Items:
+        """The same items with less to keep."""
+        return Items.trusted(self.mean, self.kappa, self.uncertainty, None, self.source)
+
+
+def check_alike(one: Any, other: Any, name: str, other_name: str) -> None:
+    """Refuse to compare what different posteriors made: cosines between them mean nothing."""
+    if one.dim != other.dim:
+        raise ValueError(
+            f"{other_name} has {other.dim} dimensions and {name} {one.dim}: they were not made by the same network"
+        )
+    if one.source != other.source:
+        first, second = _beginnings(one.source, other.source)
+        raise ValueError(
+            f"{other_name} comes from {second} and {name} from {first}: only what one posterior made can be "
+            "compared, so embed both with the same one"
+        )
+
+
+def angles(first: Floats, second: Floats) -> NDArray[np.float64]:
+    """The angles between unit vectors (..., D), from 0 to pi; exact where a cosine in float32 is 1 to all digits.
+
+    Example:
+        >>> angles(np.float32([[1, 0], [1, 0]]), np.float32([[0, 1], [1, 1e-5]])).round(7)
+        array([1.5707963e+00, 1.0000000e-05])
+    """
+    one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    apart = np.linalg.norm(one - two, axis=-1)
+    found: NDArray[np.float64] = 2 * np.arctan2(apart, np.linalg.norm(one + two, axis=-1))
+    return found
+
+
+# --- arrays ---
+
+
+def _array(name: str, given: ArrayLike, dtype: type[np.floating[Any]], ndim: int) -> NDArray[Any]:
+    """Of the dtype, in memory order, and not to be written to through the items."""
+    found = np.asarray(given)
+    if found.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {found.dtype}, real numbers are needed")
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(found, dtype=dtype)
+    if found.ndim != ndim or np.asarray(given).ndim != ndim:
+        needed = "(N, D)" if ndim == 2 else "(N,)"
+        raise ValueError(f"{name} has shape {np.shape(given)}, {needed} is needed")
+    view = found.view()
+    view.flags.writeable = False
+    frozen: NDArray[Any] = view
+    return frozen
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    """An array from a tensor, which is known by its methods, or from an array."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        # numpy has no bfloat16
+        values = (values if "float64" in str(values.dtype) else values.float()).numpy()
+    return np.asarray(values)
+
+
+def _rounded_to_unit(mean: NDArray[Any]) -> NDArray[Any]:
+    """Rows of unit length in float32; what low precision took off their length is given back."""
+    if mean.ndim != 2:
+        return mean
+    made = np.empty(mean.shape, dtype=np.float32)
+    for start in range(0, len(mean), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        exact = mean[rows].astype(np.float64)
+        norm = np.linalg.norm(exact, axis=1, keepdims=True)
+        near = np.abs(norm - 1) <= ROUGH_TOLERANCE
+        # What is no unit vector is left as it is, and refused with its row.
+        made[rows] = np.divide(exact, norm, out=exact, where=near)
+    return made
+
+
+def _check_unit(mean: Floats) -> None:
+    # Squares are added up without an array of them; an overflow is as wrong as any other length.
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = np.sqrt(np.einsum("nd,nd->n", mean, mean))
+        wrong = np.flatnonzero(~(np.abs(norm - 1) <= NORM_TOLERANCE))
+    if len(wrong):
+        row = wrong[0]
+        raise ValueError(
+            f"mean has {len(wrong)} of {len(mean)} rows that are not of unit length, the first is row {row} with "
+            f"norm {norm[row]:.6g}: divide each row by its norm, or leave out the images without a direction"
+        )
+
+
+def _refuse(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], why: str, first_row: int = 0) -> None:
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        value = f" ({values[rows[0]]})" if values.ndim == 1 else ""
+        raise ValueError(
+            f"{name} is wrong in {len(rows)} of {len(values)} rows, the first is row {first_row + rows[0]}{value}: "
+            f"{why}"
+        )
+
+
+def row_numbers(rows: ArrayLike, num: int) -> NDArray[np.int64]:
+    found = np.asarray(rows)
+    if found.ndim != 1:
+        raise ValueError(f"rows has shape {found.shape}: pass a slice, row numbers or a boolean for each row")
+    if found.dtype == np.bool_:
+        if len(found) != num:
+            raise ValueError(f"rows has {len(found)} booleans for {num} items")
+        return np.flatnonzero(found)
+    if len(found) == 0:
+        return np.zeros(0, dtype=np.int64)
+    if found.dtype.kind not in "iu":
+        raise TypeError(f"rows has dtype {found.dtype}: pass a slice, row numbers or a boolean for each row")
+    wrong = (found < -num) | (found >= num)
+    if wrong.any():
+        raise IndexError(f"there is no row {found[wrong][0]} among {num} items")
+    return found.astype(np.int64)
+
+
+def _beginnings(first: str, second: str) -> tuple[str, str]:
+    """Enough of both to tell them apart."""
+    length = 12
+    while first[:length] == second[:length] and length < max(len(first), len(second)):
+        length *= 2
+    one, other = (text if len(text) <= length else text[:length] + "..." for text in (first, second))
+    return one, other

@@ -1,0 +1,194 @@
+"""Queries: what an index and several indexes as one have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from laplacian_metric.retrieval import exact
+from laplacian_metric.retrieval.answers import Answers, CredibleSets
+from laplacian_metric.retrieval.calibrations import Calibrations
+from laplacian_metric.retrieval.gallery import Gallery, Numbers
+from laplacian_metric.retrieval.ids import GivenIds, Ids, as_ids
+from laplacian_metric.retrieval.items import Items, check_alike
+from laplacian_metric.retrieval.ranking import Asked, Candidates, Order, answer
+
+if TYPE_CHECKING:
+    from laplacian_metric.retrieval.abstention import Threshold
+    from laplacian_metric.retrieval.credible import CredibleCaps
+    from laplacian_metric.retrieval.drift import DriftMonitor
+    from laplacian_metric.retrieval.matching import MatchProbability
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """Items and what was calibrated on them: always replaced together."""
+
+    gallery: Gallery
+    calibrations: Calibrations
+
+
+class Retriever:
+    """Answers queries from a gallery of items.
+
+    Queries may run in several threads, also while the items change: each sees them as before or as after.
+    """
+
+    def __init__(self, gallery: Gallery, calibrations: Calibrations | None = None) -> None:
+        self._state = State(gallery, Calibrations() if calibrations is None else calibrations)
+
+    def __len__(self) -> int:
+        return len(self._state.gallery)
+
+    @property
+    def state(self) -> State:
+        """The items with what was calibrated on them, as they are now."""
+        return self._state
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return self._state.gallery.dim
+
+    @property
+    def source(self) -> str:
+        """What made the items; queries need the same."""
+        return self._state.gallery.source
+
+    @property
+    def ids(self) -> Ids:
+        """The id of every row, (N,)."""
+        return self._state.gallery.ids
+
+    def rows(self, ids: GivenIds) -> Numbers:
+        """The rows of some ids; an unknown one is refused."""
+        return self._state.gallery.row_of.find(as_ids(ids))
+
+    # --- calibrations ---
+
+    @property
+    def calibrations(self) -> Calibrations:
+        """What was calibrated on these items."""
+        return self._state.calibrations
+
+    @calibrations.setter
+    def calibrations(self, calibrations: Calibrations) -> None:
+        if not isinstance(calibrations, Calibrations):
+            raise TypeError(
+                f"calibrations is a {type(calibrations).__name__}, Calibrations(threshold=...) is needed"
+            )
+        caps = calibrations.credible
+        if caps is not None and caps.dim != self.dim:
+            raise ValueError(
+                f"the credible caps are of {caps.dim} dimensions and the index has {self.dim}: calibrate them here"
+            )
+        self._state = State(self._state.gallery, calibrations)
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """Which queries are answered."""
+        return self.calibrations.threshold
+
+    @property
+    def credible(self) -> CredibleCaps | None:
+        """How far from a query its right answer is."""
+        return self.calibrations.credible
+
+    @property
+    def matching(self) -> MatchProbability | None:
+        """How probable it is that a query and an item are of one class."""
+        return self.calibrations.matching
+
+    @property
+    def drift(self) -> DriftMonitor | None:
+        """What notices that queries have become others."""
+        return self.calibrations.drift
+
+    # --- queries ---
+
+    def query(
+        self,
+        queries: Items,
+        k: int = 10,
+        *,
+        order: Order = "cosine",
+        candidates: Candidates = None,
+        abstain: bool = False,
+    ) -> Answers:
+        """The k first items for each query.
+
+        Args:
+            queries: made by the same posterior as the items.
+            k: how many, at most as many as there are.
+            order: by the cosine of the mean directions; by the expected distance of two points drawn from query and
+                item; or by the match probability, that is by the expected likelihood that both are one point (the same
+                order, whether a match probability is calibrated or not).
+            candidates: how many items, the nearest by cosine, are put into that order; "all" for all. By default all
+                for the expected distance in a flat index, otherwise 10 k and at least 100.
+            abstain: refuse queries that are more uncertain than the threshold: they get no items. Otherwise
+                ``answered`` only tells which these are, where there is a threshold.
+        """
+        state = self._state
+        self._check_queries(state, queries)
+        return answer(state.gallery, state.calibrations, queries, k, Asked(order, candidates, abstain))
+
+    def query_ids(
+        self,
+        ids: GivenIds,
+        k: int = 10,
+        *,
+        order: Order = "cosine",
+        candidates: Candidates = None,
+        abstain: bool = False,
+    ) -> Answers:
+        """The k first other items for items of the index itself; as `query`."""
+        state = self._state
+        rows = state.gallery.row_of.find(as_ids(ids))
+        queries = state.gallery.items_at(rows)
+        return answer(state.gallery, state.calibrations, queries, k, Asked(order, candidates, abstain), rows)
+
+    def credible_sets(self, queries: Items) -> CredibleSets:
+        """All items within each query's credible cap, and at least its nearest.
+
+        Every item is looked at, whatever the kind of the index: a set that misses some would break its promise. A
+        query that knows nothing has all items in its set, so ask few such queries at a time.
+        """
+        state = self._state
+        self._check_queries(state, queries)
+        radius = np.asarray(state.calibrations.need("credible").radius(queries.kappa), dtype=np.float64)
+        query, rows, similarity = exact.within(state.gallery, queries.mean, radius)
+        empty = np.setdiff1d(np.arange(len(queries)), query)
+        if len(empty):
+            nearest, cosine = exact.nearest(state.gallery, queries.mean[empty])
+            query = np.concatenate([query, empty])
+            order = np.argsort(query, kind="stable")
+            query = query[order]
+            rows = np.concatenate([rows, nearest])[order]
+            similarity = np.concatenate([similarity, cosine])[order]
+        offsets = np.searchsorted(query, np.arange(len(queries) + 1))
+        return CredibleSets(offsets, state.gallery.ids[rows], rows, similarity, radius)
+
+    def angle_to_right(
+        self, queries: Items, labels: ArrayLike, item_labels: ArrayLike
+    ) -> NDArray[np.float64]:
+        """The angle from each query to the nearest item of its class, (Q,); infinity where there is none.
+
+        What credible caps are calibrated on, computed as `credible_sets` computes it.
+
+        Args:
+            queries: made by the same posterior as the items.
+            labels: the class of each query.
+            item_labels: the class of each row of the index.
+        """
+        state = self._state
+        self._check_queries(state, queries)
+        return exact.nearest_of_own(state.gallery, queries.mean, labels, item_labels)[1]
+
+    @staticmethod
+    def _check_queries(state: State, queries: Items) -> None:
+        if not isinstance(queries, Items):
+            raise TypeError(f"queries is a {type(queries).__name__}: make Items of it, by Items.of say")
+        check_alike(state.gallery, queries, "the index", "what was given")
