@@ -78,14 +78,25 @@ class Items:
             raise ValueError(f"variance has shape {self.variance.shape}, ({num}, {dim}) is needed")
 
     @staticmethod
-    def of(embedding: Any, *, source: str, variance: bool = True) -> Items:
+    def of(embedding: Any, *, source: str | None = None, variance: bool = True) -> Items:
         """The items of a `StochasticEmbedding`, or of whatever has its attributes as tensors or arrays.
 
         Args:
             embedding: with ``mean``, ``kappa``, ``uncertainty`` and, where there are ``gaussians``, ``variance``.
-            source: the fingerprint of the posterior or encoder that made it.
+            source: the fingerprint of the posterior or encoder that made it; by default the one that it carries.
             variance: whether to keep the variance, which takes as much memory as the directions.
         """
+        told = getattr(embedding, "source", None)
+        if source is None and told is None:
+            raise ValueError(
+                "the embedding does not say what made it: pass source=, the name or fingerprint of its model"
+            )
+        if None not in (source, told) and source != told:
+            raise ValueError(
+                f"source is {source!r}, but the embedding was made by {told!r}: leave source out"
+            )
+        source = source or told
+        assert source is not None
         kept = None
         if variance and getattr(embedding, "gaussians", None) is not None:
             kept = _numpy(embedding.variance)

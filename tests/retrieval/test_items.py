@@ -172,3 +172,14 @@ def test_angles_are_exact_where_cosines_are_not() -> None:
     one[:, 0] = 1
     other = np.stack([np.cos(angle), np.sin(angle), 0 * angle], axis=1).astype(np.float32)
     np.testing.assert_allclose(angles(one, other), angle, rtol=1e-6, atol=1e-7)
+
+
+def test_an_embedding_says_what_made_it() -> None:
+    z = torch.eye(3)
+    e = StochasticEmbedding(z, z, torch.ones(3), torch.ones(3), source="a4f0")
+    assert Items.of(e).source == "a4f0"
+    assert Items.of(e, source="a4f0").source == "a4f0"
+    with pytest.raises(ValueError, match="source is 'other', but the embedding was made by 'a4f0'"):
+        Items.of(e, source="other")
+    with pytest.raises(ValueError, match="does not say what made it"):
+        Items.of(e.with_source(None))

@@ -1,0 +1,96 @@
+"""All calibrations of an index at once, from queries whose classes are known."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from laplacian_metric.retrieval.abstention import choose_threshold
+from laplacian_metric.retrieval.calibrations import Calibrations
+from laplacian_metric.retrieval.credible import CredibleCaps
+from laplacian_metric.retrieval.drift import DriftMonitor
+from laplacian_metric.retrieval.index import Index
+from laplacian_metric.retrieval.items import Items
+from laplacian_metric.retrieval.likelihood import log_expected_likelihood
+from laplacian_metric.retrieval.matching import MatchProbability
+
+LOGGER = logging.getLogger(__name__)
+
+
+def calibrate(
+    index: Index,
+    queries: Items,
+    labels: ArrayLike,
+    item_labels: ArrayLike,
+    *,
+    alpha: float | None = 0.05,
+    delta: float = 0.1,
+    level: float | None = 0.9,
+    k: int = 10,
+    false_alarm: float = 0.01,
+    generator: np.random.Generator | None = None,
+) -> Index:
+    """The same index with a threshold, credible caps, a match probability and a drift monitor.
+
+    Each promise is about queries like these and about these items, so the queries must have played no part in training,
+    and in nothing that was chosen before. To drop uncertain items comes first (`Index.cleaned`): other items are
+    another promise.
+
+    Args:
+        index: its items are what is searched.
+        queries: (Q,) calibration queries, by the posterior that made the items.
+        labels: (Q,), the class of each.
+        item_labels: (N,), the class of each row of the index.
+        alpha: the error rate of the nearest item among answered queries; None for no threshold.
+        delta: the probability of a calibration set for which that is not so.
+        level: the share of queries whose credible set has an item of their class; None for no caps.
+        k: match probabilities are fitted to each query's k nearest items; where all of these match, or none, there is
+            nothing to tell apart, and no match probability.
+        false_alarm: of the drift monitor, which watches the queries' concentrations.
+        generator: of the part of the queries that proposes thresholds.
+
+    Raises:
+        ValueError: a promise cannot be made with these queries; the message says what would help.
+
+    Example:
+        >>> generator = np.random.default_rng(0)
+        >>> classes = np.arange(600) % 3
+        >>> raw = np.eye(3)[classes] + 0.3 * generator.normal(size=(600, 3))
+        >>> length = np.linalg.norm(raw, axis=1)
+        >>> all_of_them = Items(raw / length[:, None], 11 * length, 1 / length, None, "a4f0")
+        >>> index = calibrate(Index(all_of_them[:300]), all_of_them[300:], classes[300:], classes[:300])
+        >>> index.query(all_of_them[300:302], k=2, abstain=True).answered
+        array([ True,  True])
+    """
+    own, others = _labels("labels", labels, len(queries)), _labels("item_labels", item_labels, len(index))
+    answers = index.query(queries, min(k, len(index)))
+    same = others[answers.rows] == own[:, None]
+    likelihood = log_expected_likelihood(
+        answers.similarity, queries.kappa[:, None], index.items.kappa[answers.rows], index.dim
+    )
+    threshold = caps = None
+    if alpha is not None:
+        threshold = choose_threshold(
+            queries.uncertainty, ~same[:, 0], alpha=alpha, delta=delta, generator=generator
+        )
+    if level is not None:
+        angle = index.angle_to_right(queries, own, others)
+        caps = CredibleCaps.calibrate(angle, queries.kappa, index.dim, level=level)
+    matching = None
+    if same.any() and not same.all():
+        matching = MatchProbability.fit(likelihood.ravel(), same.ravel())
+    else:
+        LOGGER.warning(
+            "of the %d nearest items of each query all match, or none: no match probability", same.shape[1]
+        )
+    drift = DriftMonitor(queries.kappa, false_alarm=false_alarm)
+    return index.calibrated(Calibrations(threshold, caps, matching, drift))
+
+
+def _labels(name: str, given: ArrayLike, count: int) -> NDArray[np.generic]:
+    found = np.asarray(given)
+    if found.shape != (count,):
+        raise ValueError(f"{name} has shape {found.shape}, ({count},) is needed: one class for each")
+    return found
