@@ -65,7 +65,7 @@ def _ranked(
 ) -> tuple[Numbers, NDArray[np.float32]]:
     """The k first rows in the order that is asked for, without the own ones, and their cosines."""
     more = k if own_rows is None else k + 1
-    number = _number_of_candidates(gallery, more, asked)
+    number = _number_of_candidates(gallery, k, more - k, asked)
     if number is None:
         rank = exact.by_expected_distance if asked.order == "expected distance" else exact.by_likelihood
         rows = rank(gallery, queries, more)
@@ -82,8 +82,8 @@ def _ranked(
     return rows[:, :k], similarity[:, :k]
 
 
-def _number_of_candidates(gallery: Gallery, k: int, asked: Asked) -> int | None:
-    """How many are looked for by cosine; None where another order goes through all items."""
+def _number_of_candidates(gallery: Gallery, k: int, own: int, asked: Asked) -> int | None:
+    """How many are looked for by cosine, with one more for the own row; None where another order goes through all."""
     order, candidates = asked.order, asked.candidates
     if order not in get_args(Order):
         raise ValueError(f"order is {order!r}: {', '.join(map(repr, get_args(Order)))} are there")
@@ -92,14 +92,14 @@ def _number_of_candidates(gallery: Gallery, k: int, asked: Asked) -> int | None:
             raise ValueError(
                 'candidates is for other orders: with order="cosine" the k nearest are the answer'
             )
-        return k
+        return k + own
     if candidates == "all" or (candidates is None and order == "expected distance" and gallery.exact):
         return None
     if candidates is None:
         candidates = max(FEWEST_CANDIDATES, CANDIDATES_PER_ANSWER * k)
     elif not isinstance(candidates, (int, np.integer)) or candidates < k:
         raise ValueError(f'candidates is {candidates!r}: at least k = {k} are needed, or "all"')
-    return min(int(candidates), len(gallery))
+    return min(int(candidates) + own, len(gallery))
 
 
 def _value(

@@ -52,7 +52,7 @@ def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         index: with its calibrations.
         folder: to be made. Its parent has to be there.
         overwrite: replace an index that is there; any other folder is left alone. Whoever has loaded the old index
-            keeps it.
+            keeps it. Should the process be killed just then, the old one is beside it, as a hidden folder "*.old".
     """
     target = Path(folder)
     _check_target(target, overwrite)
@@ -172,19 +172,17 @@ def _write(index: Index, folder: Path) -> None:
 
 def _put(temporary: Path, target: Path) -> None:
     """Have the folder take the other's place; a folder cannot replace another in one step."""
-    old = None
-    if target.exists():
-        old = temporary.with_suffix(".old")
-        target.rename(old)
+    old = temporary.with_suffix(".old")
     try:
+        if target.exists():
+            target.rename(old)
         temporary.rename(target)
     except BaseException:
-        if old is not None:
+        if old.exists() and not target.exists():
             old.rename(target)
         raise
     _sync_folder(target.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 # --- reading ---

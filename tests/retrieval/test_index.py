@@ -195,6 +195,22 @@ def test_items_ask_for_others(order: Any) -> None:
     assert index.query_ids(asked, 44, order=order).rows.shape == (4, 44)
 
 
+@pytest.mark.parametrize("order", ["cosine", "expected distance", "match probability"])
+def test_among_equals_nobody_is_his_own_neighbour(order: Any) -> None:
+    alike = nothing_but(np.repeat(np.eye(3), [40, 1, 1], axis=0))
+    for kind in ("flat", "hnsw"):
+        answers = Index(alike, kind=kind).query_ids(np.arange(42), 2, order=order)
+        assert not (answers.rows == np.arange(42)[:, None]).any()
+        assert (answers.similarity[:40] == 1).all()
+
+
+def test_as_many_candidates_as_answers_are_enough() -> None:
+    index = Index(clusters(40, 4)[0])
+    few = index.query_ids([7, 8], 5, order="match probability", candidates=5)
+    nearest = index.query_ids([7, 8], 5)
+    np.testing.assert_array_equal(np.sort(few.rows, axis=1), np.sort(nearest.rows, axis=1))
+
+
 def test_refused_queries_get_nothing_and_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     items, _ = clusters(50)
     queries, _ = clusters(20, seed=1)
