@@ -1,0 +1,216 @@
+"""LaplaceEmbedding: scikit-learn's own checks, and what it computes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.integrations.scikit_learn import LaplaceEmbedding
+from laplacian_metric.laplace.prior import NoOptimumError
+
+ONE_COMPONENT = "the check sets n_components=1, which is refused: directions in one dimension are two points"
+EXPECTED_FAILURES = dict.fromkeys(
+    (
+        "check_dont_overwrite_parameters",
+        "check_methods_sample_order_invariance",
+        "check_methods_subset_invariance",
+        "check_fit2d_1feature",
+        "check_fit2d_predict1d",
+    ),
+    ONE_COMPONENT,
+)
+
+# A short training: the checks are about the interface.
+SHORT = LaplaceEmbedding(max_iter=5, batch_size=64)
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([SHORT], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+def test_scikit_learn_s_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def clusters(classes: int = 4, each: int = 30, seed: int = 0) -> tuple[Any, Any]:
+    """Features (N, 8) in clusters around the first axes, which lie in noise of the others; y are names."""
+    rng = np.random.default_rng(seed)
+    y = np.repeat(np.arange(classes), each)
+    X = rng.normal(size=(len(y), 8)) * [1, 1, 1, 1, 12, 12, 12, 12]
+    X[np.arange(len(y)), y] += 4
+    return X, np.array([f"class {number}" for number in y])
+
+
+def made(**options: Any) -> LaplaceEmbedding:
+    return LaplaceEmbedding(**{"n_components": 3, "max_iter": 200, "random_state": 0, **options})
+
+
+def test_what_expected_failures_check_with_enough_components() -> None:
+    X, y = clusters()
+    model = made(max_iter=20)
+    before = dict(model.get_params())
+    names = set(vars(model))
+    model.fit(X, y)
+    assert model.get_params() == before
+    assert all(name.endswith("_") for name in set(vars(model)) - names if not name.startswith("_"))
+    order = np.random.default_rng(0).permutation(len(X))
+    for method in (model.transform, model.score_uncertainty, model.kappa):
+        whole = method(X)
+        np.testing.assert_allclose(method(X[order]), whole[order], rtol=1e-9)
+        np.testing.assert_allclose(np.concatenate([method(X[:50]), method(X[50:])]), whole, rtol=1e-9)
+        with pytest.raises(ValueError, match="Expected 2D array, got 1D array"):
+            method(X[0])
+    one = LaplaceEmbedding(max_iter=5, random_state=0).fit(X[:, :1], y)  # two components on one feature
+    assert one.transform(X[:, :1]).shape == (len(X), 2)
+
+
+def test_it_is_a_trained_head_with_a_posterior() -> None:
+    X, y = clusters()
+    model = made(prior_precision=2.0, temperature=3.0).fit(X, y)
+    features = torch.tensor(X)
+    lam = LAM(
+        Encoder(nn.Identity(), model.encoder_.head),
+        ContrastiveLoss(margin=0.7),
+        temperature=3.0,
+        prior_precision=2.0,
+    ).fit_features(features, torch.tensor(np.unique(y, return_inverse=True)[1]), check_mode=False)
+    e = lam.embed_features(features)
+    np.testing.assert_allclose(model.transform(X), e.point.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(model.kappa(X), e.kappa.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(model.score_uncertainty(X), 1 / e.kappa.numpy(), rtol=1e-9)
+    assert model.embed(X).variance.shape == (len(X), 3)
+    np.testing.assert_allclose(np.linalg.norm(model.transform(X), axis=1), 1, rtol=1e-12)
+
+
+def test_training_finds_the_classes_in_the_noise() -> None:
+    X, y = clusters()
+    X_test, y_test = clusters(seed=1)
+    trained = made(random_state=0).fit(X, y)
+    plain = metrics.recall_at_k(
+        torch.nn.functional.normalize(torch.tensor(X_test), dim=1),
+        torch.tensor(np.unique(y_test, return_inverse=True)[1]),
+    )
+    assert trained.score(X_test, y_test) > plain + 0.3
+    labels = torch.tensor(np.unique(y_test, return_inverse=True)[1])
+    assert trained.score(X_test, y_test) == metrics.recall_at_k(
+        torch.tensor(trained.transform(X_test)), labels
+    )
+    assert list(trained.classes_) == [f"class {number}" for number in range(4)]
+    assert trained.n_iter_ == 200
+
+
+def test_between_two_classes_it_is_less_sure() -> None:
+    X, y = clusters(classes=2, each=60)
+    X[:, 4:] /= 12
+    model = made(n_components=2).fit(X, y)
+    means = np.stack([X[y == name].mean(0) for name in model.classes_])
+    between = means.mean(0, keepdims=True)
+    assert model.kappa(between)[0] < model.kappa(means).min()
+
+
+@pytest.mark.parametrize("options", [{"init": "random"}, {"structure": "kron"}, {"prior_precision": 0.5}, {}])
+def test_the_same_seed_gives_the_same_numbers(options: dict[str, Any]) -> None:
+    X, y = clusters()
+    first, again, other = (made(random_state=seed, max_iter=30, **options).fit(X, y) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.transform(X), again.transform(X))
+    np.testing.assert_array_equal(first.kappa(X), again.kappa(X))
+    assert not np.array_equal(first.transform(X), other.transform(X))
+    state = np.random.RandomState(0)
+    np.testing.assert_array_equal(
+        made(random_state=state, max_iter=30, **options).fit(X, y).kappa(X), first.kappa(X)
+    )
+
+
+def test_the_dtype_is_kept() -> None:
+    X, y = clusters()
+    model = made(max_iter=5).fit(X.astype(np.float32), y)
+    assert model.transform(X.astype(np.float32)).dtype == np.float32
+    assert model.transform(X).dtype == np.float32  # as the layer is
+    assert made(max_iter=5).fit(X, y).transform(X).dtype == np.float64
+
+
+def test_in_a_pipeline_and_a_grid_search() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, train_size=400, test_size=400, random_state=0)
+    pipeline = make_pipeline(
+        StandardScaler(), LaplaceEmbedding(max_iter=60, random_state=0), KNeighborsClassifier(1)
+    )
+    search = GridSearchCV(pipeline, {"laplaceembedding__n_components": [2, 8]}, cv=2).fit(X, y)
+    assert search.best_params_ == {"laplaceembedding__n_components": 8}
+    assert search.score(X_test, y_test) > 0.85
+    by_itself = GridSearchCV(LaplaceEmbedding(max_iter=30, random_state=0), {"margin": [0.5, 0.9]}, cv=2).fit(
+        X, y
+    )
+    assert 0.5 < by_itself.best_score_ <= 1
+    assert cross_val_score(LaplaceEmbedding(max_iter=5), X, y, cv=2, n_jobs=1).shape == (2,)
+
+
+def test_copies_and_names() -> None:
+    X, y = clusters()
+    model = made(max_iter=5).fit(X, y)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.kappa(X), model.kappa(X))
+    assert not hasattr(clone(model), "lam_")
+    assert list(model.get_feature_names_out()) == [f"laplaceembedding{number}" for number in range(3)]
+    assert LaplaceEmbedding(max_iter=5).fit(X, y).transform(X).shape == (120, 8)
+
+
+def test_a_curvature_without_an_optimum_leaves_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: LAM) -> float:
+        raise NoOptimumError("every entry of the curvature is 0")
+
+    monkeypatch.setattr(LAM, "optimize_prior_precision", none)
+    X, y = clusters()
+    with pytest.warns(UserWarning, match="the prior precision stays at 1: every entry"):
+        model = made(max_iter=5).fit(X, y)
+    assert model.lam_.prior_precision == 1
+    assert np.isfinite(model.kappa(X)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_components": 1}, "n_components is 1"),
+        ({"n_components": 2.5}, "n_components is 2.5"),
+        ({"init": "pca"}, 'init is \'pca\', "whitening" or "random"'),
+        ({"prior_precision": "validation"}, "prior_precision is 'validation'"),
+        ({"prior_precision": -1.0}, "prior_precision is -1.0"),
+        ({"max_iter": 0}, "steps is 0"),
+        ({"structure": "banded"}, "banded"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    X, y = clusters()
+    with pytest.raises(ValueError, match=message):
+        made(**{"max_iter": 5, **options}).fit(X, y)
+
+
+def test_wrong_data_are_refused() -> None:
+    X, y = clusters()
+    with pytest.raises(ValueError, match="requires y to be passed"):
+        made().fit(X, None)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+        made().fit(X)
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        made().fit(np.where(np.abs(X) > 1, np.nan, X), y)
+    with pytest.raises(ValueError, match="labels has 1 class"):
+        made().fit(X, np.zeros(len(X), dtype=int))
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        made().fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        made().fit(X, y[1:])
+    model = made(max_iter=5).fit(X, y)
+    with pytest.raises(ValueError, match="X has 7 features, but LaplaceEmbedding is expecting 8"):
+        model.kappa(X[:, 1:])
