@@ -18,6 +18,8 @@ from laplacian_metric.networks.small import (
     FASHION_FEATURES,
     cifar_backbone,
     fashion_backbone,
+    n_digit_backbone,
+    n_digit_features,
     seeded,
 )
 
@@ -60,6 +62,15 @@ def _cifar(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
     return cifar_backbone(), nn.Linear(CIFAR_FEATURES, wanted.dim or 16), ()
 
 
+def _n_digit(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    known = {key: value for key, value in wanted.options.items() if key in ("digits", "channels")}
+    if len(known) < len(wanted.options):
+        unknown = ", ".join(key for key in wanted.options if key not in known)
+        raise TypeError(f"'n-digit' takes no option {unknown}; there are: digits, channels")
+    backbone = n_digit_backbone(**known)
+    return backbone, nn.Linear(n_digit_features(**known), wanted.dim or 2), ()
+
+
 def _resnet50_gem(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
     model = _torchvision_model("resnet50", wanted.pretrained, wanted.options)
     return _with_gem(model, PixelScaling.of_imagenet(), wanted)
@@ -82,11 +93,12 @@ _Maker = Callable[[_Wanted], tuple[nn.Module, nn.Linear, tuple[Target, ...]]]
 _MAKERS: dict[str, _Maker] = {
     "fashion-mnist": _fashion,
     "cifar-10": _cifar,
+    "n-digit": _n_digit,
     "resnet50-gem": _resnet50_gem,
     "resnet50-gem-v1": _resnet50_gem_v1,
 }
 _WITH_WEIGHTS = ("resnet50-gem",)
-_WITH_OPTIONS = ("resnet50-gem", "resnet50-gem-v1")
+_WITH_OPTIONS = ("n-digit", "resnet50-gem", "resnet50-gem-v1")
 
 
 def encoder_names() -> tuple[str, ...]:
@@ -94,7 +106,7 @@ def encoder_names() -> tuple[str, ...]:
 
     Example:
         >>> encoder_names()
-        ('fashion-mnist', 'cifar-10', 'resnet50-gem', 'resnet50-gem-v1')
+        ('fashion-mnist', 'cifar-10', 'n-digit', 'resnet50-gem', 'resnet50-gem-v1')
     """
     return tuple(_MAKERS)
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hessians import Pairs
 from hessians.checks import check_finite, check_floating
 from hessians.choices import Choice
+from hessians.pairs import ListedPairs
 
 ELEMENTS_AT_ONCE = 1 << 19
 # What a batch may keep for the way back, in logits; beyond it blocks are computed twice.
@@ -87,6 +88,16 @@ def sample_distances(first: Tensor, second: Tensor) -> Tensor:
     return flat.view(*first.shape[:2], *second.shape[:2])
 
 
+def paired_distances(first: Tensor, second: Tensor) -> Tensor:
+    """|z1 - z2| of samples (K, P, Z) and (L, P, Z) of the images of P pairs: (P, K, L)."""
+    mode = (
+        "donot_use_mm_for_euclid_dist"
+        if first.shape[2] <= DIRECT_DIMENSIONS
+        else "use_mm_for_euclid_dist_if_necessary"
+    )
+    return torch.cdist(first.transpose(0, 1), second.transpose(0, 1), compute_mode=mode)
+
+
 def soft_contrastive_loss(
     samples: Tensor,
     pairs: Pairs,
@@ -118,6 +129,11 @@ def soft_contrastive_loss(
         raise ValueError(f"the pairs are over {pairs.num_images} images for samples of {num}")
     check_finite("samples", samples.transpose(0, 1))
     sums = [samples.sum() * 0, samples.sum() * 0]
+    counts = [pairs.num_positives, pairs.num_negatives]
+    if isinstance(pairs, ListedPairs) and count * count * sum(counts) <= ELEMENTS_AT_ONCE:
+        # Few of all pairs: no others are looked at.
+        gained = [_listed_sum(samples, pairs, positive, match, average) for positive in (True, False)]
+        return _averaged([total - part for total, part in zip(sums, gained, strict=True)], counts, balance)
     size = max(1, ELEMENTS_AT_ONCE // max(1, count * count * num))
     twice = count * count * num * num // 2 > ELEMENTS_KEPT
     for start in range(0, num, size):
@@ -133,10 +149,26 @@ def soft_contrastive_loss(
             else _block_sums(rows, columns, positive, negative, match, average)
         )
         sums = [total - part for total, part in zip(sums, parts, strict=True)]
-    counts = [pairs.num_positives, pairs.num_negatives]
+    return _averaged(sums, counts, balance)
+
+
+def _averaged(sums: list[Tensor], counts: list[float], balance: Balance) -> Tensor:
+    """Of the sums of -log p over positive and of -log(1 - p) over negative pairs."""
     if balance is Balance.PAIRS:
         return (sums[0] + sums[1]) / (sum(counts) or 1)
     return sum((total / (2 * (count or 1)) for total, count in zip(sums, counts, strict=True)), sums[0] * 0)
+
+
+def _listed_sum(
+    samples: Tensor, pairs: ListedPairs, positive: bool, match: MatchProbability, average: Average
+) -> Tensor:
+    """The sum of log p, or of log(1 - p), over the listed pairs of one type."""
+    gained = samples.sum() * 0
+    for first, second, times in pairs.listed(positive):
+        logits = match(paired_distances(samples[:, first], samples[:, second]))
+        likelihood = log_mean((logits if positive else -logits).permute(1, 0, 2)[..., None], average)
+        gained = gained + (times.to(samples.dtype) * likelihood[:, 0]).sum()
+    return gained
 
 
 def _block_sums(
@@ -196,6 +228,62 @@ def match_probability(first: Tensor, second: Tensor, match: MatchProbability) ->
             distance = sample_distances(first[:, i : i + rows], second[:, j : j + columns])
             found[i : i + rows, j : j + columns] = match(distance).sigmoid().mean((0, 2))
     return found
+
+
+@torch.no_grad()
+def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
+    """1 less `match_probability`, (N, M), computed so that it keeps its digits where images are alike.
+
+    Example:
+        >>> one = torch.zeros(1, 1, 2)
+        >>> float(mismatch_probability(one, one, MatchProbability(scale=1.0, offset=20.0)))
+        2.06...e-09
+    """
+    check_samples("first", first)
+    check_samples("second", second)
+    if first.shape[2] != second.shape[2]:
+        raise ValueError(
+            f"first has {first.shape[2]} dimensions and second {second.shape[2]}: embed both alike"
+        )
+    samples, size, dim = second.shape
+    members = second.reshape(-1, dim)
+    rows = max(1, ELEMENTS_AT_ONCE // max(1, len(members)))
+    found = first.new_zeros(first.shape[1], size)
+    for start in range(0, first.shape[1], rows):
+        for one in first[:, start : start + rows]:
+            distance = torch.cdist(one, members, compute_mode="donot_use_mm_for_euclid_dist")
+            part = match(distance).neg_().sigmoid_().view(len(one), samples, size)
+            found[start : start + rows] += part.sum(1)
+    return found / (len(first) * samples)
+
+
+@torch.no_grad()
+def paired_match_probability(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
+    """The probability (P,) that both images of each of P pairs match, from their samples; without gradients.
+
+    Args:
+        first: (K, P, Z).
+        second: (L, P, Z).
+        match: a and b.
+
+    Example:
+        >>> one = torch.zeros(1, 2, 2)
+        >>> paired_match_probability(one, one + 1, MatchProbability(scale=1.0, offset=2.0**0.5))
+        tensor([0.5000, 0.5000])
+    """
+    check_samples("first", first)
+    check_samples("second", second)
+    if first.shape[1:] != second.shape[1:]:
+        raise ValueError(
+            f"first has shape {tuple(first.shape)} and second {tuple(second.shape)}: samples of as many images are "
+            "needed"
+        )
+    size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
+    found = [
+        match(paired_distances(a, b)).sigmoid().mean((1, 2))
+        for a, b in zip(first.split(size, dim=1), second.split(size, dim=1), strict=True)
+    ]
+    return torch.cat(found)
 
 
 @torch.no_grad()

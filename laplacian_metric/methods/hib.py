@@ -192,6 +192,7 @@ class HIBLearner(Learner):
         self.method = method
         self.network = HIBNetwork(method, encoder, setup.seed)
         super().__init__(self.network)
+        self.euclidean = not method.normalize
         self.pairs = setup.pairs
         self.seed = setup.seed
         # Replaced by `begin`.
@@ -233,6 +234,11 @@ class HIBEmbedder(Embedder):
         self.method = method
         self.seed = seed
 
+    @property
+    def match(self) -> MatchProbability:
+        """The learned a and b."""
+        return self.network.match
+
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         means, log_variances = self.network(inputs)
         noises = self._noise(means, self.method.score_samples)
@@ -268,6 +274,17 @@ class HIBEmbedder(Embedder):
             raise ValueError("the loader is empty: there is no image to embed")
         means, log_variances = zip(*parts, strict=True)
         return torch.cat(means), torch.cat(log_variances)
+
+    def drawn(
+        self, mixtures: tuple[Tensor, Tensor], samples: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Samples (S, N, Z) of `mixtures`, as many of every component, independent between images."""
+        means, log_variances = mixtures
+        num, components, dim = means.shape
+        if samples < 1 or samples % components:
+            raise ValueError(f"samples is {samples}, a multiple of the {components} components is needed")
+        noise = standard_normal((samples // components, num, components, dim), means, generator)
+        return self.network.draw(means, log_variances, noise)
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None

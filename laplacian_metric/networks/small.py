@@ -1,4 +1,5 @@
-"""Small networks as the LAM paper (appendix G.2) uses them: for 28x28 grey images, and for 32x32 colour images."""
+"""Small networks: those of the LAM paper (appendix G.2), for 28x28 grey images and for 32x32 colour images, and that of
+the HIB paper for digits side by side."""
 
 from __future__ import annotations
 
@@ -54,6 +55,47 @@ def cifar_backbone() -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
     )
+
+
+def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn.Sequential:
+    """Two unpadded 5x5 convolutions, each with a pooling: (N, 1, 28, 28 digits) -> (N, 16 * 4 * (7 digits - 3)).
+
+    As section 4.1 of the HIB paper (Oh et al., 2019) has it; that says neither the number of channels nor the
+    activation.
+
+    Args:
+        digits: how many stand side by side.
+        channels: of both convolutions.
+
+    Example:
+        >>> import torch
+        >>> tuple(n_digit_backbone()(torch.zeros(2, 1, 28, 56)).shape)
+        (2, 704)
+    """
+    if digits < 1:
+        raise ValueError(f"digits is {digits}, at least 1 is needed")
+    if len(channels) != 2 or min(channels) < 1:
+        raise ValueError(f"channels is {list(channels)}: two numbers from 1 on are needed")
+    first, second = channels
+    return nn.Sequential(
+        nn.Conv2d(1, first, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    )
+
+
+def n_digit_features(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> int:
+    """How many features `n_digit_backbone` gives.
+
+    Example:
+        >>> n_digit_features(2), n_digit_features(3)
+        (704, 1152)
+    """
+    return channels[1] * 4 * (7 * digits - 3)
 
 
 def fashion_network(dimensions: int = 3, seed: int | None = None) -> tuple[nn.Sequential, nn.Linear]:

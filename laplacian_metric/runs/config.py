@@ -74,6 +74,17 @@ class Cell(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _known_galleries(self) -> Cell:
+        verification, tests = self.evaluation.verification, ("test", *self.data.tests)
+        for name in () if verification is None else sum(verification.galleries.items(), ()):
+            if name not in tests:
+                raise ValueError(
+                    f"evaluation.verification.galleries names {name!r}, which is no test set; there are: "
+                    f"{', '.join(tests)}"
+                )
+        return self
+
     @property
     def start(self) -> Start:
         """What the method starts from."""
@@ -93,7 +104,7 @@ class Cell(Section):
         if not self.network.frozen:
             return self.base or self.name, seed
         network = self.network.model_dump(mode="json", exclude={"head", "dim"})
-        data = self.data.model_dump(mode="json", exclude={"out", "in_memory", "workers"})
+        data = self.data.model_dump(mode="json", exclude={"out", "in_memory", "workers", "tests"})
         text = json.dumps([network, data], sort_keys=True)
         return f"frozen/{hashlib.sha256(text.encode()).hexdigest()[:12]}", 0
 
@@ -125,7 +136,9 @@ class Cell(Section):
             for key in ("data", "network", "loss", "training", "method", "base", "base_config")
             if key in whole
         }
-        kept["data"] = {key: kept["data"][key] for key in kept["data"] if key not in ("out", "in_memory")}
+        kept["data"] = {
+            key: kept["data"][key] for key in kept["data"] if key not in ("out", "in_memory", "tests")
+        }
         kept["data"]["splits"] = {key: kept["data"]["splits"][key] for key in ("train", "validation")}
         if self.start is Start.NETWORKS:
             kept["members"] = self.members

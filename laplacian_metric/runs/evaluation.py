@@ -19,6 +19,7 @@ from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, V
 from laplacian_metric.runs.matching import Matching
 from laplacian_metric.runs.scores import OWN, Scores, curves, judged, method_scores, trivial_scores
 from laplacian_metric.runs.sections import EvaluationSection
+from laplacian_metric.runs.verification import verify
 
 EXTREMES = 16  # images with the lowest and the highest uncertainty
 LATENT_DIM = 3
@@ -79,6 +80,17 @@ def evaluate(
         "intervals": _intervals(rankings[TEST], own, agreed, names, section) if section.resamples else None,
         "counts": _counts(rankings, sets),
         "settings": embedder.settings(),
+        **_verification(fitted, method, section),
+    }
+
+
+def _verification(fitted: Fitted, method: type[Method], section: EvaluationSection) -> dict[str, Any]:
+    """The part of that name, where it is asked for."""
+    if section.verification is None:
+        return {}
+    images = fitted.sets.tests()
+    return {
+        "verification": verify(fitted, section.verification, images, has_uncertainty=method.has_uncertainty)
     }
 
 

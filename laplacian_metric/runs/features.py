@@ -15,7 +15,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.files import atomic_write
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.laplace.features import collect_features
-from laplacian_metric.runs.images import OUT, ImageSets
+from laplacian_metric.runs.images import OUT, TESTS, ImageSets
 from laplacian_metric.runs.matching import Matching
 
 WHOLE = "whole.json"  # is there when all rows are
@@ -62,17 +62,23 @@ class FeatureSets:
         """That of the images."""
         return self.images.matching(name)
 
+    def tests(self) -> list[str]:
+        """Those of the images."""
+        return self.images.tests()
+
     def _place(self, name: str) -> Path:
         return self.folder / name.replace("/", "-")
 
     def _of(self, name: str) -> dict[str, object]:
         """What the features of a set depend on."""
         section = self.images.section
-        kept = section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment"})
+        kept = section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment", "tests"})
         outs = [out for out in section.out if name == OUT + out.label]
+        more = {"more": self.images.more_options(name)} if name.startswith(TESTS) else {}
         return {
             "fingerprint": self._fingerprint,
             "data": kept,
+            **more,
             "out": [out.model_dump(mode="json") for out in outs],
         }
 

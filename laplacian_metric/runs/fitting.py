@@ -36,6 +36,8 @@ class Sets(Protocol):
 
     def matching(self, name: str) -> Matching: ...
 
+    def tests(self) -> list[str]: ...
+
 
 @dataclass(frozen=True)
 class Place:

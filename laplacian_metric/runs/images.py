@@ -20,6 +20,7 @@ from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
 OUT = "out/"  # before the label of a set of strangers
+TESTS = "test/"  # before the name of another test set
 
 CORRUPTIONS = ("crop", "blur", "occlusion", "noise")
 STRENGTH = 1.0
@@ -30,7 +31,7 @@ CROP = 2 / 3  # the strength of the crop test: a window of half the side
 
 class ImageSets:
     """The sets of images of one data section by name: "train", "validation", "test", "corrupted" (validation images),
-    "cropped" (test images) and "out/" with a label. Each is made once.
+    "cropped" (test images), "out/" with a label and "test/" with the name of another test set. Each is made once.
 
     Args:
         section: which images.
@@ -57,13 +58,18 @@ class ImageSets:
             if name.startswith(OUT):
                 found = self._load_out(name.removeprefix(OUT))
             else:
-                split = getattr(self.section.splits, name)
-                more: dict[str, Any] = self.section.split_options.get(name, {})  # type: ignore[call-overload]
-                options = {**self.section.options, **more}
+                split = self.split(name)
+                options = {**self.section.options, **self.more_options(name)}
                 found = self._load(self.section.train, split, options, self._preparation())
                 found = by_place(spread(found, self.section.limit))
             self._loaded[name] = found
         return self._loaded[name]
+
+    def more_options(self, name: str) -> dict[str, Any]:
+        """The options of a set beside those of all."""
+        base = TEST if name.startswith(TESTS) else name
+        more: dict[str, Any] = self.section.split_options.get(base, {})  # type: ignore[call-overload]
+        return {**more, **self.section.tests[name.removeprefix(TESTS)]} if name.startswith(TESTS) else more
 
     def training(self) -> LabelledInputs:
         """The images that are trained on, with augmentation where there is one."""
@@ -77,11 +83,15 @@ class ImageSets:
         """What of the images of a set are queries, and which answers to them are right."""
         return matching(self.loaded(name))
 
+    def tests(self) -> list[str]:
+        """The names of the test sets beside "test"."""
+        return list(self.section.tests)
+
     def split(self, name: str) -> str:
         """Which split of its data set the images of a set are from."""
         if name.startswith(OUT):
             return next(out.split for out in self.section.out if out.label == name.removeprefix(OUT))
-        source = {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
+        source = TEST if name.startswith(TESTS) else {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
         found: str = getattr(self.section.splits, source)
         return found
 

@@ -55,6 +55,12 @@ def trivial_scores(encoder: Encoder, sets: Mapping[str, LabelledInputs], train: 
     return found
 
 
+def norms(encoder: Encoder, inputs: Iterable[Any]) -> dict[str, Tensor]:
+    """The norms before and after the head, as the scores (N,) that they are by name."""
+    features, u = _norms_and_raw(encoder, inputs)
+    return {"feature norm": features, "embedding norm": metrics.embedding_norm(u)}
+
+
 def _norms_and_raw(encoder: Encoder, inputs: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """|h| (N,) and u (N, Z), batch by batch: all features may be more than the memory holds."""
     norms, raw = [], []

@@ -10,10 +10,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -26,23 +24,8 @@ from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder, encoder_names
 from laplacian_metric.encoder.zoo import LIBRARIES
 from laplacian_metric.method import Method
-
-
-class Section(BaseModel):
-    """A part of a cell; it knows its keys, and no others."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    # Options that are not written where they have their default: what was made before they came stays the same.
-    later: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
-        defaults = {
-            key: type(self).model_fields[key].get_default(call_default_factory=True) for key in self.later
-        }
-        return {key: value for key, value in found.items() if key not in defaults or value != defaults[key]}
+from laplacian_metric.runs.section import Section
+from laplacian_metric.runs.verification_section import VerificationSection
 
 
 class OutSet(Section):
@@ -102,6 +85,7 @@ class DataSection(Section):
         splits: which of its splits are trained on, chosen by and tested on.
         options: those that the data set has, such as held_out.
         split_options: more of them for "train", "validation" or "test" alone, such as the cities.
+        tests: more test sets by name, each with the options that it has beside those of the test split.
         out: data sets of strangers; they are given the size and the channels of the data set's images.
         image_size, channels, preprocessing: as `data.load` takes them.
         augment: "crop-flip" trains on random windows of images, every other one mirrored.
@@ -110,12 +94,13 @@ class DataSection(Section):
         limit: so many images of every split, at even steps, for a trial; None takes all.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("split_options",)
+    later: ClassVar[tuple[str, ...]] = ("split_options", "tests")
 
     train: str
     splits: Splits = Splits()
     options: dict[str, Any] = Field(default_factory=dict)
     split_options: dict[Literal["train", "validation", "test"], dict[str, Any]] = Field(default_factory=dict)
+    tests: dict[str, dict[str, Any]] = Field(default_factory=dict)
     out: tuple[OutSet, ...] = ()
     image_size: int | Literal["default"] | None = "default"
     channels: Literal[1, 3] | None = None
@@ -137,6 +122,12 @@ class DataSection(Section):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"out names {twice[0]!r} twice: give one of them another label")
+        return self
+
+    @model_validator(mode="after")
+    def _tests_named(self) -> DataSection:
+        if "test" in self.tests:
+            raise ValueError("tests has a set 'test', which is the test split itself: give it another name")
         return self
 
 
@@ -258,7 +249,10 @@ class EvaluationSection(Section):
         label_entropy: whether uncertainty is compared with the entropy of people's labels (CIFAR-10H).
         resamples: of the bootstrap intervals; 0 leaves these out.
         batch_size: how many images are embedded at a time.
+        verification: how pairs of test images are verified; None leaves it out.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("verification",)
 
     ks: tuple[int, ...] = (1, 5, 10)
     samples: int = Field(default=100, ge=0)
@@ -269,6 +263,7 @@ class EvaluationSection(Section):
     label_entropy: bool = False
     resamples: int = Field(default=0, ge=0)
     batch_size: int = Field(default=500, ge=1)
+    verification: VerificationSection | None = None
 
     @field_validator("ks")
     @classmethod

@@ -45,6 +45,8 @@ class Sampling(Choice):
     """All images, in a new random order in every epoch."""
     BALANCED = "balanced"
     """`images_per_class` images of each of batch_size/images_per_class classes."""
+    PAIRS = "pairs"
+    """`batch_size` pairs of images, half of which match; they alone are trained on, see `dealt_pairs`."""
 
 
 class Precision(Choice):
@@ -60,7 +62,7 @@ class TrainingOptions:
 
     Attributes:
         epochs: how often every image is seen.
-        batch_size: of one process.
+        batch_size: of one process; in pairs where these are sampled, else in images.
         optimizer: "rmsprop", "adam", "adamw" or "sgd", as torch has them.
         learning_rate: at the start.
         weight_decay: of the optimizer.
@@ -69,8 +71,10 @@ class TrainingOptions:
         decay: of "exponential", per epoch.
         final_share: of "cosine".
         warmup_epochs: in so many epochs the learning rate rises linearly to where it starts.
-        sampling: "shuffled", or "balanced" (P classes of K images, by pytorch-metric-learning's sampler).
+        sampling: "shuffled", "balanced" (P classes of K images, by pytorch-metric-learning's sampler), or "pairs" (half
+            of them of two images of one class, half of different ones, at random).
         images_per_class: K, for "balanced".
+        steps_per_epoch: for "pairs"; None takes as many as have places for all images.
         miner: a miner of pytorch-metric-learning by its class's name; None trains on all pairs of a batch.
         miner_options: what it is made with.
         precision: "float32", or "bfloat16" for the forward pass.
@@ -91,6 +95,7 @@ class TrainingOptions:
     warmup_epochs: int = 0
     sampling: Sampling = Sampling.SHUFFLED
     images_per_class: int = 4
+    steps_per_epoch: int | None = None
     miner: str | None = None
     miner_options: tuple[tuple[str, bool | int | float | str], ...] = ()
     precision: Precision = Precision.FLOAT32
@@ -112,7 +117,7 @@ class TrainingOptions:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name} is {getattr(self, name)}, a number from 0 on is needed")
         counts = {"epochs": 0, "batch_size": 2, "warmup_epochs": 0, "images_per_class": 2}
-        for name, least in {**counts, "patience": 1, "checkpoint_every": 1}.items():
+        for name, least in {**counts, "patience": 1, "checkpoint_every": 1, "steps_per_epoch": 1}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}, at least {least} is needed")
@@ -120,6 +125,20 @@ class TrainingOptions:
             raise ValueError(
                 f"batch_size is {self.batch_size}, which is no multiple of images_per_class, {self.images_per_class}: "
                 "a balanced batch has as many images of each of its classes"
+            )
+        if self.sampling is Sampling.PAIRS:
+            if self.batch_size % 2:
+                raise ValueError(
+                    f"batch_size is {self.batch_size}: half of the pairs match, so take an even number"
+                )
+            if self.miner is not None:
+                raise ValueError(
+                    f"miner is {self.miner!r}, but with sampling 'pairs' the pairs are dealt: leave out one of them"
+                )
+        elif self.steps_per_epoch is not None:
+            raise ValueError(
+                f"steps_per_epoch is {self.steps_per_epoch}, but an epoch of sampling {self.sampling.value!r} is all "
+                "images: leave it out, or take sampling 'pairs'"
             )
 
 
@@ -161,7 +180,9 @@ def learning_rate(options: TrainingOptions, epoch: int) -> float:
 
 
 def pair_choice(options: TrainingOptions) -> Callable[[Tensor, Tensor], Pairs]:
-    """What chooses the pairs of a batch that are trained on: all of them, or a miner's."""
+    """What chooses the pairs of a batch that are trained on: all of them, a miner's, or those that were dealt."""
+    if options.sampling is Sampling.PAIRS:
+        return dealt_pairs
     if options.miner is None:
         return all_pairs
     miner = make_miner(options.miner, dict(options.miner_options))
@@ -171,6 +192,21 @@ def pair_choice(options: TrainingOptions) -> Callable[[Tensor, Tensor], Pairs]:
         return Pairs.from_indices(found, len(u))
 
     return mined
+
+
+def dealt_pairs(u: Tensor, labels: Tensor) -> Pairs:
+    """The first image of a batch with the second, the third with the fourth, and so on.
+
+    Example:
+        >>> pairs = dealt_pairs(torch.zeros(4, 2), torch.tensor([7, 7, 7, 8]))
+        >>> pairs.num_positives, pairs.num_negatives
+        (1, 1)
+    """
+    if len(labels) % 2:
+        raise ValueError(f"a batch of {len(labels)} images cannot be pairs: an even number is needed")
+    first, second = torch.arange(len(labels), device=labels.device).view(-1, 2).unbind(1)
+    match = labels[first] == labels[second]
+    return Pairs.from_indices((first[match], second[match], first[~match], second[~match]), len(u))
 
 
 def make_miner(name: str, settings: dict[str, Any]) -> Any:

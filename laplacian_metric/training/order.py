@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.data.randomness import permutation
+from laplacian_metric.pair_streams import balanced_pairs
 from laplacian_metric.training.options import Sampling, TrainingOptions
 
 
@@ -27,9 +28,12 @@ def epoch_batches(
     """
     if options.sampling is Sampling.BALANCED:
         order = _balanced(labels, options, seed, epoch)
+    elif options.sampling is Sampling.PAIRS:
+        order = _pairs(labels, options, seed, epoch)
     else:
         order = torch.from_numpy(permutation((seed, epoch), len(labels)))
-    batches = [rows for rows in order.split(options.batch_size) if len(rows) > 1]
+    size = options.batch_size * (2 if options.sampling is Sampling.PAIRS else 1)
+    batches = [rows for rows in order.split(size) if len(rows) > 1]
     rounds = len(batches) // processes
     if not rounds:
         raise ValueError(
@@ -37,6 +41,14 @@ def epoch_batches(
             f"of {processes} processes: use more images or a smaller batch_size"
         )
     return batches[process : rounds * processes : processes] if processes > 1 else batches
+
+
+def _pairs(labels: Tensor, options: TrainingOptions, seed: int, epoch: int) -> Tensor:
+    """Positions one batch after the other, the images of a pair side by side; half of every batch's pairs match."""
+    steps = options.steps_per_epoch or max(1, len(labels) // (2 * options.batch_size))
+    drawn = balanced_pairs(labels, steps * options.batch_size, (seed, epoch))
+    # Of both halves, those that match and those that do not, every batch gets as many.
+    return drawn.view(2, steps, options.batch_size // 2, 2).transpose(0, 1).flatten()
 
 
 def _balanced(labels: Tensor, options: TrainingOptions, seed: int, epoch: int) -> Tensor:

@@ -11,6 +11,7 @@ from laplacian_metric import metrics
 from laplacian_metric.inputs import device_of, to_device
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Keep, Learner
+from laplacian_metric.metrics.nearest import rank_by_distance
 from laplacian_metric.modes import evaluating
 
 KS = (1, 5, 10)
@@ -18,6 +19,8 @@ KS = (1, 5, 10)
 
 def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
     """recall@1 and mAP@k of the points of validation images, each with all others as its gallery.
+
+    Points are compared by their direction, or by their distance where the learner says so.
 
     With the loss, averaged over their batches, where that decides which epoch is kept.
     """
@@ -27,7 +30,10 @@ def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
             [learner.points(to_device(inputs, learner.module)).cpu() for inputs, _ in validation]
         )
     ks = [k for k in KS if k < len(points)]
-    found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
+    if learner.euclidean:
+        found = rank_by_distance(points.float(), validation.labels, max(ks))
+    else:
+        found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
     measured = {
         "recall@1": float(found.recall(1).mean()),
         **{f"map@{k}": float(found.average_precision(k).mean()) for k in ks},

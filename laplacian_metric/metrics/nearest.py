@@ -1,0 +1,126 @@
+"""Nearest neighbours in a plane, or by any score of how well two images match: their ranking, and what class they say.
+
+The metrics of directions search unit vectors; here points are compared as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite, check_matrix
+from laplacian_metric.metrics.positives import Labels, as_labels, check_length
+from laplacian_metric.metrics.ranking import Ranking
+
+ROWS = 256
+
+
+def rank_by_distance(points: Tensor, labels: Labels, k: int = 1) -> Ranking:
+    """Every point's nearest among the others, by Euclidean distance; equal ones in the order of the index.
+
+    Args:
+        points: (N, Z), of any length.
+        labels: (N,).
+        k: how deep the ranking is.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [4.0, 0.0], [0.0, 1.5]])
+        >>> rank_by_distance(points, [0, 1, 0]).nearest.tolist()
+        [2, 0, 0]
+    """
+    check_matrix("points", points)
+    check_finite("points", points)
+    classes = as_labels("labels", labels).to(points.device)
+    check_length("labels", len(classes), len(points), "points")
+
+    if not 1 <= k < len(points):
+        raise ValueError(f"k is {k}, but a point has {len(points) - 1} others: use a k from 1 to these")
+
+    def score(rows: Tensor) -> Tensor:
+        return -distances(points[rows], points)
+
+    members, scores = nearest(score, len(points), len(points), k + 1, own=torch.arange(len(points)))
+    positives = torch.unique(classes, return_inverse=True, return_counts=True)
+    return Ranking(
+        hits=classes[members[:, :k]] == classes[:, None],
+        positives=positives[2][positives[1]] - 1,
+        nearest=members[:, 0],
+        distance=-scores[:, 0],
+        ties=(scores[:, 1:] == scores[:, :-1]).sum(1),
+        gallery_size=len(points) - 1,
+    )
+
+
+def distances(first: Tensor, second: Tensor) -> Tensor:
+    """Euclidean distances (N, M), by differences: a product would lose the digits of points that are close."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def nearest(
+    score: Callable[[Tensor], Tensor], queries: int, gallery: int, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The k members of a gallery with the greatest scores, and these: (Q, k) each, the greatest first.
+
+    Equal scores are in the order of the index. Rows are shorter where the gallery has no k others.
+
+    Args:
+        score: gives those of some queries, by their positions (B,), with the whole gallery: (B, M).
+        queries, gallery: how many there are.
+        k: how many are wanted.
+        own: (Q,), for each query the member that is itself, or its twin, and is passed over.
+
+    Example:
+        >>> z = torch.tensor([0.0, 1.0, 3.0])
+        >>> nearest(lambda rows: -(z[rows, None] - z).abs(), 3, 3, 1, own=torch.arange(3))[0].flatten().tolist()
+        [1, 0, 1]
+    """
+    k = min(k, gallery - (own is not None))
+    if k < 1:
+        raise ValueError(f"a gallery of {gallery} has no neighbour for a query that is in it itself")
+    members, scores = [], []
+    for rows in torch.arange(queries).split(ROWS):
+        found = score(rows)
+        if found.shape != (len(rows), gallery):
+            raise ValueError(
+                f"the scores have shape {tuple(found.shape)}, ({len(rows)}, {gallery}) is needed: each query with every "
+                "member"
+            )
+        found = found.detach().clone()
+        if bool(found.isnan().any()):
+            raise ValueError("some scores are NaN: they order nothing")
+        if own is not None:
+            found[torch.arange(len(rows)), own[rows]] = -torch.inf
+        best, place = _best(found, k)
+        members.append(place)
+        scores.append(best)
+    return torch.cat(members), torch.cat(scores)
+
+
+def _best(found: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k greatest of every row and their places, equal ones in the order of their places."""
+    least = found.topk(k, dim=1).values[:, -1:]
+    # Which of those that are equal to the least a selection takes is not said: the first are taken.
+    above = found > least
+    level = found == least
+    chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    place = chosen.nonzero()[:, 1].view(len(found), k)
+    best, order = found.gather(1, place).sort(dim=1, descending=True, stable=True)
+    return best, place.gather(1, order)
+
+
+def vote(labels: Tensor) -> Tensor:
+    """The class (Q,) that most of the neighbours' labels (Q, k), the nearest first, say.
+
+    Of classes with as many votes the one is taken whose nearest member is nearest.
+
+    Example:
+        >>> vote(torch.tensor([[1, 2, 2, 3, 1], [5, 6, 6, 7, 8]])).tolist()
+        [1, 6]
+    """
+    if labels.ndim != 2 or labels.shape[1] < 1:
+        raise ValueError(f"labels has shape {tuple(labels.shape)}, (Q, k) with k of at least 1 is needed")
+    votes = (labels[:, :, None] == labels[:, None, :]).sum(2)
+    # argmax takes the first of the greatest, which is the nearest.
+    return labels.gather(1, votes.argmax(1, keepdim=True))[:, 0]

@@ -1,0 +1,308 @@
+"""How pairs of test images are verified and images named by their neighbours, and what uncertainty tells of both."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.losses.soft_contrastive import (
+    MatchProbability,
+    mismatch_probability,
+    paired_match_probability,
+    self_mismatch,
+)
+from laplacian_metric.method import Embedder
+from laplacian_metric.metrics.nearest import distances, nearest, vote
+from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
+from laplacian_metric.pair_streams import balanced_pairs, random_pairs
+from laplacian_metric.runs.fitting import Fitted
+from laplacian_metric.runs.images import TEST, TESTS
+from laplacian_metric.runs.results import rounded
+from laplacian_metric.runs.scores import OWN, norms
+from laplacian_metric.runs.verification_section import VerificationSection
+
+LATENT_DIM = 3
+BLOCK = 128  # pairs that are scored together by a similarity of all with all
+PERFORMANCES = ("average_precision", "knn")
+
+
+@runtime_checkable
+class Hedged(Protocol):
+    """An embedder of mixtures of Gaussians in a space of their own, whose samples match by their distance."""
+
+    @property
+    def match(self) -> MatchProbability: ...
+
+    def mixtures(self, inputs: Any) -> tuple[Tensor, Tensor]: ...
+
+    def drawn(
+        self, mixtures: tuple[Tensor, Tensor], samples: int, generator: torch.Generator | None = None
+    ) -> Tensor: ...
+
+
+class Images(Protocol):
+    """The images of one set as they were embedded; scores are the greater the more alike two are."""
+
+    def drawn(self, generator: torch.Generator) -> None:
+        """Draw anew, where anything is drawn."""
+
+    def pairs(self, pairs: Tensor) -> Tensor:
+        """The scores (P,) of pairs (P, 2)."""
+
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+        """What scores some images, by their positions (B,), with all of a gallery, (B, M)."""
+
+    def uncertainty(self) -> Tensor | None:
+        """(N,); None where there is none."""
+
+
+class HedgedImages:
+    """Mixtures, of which K samples are drawn, twice: of the first and of the second image of a pair."""
+
+    def __init__(
+        self, embedder: Hedged, inputs: LabelledInputs, samples: int, *, has_uncertainty: bool
+    ) -> None:
+        self.embedder = embedder
+        self.samples = samples
+        self.has_uncertainty = has_uncertainty
+        self.mixtures = embedder.mixtures(inputs)
+        self.match = embedder.match
+
+    def drawn(self, generator: torch.Generator) -> None:
+        self.first, self.second = (
+            self.embedder.drawn(self.mixtures, self.samples, generator) for _ in range(2)
+        )
+
+    def pairs(self, pairs: Tensor) -> Tensor:
+        # In float64: probabilities next to 1 must not be equal.
+        first, second = self.first[:, pairs[:, 0]].double(), self.second[:, pairs[:, 1]].double()
+        return paired_match_probability(first, second, self.match).cpu()
+
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+        assert isinstance(gallery, HedgedImages)
+        second = gallery.second
+        # The probability of a mismatch keeps its digits where images are alike.
+        return lambda rows: -mismatch_probability(self.first[:, rows], second, self.match)
+
+    def uncertainty(self) -> Tensor | None:
+        return self_mismatch(self.first, self.second, self.match).cpu() if self.has_uncertainty else None
+
+    @property
+    def means(self) -> Tensor:
+        """Of the mixtures, (N, Z)."""
+        return self.mixtures[0].mean(1)
+
+
+class EmbeddedImages:
+    """Distributions on the sphere, compared by the method's own similarity or by the cosine of their points."""
+
+    def __init__(self, embedder: Embedder, inputs: LabelledInputs, *, has_uncertainty: bool) -> None:
+        self.embedder = embedder
+        self.has_uncertainty = has_uncertainty
+        self.e = embedder.embed(inputs)
+        self.own = embedder.similarity(self.e[:2], self.e[:2]) is not None
+
+    def drawn(self, generator: torch.Generator) -> None:
+        pass
+
+    def pairs(self, pairs: Tensor) -> Tensor:
+        if not self.own:
+            return (self.e.point[pairs[:, 0]].double() * self.e.point[pairs[:, 1]].double()).sum(1).cpu()
+        return torch.cat(
+            [self._score(self.e[rows[:, 0]], self.e[rows[:, 1]]).diagonal() for rows in pairs.split(BLOCK)]
+        ).cpu()
+
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+        assert isinstance(gallery, EmbeddedImages)
+        other = gallery.e
+        return lambda rows: self._score(self.e[rows], other)
+
+    def _score(self, first: StochasticEmbedding, second: StochasticEmbedding) -> Tensor:
+        found = self.embedder.similarity(first, second) if self.own else None
+        # Unit vectors are ordered by distance as by their cosine, and distances of close ones have more digits.
+        return -distances(first.point, second.point) if found is None else found
+
+    def uncertainty(self) -> Tensor | None:
+        return self.e.uncertainty.cpu() if self.has_uncertainty else None
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A test set, and the pairs of it that are looked at."""
+
+    name: str
+    inputs: LabelledInputs
+    images: Images
+    balanced: Tensor
+    random: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        return self.inputs.labels
+
+
+def verify(
+    fitted: Fitted, section: VerificationSection, tests: list[str], *, has_uncertainty: bool
+) -> dict[str, Any]:
+    """What is measured of the test set, "test", and of others by name.
+
+    Of each: the average precision of the match probability (or similarity) at telling pairs that match from as many
+    that do not; the share of images whose nearest neighbours among the others vote for their class; and, for every
+    uncertainty, Kendall's tau of both with it over bins, its sign turned so that 1 is best.
+    """
+    embedder = fitted.embedder
+    sets: dict[str, _Set] = {}
+    for name in (TEST, *tests):
+        inputs = fitted.sets[name if name == TEST else TESTS + name]
+        images: Images = (
+            HedgedImages(embedder, inputs, section.samples, has_uncertainty=has_uncertainty)
+            if isinstance(embedder, Hedged)
+            else EmbeddedImages(embedder, inputs, has_uncertainty=has_uncertainty)
+        )
+        # Twins have the same pairs, since these depend on the labels alone.
+        balanced = balanced_pairs(inputs.labels, section.pairs, (section.seed,))
+        random = random_pairs(len(inputs), section.random_pairs, (section.seed,))
+        images.drawn(torch.Generator().manual_seed(section.seed))
+        sets[name] = _Set(name, inputs, images, balanced, random)
+    return {
+        name: _measured(one, sets.get(section.galleries.get(name, "")), fitted, section)
+        for name, one in sets.items()
+    }
+
+
+def _measured(
+    one: _Set, gallery: _Set | None, fitted: Fitted, section: VerificationSection
+) -> dict[str, Any]:
+    images, labels = one.images, one.labels
+    right, score = _named(one, one, section.neighbours)
+    matching = labels[one.balanced[:, 0]] == labels[one.balanced[:, 1]]
+    fixed = {} if fitted.encoder is None else norms(fitted.encoder, one.inputs)
+    fixed["nearest distance"] = -score
+    found: list[float] = []
+    told: dict[str, list[dict[str, list[float]]]] = {}
+    for repeat in range(section.repeats if isinstance(images, HedgedImages) else 1):
+        if repeat:
+            images.drawn(torch.Generator().manual_seed(section.seed + repeat))
+        found.append(pair_average_precision(images.pairs(one.balanced), matching))
+        own = images.uncertainty()
+        scores = fixed if own is None else {OWN: own, **fixed}
+        probability = images.pairs(one.random)
+        for name, values in scores.items():
+            told.setdefault(name, []).append(
+                _told(values, right, one.random, probability, labels, section.bins)
+            )
+    images.drawn(torch.Generator().manual_seed(section.seed))  # as others compare themselves with it
+    return {
+        "average_precision": statistics.fmean(found),
+        "knn": float(right.mean()),
+        "knn_of_means": _by_means(one, section.neighbours),
+        "knn_in_gallery": None
+        if gallery is None
+        else float(_named(one, gallery, section.neighbours)[0].mean()),
+        "correlations": {name: _correlations(bins) for name, bins in told.items()},
+        "bins": {name: _mean_bins(bins) for name, bins in told.items()},
+        "images": len(labels),
+        "space": _space(one, section.drawn) if section.drawn else None,
+    }
+
+
+# --- neighbours ---
+
+
+def _named(one: _Set, gallery: _Set, neighbours: int) -> tuple[Tensor, Tensor]:
+    """Whether the neighbours of every image say its class, float64 (N,), and the score of the nearest, (N,)."""
+    number, size = len(one.labels), len(gallery.labels)
+    if not torch.equal(one.labels, gallery.labels):
+        raise ValueError(
+            f"the test sets {one.name} and {gallery.name} have different labels, so that they are no twins: name "
+            "another gallery"
+        )
+    members, scores = nearest(
+        one.images.among(gallery.images), number, size, neighbours, own=torch.arange(number)
+    )
+    members, scores = members.cpu(), scores.cpu()
+    return (vote(gallery.labels[members]) == one.labels).double(), scores[:, 0].double()
+
+
+def _by_means(one: _Set, neighbours: int) -> float | None:
+    """The same by the Euclidean distance of the means, where there are mixtures."""
+    if not isinstance(one.images, HedgedImages):
+        return None
+    means = one.images.means.cpu().double()
+    number = len(means)
+    members = nearest(
+        lambda rows: -distances(means[rows], means), number, number, neighbours, own=torch.arange(number)
+    )[0]
+    return float((vote(one.labels[members]) == one.labels).double().mean())
+
+
+# --- what uncertainty tells ---
+
+
+def _told(
+    values: Tensor, right: Tensor, pairs: Tensor, probability: Tensor, labels: Tensor, bins: int
+) -> dict[str, list[float]]:
+    """Performance in bins, from the lowest to the highest uncertainty (N,); a pair's is the mean of its images'."""
+    values = values.double()
+    matching = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+    return {
+        "average_precision": binned(
+            values[pairs].mean(1),
+            lambda rows: pair_average_precision(probability[rows], matching[rows]),
+            bins,
+        ),
+        "knn": binned(values, lambda rows: float(right[rows].mean()), bins),
+    }
+
+
+def _correlations(repeats: list[dict[str, list[float]]]) -> dict[str, float]:
+    """Means and standard deviations of the correlations over what was drawn."""
+    found = {}
+    for name in PERFORMANCES:
+        values = [falling(bins[name]) for bins in repeats]
+        found[name] = statistics.fmean(values)
+        if len(values) > 1:
+            found[f"{name}_deviation"] = statistics.stdev(values)
+    return found
+
+
+def _mean_bins(repeats: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    kept = {
+        name: torch.tensor([bins[name] for bins in repeats], dtype=torch.float64).nanmean(0).tolist()
+        for name in PERFORMANCES
+    }
+    found: dict[str, list[float]] = rounded(kept)
+    return found
+
+
+# --- pictures ---
+
+
+def _space(one: _Set, number: int) -> dict[str, Any] | None:
+    """Some images as they lie in their space, at even steps, and the centres of all classes."""
+    if not isinstance(one.images, HedgedImages) or one.images.means.shape[1] > LATENT_DIM:
+        return None
+    means, log_variances = (tensor.cpu() for tensor in one.images.mixtures)
+    taken = min(number, len(means))
+    rows = torch.arange(taken) * len(means) // taken
+    classes, class_of, counts = torch.unique(one.labels, return_inverse=True, return_counts=True)
+    points = one.images.means.cpu().double()
+    centres = (
+        points.new_zeros(len(classes), points.shape[1]).index_add_(0, class_of, points) / counts[:, None]
+    )
+    kept: Mapping[str, Any] = {
+        "means": means[rows].tolist(),
+        "variances": log_variances[rows].exp().tolist(),
+        "labels": one.labels[rows].tolist(),
+        "indices": rows.tolist(),
+        "centres": {"labels": classes.tolist(), "points": centres.tolist()},
+    }
+    found: dict[str, Any] = rounded(kept)
+    return found
