@@ -34,6 +34,7 @@ BASE = [
     "matplotlib>=3.8",
     "typer>=0.15",
     "rich>=13.7",
+    "faiss-cpu>=1.8",
 ]
 
 EXTRAS = {
@@ -42,7 +43,7 @@ EXTRAS = {
         "hypothesis>=6.100",
         "curvlinops-for-pytorch>=3.0",
         "scikit-learn>=1.5",
-        "faiss-cpu>=1.8",
+        "pyarrow>=16.0",
         "mpmath>=1.3",
         "timm>=1.0",
         "onnx>=1.17",
@@ -56,6 +57,7 @@ EXTRAS = {
     "export": ["onnx>=1.17", "onnxscript>=0.2"],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
     "vision": ["torchvision>=0.21", "timm>=1.0", "scipy>=1.12"],
+    "parquet": ["pyarrow>=16.0"],
     "text": ["sentence-transformers>=3.0"],
 }
 

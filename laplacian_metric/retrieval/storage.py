@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import laplacian_metric
-from laplacian_metric.files import _sync_folder, atomic_write
+from laplacian_metric.files import sync_folder, atomic_write
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.digests import digest_of, digest_of_dict, digests_of, write_array
 from laplacian_metric.retrieval.gallery import built_of
@@ -181,7 +181,7 @@ def _put(temporary: Path, target: Path) -> None:
         if old.exists() and not target.exists():
             old.rename(target)
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
