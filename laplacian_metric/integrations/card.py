@@ -1,0 +1,109 @@
+"""The model card of a posterior: Markdown below a front matter in YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+TAGS = ["metric-learning", "uncertainty", "laplace-approximation"]
+
+
+def card(title: str, config: Mapping[str, Any]) -> str:
+    """The card's text.
+
+    Args:
+        title: its heading.
+        config: what `hub.save_folder` writes as the configuration.
+    """
+    parts = [
+        f"---\n{_front_matter(config)}---\n",
+        f"# {_line(title)}\n",
+        _about(config),
+        _metrics(config["metrics"]),
+        _how_to_load(config),
+        "## Licence\n\n"
+        f"{_line(config['licence'])}, for the posterior. The encoder has a licence of its own.\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _front_matter(config: Mapping[str, Any]) -> str:
+    told: dict[str, Any] = {
+        "library_name": config["library_name"],
+        "license": config["licence"],
+        "tags": TAGS,
+    }
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", config["encoder_reference"]):
+        told["base_model"] = config["encoder_reference"]
+    return yaml.safe_dump(told, sort_keys=False, allow_unicode=True)
+
+
+def _about(config: Mapping[str, Any]) -> str:
+    encoder, fit, settings = config["encoder"], config["fit"], config["settings"]
+    rows = {
+        "encoder": config["encoder_reference"],
+        "encoder's fingerprint": encoder["fingerprint"],
+        "features, dimensions": f"{encoder['features']}, {encoder['outputs']}",
+        "loss": _loss(config["loss"]),
+        "structure": settings["structure"],
+        "approximation": settings["approximation"],
+        "fitted to": f"{fit['num_images']} images",
+        "n_effective": _number(settings["n_effective"]),
+        "temperature": _number(settings["temperature"]),
+        "prior precision": _number(settings["prior_precision"]),
+    }
+    return (
+        "A Laplace posterior over the weights of an encoder's last layer. With it the encoder gives every input a "
+        "distribution\nof directions instead of a point, with a concentration that says how sure it is. The encoder "
+        "itself is not in this folder.\n\n" + _table(("", ""), rows)
+    )
+
+
+def _loss(told: Mapping[str, Any]) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in (told["fields"] or {}).items())
+    return f"{told['class']}({fields})"
+
+
+def _metrics(metrics: Mapping[str, float | None]) -> str:
+    if not metrics:
+        return ""
+    rows = {name: "not defined" if value is None else f"{value:.4f}" for name, value in metrics.items()}
+    return "## Metrics\n\n" + _table(("metric", "value"), rows)
+
+
+def _how_to_load(config: Mapping[str, Any]) -> str:
+    ours = str(config["loss"]["class"]).startswith("hessians.")
+    return f"""## How to load it
+
+```python
+from laplacian_metric.integrations.hub import load_folder
+
+encoder = ...  # {_line(config["encoder_reference"])}
+lam = load_folder(folder, encoder{"" if ours else ", loss"})  # folder: where this card is
+embedding = lam.embed(inputs)  # embedding.point, embedding.kappa, embedding.uncertainty
+```
+
+An encoder with other weights than those that the posterior was fitted to is refused.
+"""
+
+
+def _table(heads: tuple[str, str], rows: Mapping[str, str]) -> str:
+    lines = [f"| {heads[0]} | {heads[1]} |", "|---|---|"]
+    lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _line(text: str) -> str:
+    """On one line, without what would end a block."""
+    return " ".join(str(text).split()).replace("```", "'''")
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("\\", "\\\\").replace("|", "\\|")

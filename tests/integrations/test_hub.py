@@ -1,0 +1,268 @@
+"""Folders with a posterior: what is written, what is refused, and what would be uploaded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from hessians import ContrastiveLoss
+from hessians.pair_loss import PairLoss
+from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.integrations.hub import check_folder, load_folder, push, save_folder
+from laplacian_metric.laplace.posthoc import NotFittedError
+from laplacian_metric.laplace.watch import EncoderChangedError
+
+FILES = ["README.md", "config.json", "posterior.safetensors"]
+
+
+def fitted(loss: PairLoss | None = None, **options: Any) -> LAM:
+    torch.manual_seed(0)
+    encoder = Encoder(nn.Identity(), nn.Linear(4, 3))
+    labels = torch.arange(40) % 4
+    features = torch.eye(4)[labels] + 0.1 * torch.randn(40, 4)
+    return LAM(encoder, loss or ContrastiveLoss(), **options).fit_features(features, labels, check_mode=False)
+
+
+def front_matter(folder: Path) -> dict[str, Any]:
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return found
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron", "full", "lowrank"])
+def test_what_is_loaded_is_what_was_saved(structure: str, tmp_path: Path) -> None:
+    lam = fitted(structure=structure, temperature=2.0, rank=3)
+    lam.optimize_prior_precision()
+    folder = save_folder(lam, tmp_path / "a" / "posterior", encoder_reference="owner/model")
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    again = load_folder(folder, lam.encoder)
+    assert again.fingerprint() == lam.fingerprint() == check_folder(folder)["fingerprint"]
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(again.embed(x).kappa, lam.embed(x).kappa, rtol=0, atol=0)
+
+
+def test_the_configuration_and_the_card(tmp_path: Path) -> None:
+    lam = fitted(prior_precision=2.5)
+    folder = save_folder(
+        lam,
+        tmp_path / "mine",
+        encoder_reference="owner/model",
+        metrics={"recall@1": 0.91234, "R-AUROC": float("nan"), "a|b\nc": None},
+        licence="cc-by-4.0",
+        title="A posterior",
+    )
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["metrics"] == {"recall@1": 0.91234, "R-AUROC": None, "a|b\nc": None}
+    assert config["encoder"]["fingerprint"] == lam.encoder.fingerprint()
+    assert config["settings"]["prior_precision"] == 2.5
+    assert config["settings"]["n_effective"] == 40.0
+    assert (config["encoder_reference"], config["licence"]) == ("owner/model", "cc-by-4.0")
+
+    told = front_matter(folder)
+    assert told["library_name"] == "laplacian_metric"
+    assert told["license"] == "cc-by-4.0"
+    assert told["base_model"] == "owner/model"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n# A posterior\n" in text
+    for row in ("| recall@1 | 0.9123 |", "| R-AUROC | not defined |", "| a\\|b c | not defined |"):
+        assert row in text
+    assert "| structure | diag |" in text
+    assert "hessians.ContrastiveLoss(margin=0.7, distance='arccos'" in text
+
+
+def test_the_card_s_code_loads_the_posterior(tmp_path: Path) -> None:
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine", encoder_reference="our own ``` network\n# not a heading")
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "\n# not a heading" not in text
+    code = text.split("```python\n")[1].split("```")[0].replace("encoder = ...", "pass")
+    names: dict[str, Any] = {"encoder": lam.encoder, "folder": folder, "inputs": torch.randn(2, 4)}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["embedding"].kappa.shape == (2,)
+    assert "base_model" not in front_matter(folder)
+    assert "## Metrics" not in text
+
+
+def test_defaults_come_from_what_is_known(tmp_path: Path) -> None:
+    encoder = Encoder.from_name("fashion-mnist", seed=0)
+    labels = torch.arange(8) % 2
+    images = torch.randn(8, 1, 28, 28)
+    lam = LAM(encoder, ContrastiveLoss()).fit([(images, labels)], check_mode=False)
+    z = torch.nn.functional.normalize(torch.randn(20, 3), dim=1)
+    found = metrics.evaluate(z, torch.arange(20) % 3, torch.rand(20), resamples=0)
+    folder = save_folder(lam, tmp_path / "from-name", metrics=found)
+    config = check_folder(folder)
+    assert config["encoder_reference"] == 'Encoder.from_name("fashion-mnist")'
+    assert config["metrics"]["recall@1"] == found.values["recall@1"]
+    assert front_matter(folder)["license"] == "unknown"
+    assert "\n# from-name\n" in (folder / "README.md").read_text(encoding="utf-8")
+    assert check_folder(save_folder(fitted(), tmp_path / "b"))["encoder_reference"] == "not given"
+
+
+class Scaled(ContrastiveLoss):
+    """A loss that is not the library's."""
+
+
+def test_a_loss_that_is_not_the_library_s_is_passed(tmp_path: Path) -> None:
+    lam = fitted(Scaled(margin=0.5))
+    folder = save_folder(lam, tmp_path / "mine")
+    assert "load_folder(folder, encoder, loss)" in (folder / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="the loss Scaled, which is not this library's"):
+        load_folder(folder, lam.encoder)
+    assert load_folder(folder, lam.encoder, Scaled(margin=0.5)).fingerprint() == lam.fingerprint()
+
+
+def test_a_posterior_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    folder = save_folder(fitted(), tmp_path / "mine")
+    (folder / "notes.txt").write_text("kept", encoding="utf-8")
+    other = fitted(temperature=3.0)
+    with pytest.raises(FileExistsError, match="has a posterior already: overwrite=True"):
+        save_folder(other, folder)
+    save_folder(other, folder, overwrite=True)
+    assert load_folder(folder, other.encoder).temperature == 3.0
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "notes.txt"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("config.json", '{"model_type": "bert"}'), ("README.md", "# Mine")]
+)
+def test_files_of_something_else_are_never_replaced(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=f"has a {name} of something else"):
+            save_folder(fitted(), tmp_path, overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") == text
+
+
+def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    changed = fitted(temperature=3.0)
+    with torch.no_grad():
+        changed.encoder.head.weight.add_(1)
+    with pytest.raises(EncoderChangedError):
+        save_folder(changed, folder, overwrite=True)
+    with pytest.raises(NotFittedError):
+        save_folder(LAM(lam.encoder, ContrastiveLoss()), tmp_path / "other")
+    with pytest.raises(TypeError, match=r"metrics\['recall'\] is a str, a number is needed"):
+        save_folder(lam, folder, metrics={"recall": "high"}, overwrite=True)  # type: ignore[dict-item]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(NotADirectoryError, match="is a file: name a folder"):
+        save_folder(lam, folder / "README.md")
+
+
+def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        load_folder(tmp_path / "nothing", lam.encoder)
+    with pytest.raises(ValueError, match="the posterior of another encoder"):
+        load_folder(folder, Encoder(nn.Identity(), nn.Linear(4, 3)))
+    config, posterior = folder / "config.json", folder / "posterior.safetensors"
+    told, whole = config.read_text(encoding="utf-8"), posterior.read_bytes()
+
+    posterior.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"is not the file that config\.json is of"):
+        load_folder(folder, lam.encoder)
+    posterior.unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks posterior\.safetensors"):
+        load_folder(folder, lam.encoder)
+    posterior.write_bytes(whole)
+    for form in (99, "1", None):
+        config.write_text(json.dumps({**json.loads(told), "format": form}), encoding="utf-8")
+        with pytest.raises(ValueError, match="reads up to format 1"):
+            load_folder(folder, lam.encoder)
+    for text in ("{", "[]", '{"library_name": "transformers"}', "[" * 100_000):
+        config.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"no config.json that save_folder wrote"):
+            load_folder(folder, lam.encoder)
+    config.write_text(told, encoding="utf-8")
+    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
+
+
+class Recorder:
+    """Stands in for HfApi, and keeps the calls."""
+
+    calls: list[tuple[str, dict[str, Any]]]
+
+    def __init__(self, token: str | None = None) -> None:
+        self.calls.append(("HfApi", {"token": token}))
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
+
+    def upload_folder(self, **options: Any) -> Any:
+        self.calls.append(("upload_folder", options))
+        return SimpleNamespace(commit_url=f"commit of {options['repo_id']}")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    Recorder.calls = []
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(HfApi=Recorder))
+    return Recorder.calls
+
+
+def test_three_files_are_uploaded(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    folder = save_folder(fitted(), tmp_path / "mine")
+    assert push(folder, "owner/mine", "a token", private=True, message="First") == "commit of owner/mine"
+    (_, made), (_, created), (_, uploaded) = calls
+    assert [name for name, _ in calls] == ["HfApi", "create_repo", "upload_folder"]
+    assert made == {"token": "a token"}
+    assert created == {"repo_id": "owner/mine", "repo_type": "model", "private": True, "exist_ok": True}
+    assert uploaded == {
+        "repo_id": "owner/mine",
+        "folder_path": str(folder),
+        "repo_type": "model",
+        "commit_message": "First",
+        "allow_patterns": ["config.json", "posterior.safetensors", "README.md"],
+    }
+
+
+def test_nothing_is_uploaded_of_a_folder_that_is_not_whole(
+    tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    folder = save_folder(fitted(), tmp_path / "mine")
+    (folder / "README.md").unlink()
+    with pytest.raises(FileNotFoundError, match=r"mine lacks README.md"):
+        push(folder, "owner/mine")
+    (folder / "posterior.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="is not the file"):
+        push(folder, "owner/mine")
+    assert calls == []
+
+
+def test_the_calls_are_those_that_the_library_takes() -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    import inspect
+
+    created = inspect.signature(hub.HfApi.create_repo)
+    created.bind(None, "owner/mine", repo_type="model", private=None, exist_ok=True)
+    inspect.signature(hub.HfApi.upload_folder).bind(
+        None, repo_id="", folder_path="", repo_type="model", commit_message="", allow_patterns=[]
+    )
+    inspect.signature(hub.HfApi).bind(token=None)
+    found = hub.utils.filter_repo_objects([*FILES, "notes.txt", "more/README.md"], allow_patterns=FILES)
+    assert list(found) == FILES
+
+
+def test_without_the_library_only_pushing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine")
+    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
+    with pytest.raises(
+        ImportError, match=r'push needs huggingface_hub: pip install "laplacian-metric\[hub\]"'
+    ):
+        push(folder, "owner/mine")
