@@ -1,7 +1,8 @@
-"""One self-contained HTML page: no script, no file beside it, nothing fetched.
+"""One self-contained HTML page: no file beside it, nothing fetched.
 
-A page is made of paragraphs, tables and pictures. All their text is escaped; there is no way to put markup of
-one's own into a page, so a label taken from a file name cannot become markup either.
+A page is made of paragraphs, tables, pictures and other blocks. All their text is escaped; there is no way to put
+markup of one's own into a page, so a label taken from a file name cannot become markup either. Without blocks that
+bring an enhancement along (`laplacian_metric.report.blocks`) there is no script in it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Protocol
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -28,6 +30,27 @@ th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { font-weight: 600; }
 .number { text-align: right; }
 """
+
+
+class Block(Protocol):
+    """What a section is made of: anything that can say what its HTML is, with all text escaped."""
+
+    def html(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Enhancement:
+    """A style sheet and a script, as an attribute `enhancement` of the blocks that need them; a page has each once."""
+
+    style: str
+    script: str
+
+    def __post_init__(self) -> None:
+        for name, text in (("style", self.style), ("script", self.script)):
+            if f"</{name}" in text.lower() or "<!--" in text or "\r" in text:
+                raise ValueError(
+                    f"the {name} has a closing tag, a comment or a carriage return in it: reword it"
+                )
 
 
 @dataclass(frozen=True)
@@ -101,7 +124,7 @@ class Section:
     """A heading and what stands under it."""
 
     title: str
-    blocks: Sequence[Paragraph | Table | Picture]
+    blocks: Sequence[Block]
 
     def html(self) -> str:
         inner = "\n".join(block.html() for block in self.blocks)
@@ -121,15 +144,32 @@ class Page:
     title: str
     sections: Sequence[Section]
 
+    def _enhancements(self) -> list[Enhancement]:
+        found = [getattr(block, "enhancement", None) for section in self.sections for block in section.blocks]
+        return list(dict.fromkeys(one for one in found if one is not None))
+
     def html(self) -> str:
-        """The page as HTML. Its content security policy allows its own style sheet and inlined pictures."""
-        digest = base64.b64encode(hashlib.sha256(_STYLE.encode("utf-8")).digest()).decode("ascii")
-        policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        """The page as HTML. Its content security policy allows its own style sheet and script, and inlined pictures."""
+        enhancements = self._enhancements()
+        style = _STYLE + "".join(one.style for one in enhancements)
+        scripts = [one.script for one in enhancements]
+        policy = f"default-src 'none'; img-src data:; style-src {_source(style)}; "
+        if scripts:
+            # With trusted types a browser refuses every way to turn text into markup, even by our own script.
+            policy += f"script-src {' '.join(map(_source, scripts))}; require-trusted-types-for 'script'; "
+        policy += "base-uri 'none'; form-action 'none'"
         inner = "\n".join(section.html() for section in self.sections)
+        closing = "".join(f"<script>{script}</script>\n" for script in scripts)
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{escape(policy, quote=True)}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-            f"<h1>{escape(self.title)}</h1>\n{inner}\n</main>\n</body>\n</html>\n"
+            f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+            f"<h1>{escape(self.title)}</h1>\n{inner}\n</main>\n{closing}</body>\n</html>\n"
         )
+
+
+def _source(text: str) -> str:
+    """How a policy allows an inlined style sheet or script: by its digest."""
+    digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

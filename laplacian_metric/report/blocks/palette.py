@@ -1,0 +1,77 @@
+"""The colours of the interactive blocks, dark enough to be read on white, and the markers that go with them."""
+
+from __future__ import annotations
+
+PAPER = "#ffffff"
+TEXT = "#1c2430"
+QUIET = "#4b5766"
+RIGHT = "#17652b"
+WRONG = "#a3151f"
+ACCENT = "#1f5f99"
+STRANGER = "#111111"
+PANEL = "#f4f6f8"
+
+# Hues far apart first; 10 colours and 7 shapes repeat together only after 70 classes.
+CLASSES = (
+    "#1f6fb4",
+    "#b4301f",
+    "#1b7837",
+    "#8a5a00",
+    "#7b3fa0",
+    "#0b7285",
+    "#b0186b",
+    "#5d6570",
+    "#6b4226",
+    "#4a4fc4",
+)
+
+# Shapes of about the same area around the origin, for a radius of 1.
+SHAPES = (
+    "M1 0A1 1 0 1 1 -1 0A1 1 0 1 1 1 0Z",  # circle
+    "M-.88 -.88H.88V.88H-.88Z",  # square
+    "M0 -1.3L1.13 .75H-1.13Z",  # triangle
+    "M0 -1.25L1.25 0L0 1.25L-1.25 0Z",  # diamond
+    "M0 1.3L1.13 -.75H-1.13Z",  # triangle, pointing down
+    "M-.4 -1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z",  # plus
+    "M0 -1.2L1.14 -.37L.71 .97H-.71L-1.14 -.37Z",  # pentagon
+)
+# Strangers are lines without a face, so that they are no class even in black and white.
+CROSSES = (
+    "M-1 -1L1 1M-1 1L1 -1",  # x
+    "M0 -1.2V1.2M-1.2 0H1.2",  # plus
+    "M-1 -1L1 1M-1 1L1 -1M0 -1.2V1.2",  # asterisk
+    "M-1.1 .7L0 -.9L1.1 .7",  # roof
+    "M-1.2 0H1.2",  # dash
+)
+
+
+def class_look(position: int) -> tuple[str, str]:
+    """Colour and shape of the class at a position.
+
+    Example:
+        >>> class_look(0) == class_look(70), len({class_look(k) for k in range(70)})
+        (True, 70)
+    """
+    return CLASSES[position % len(CLASSES)], SHAPES[position % len(SHAPES)]
+
+
+def stranger_look(position: int) -> tuple[str, str]:
+    """Colour and shape of the set of strangers at a position."""
+    return STRANGER, CROSSES[position % len(CROSSES)]
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours as the Web Content Accessibility Guidelines define it, 1 to 21.
+
+    Example:
+        >>> contrast("#000000", "#ffffff"), round(contrast("#777777", "#ffffff"), 2)
+        (21.0, 4.48)
+    """
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

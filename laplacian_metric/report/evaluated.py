@@ -1,0 +1,135 @@
+"""What a report is about: embedded images with their labels, and whatever else is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PureWindowsPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessians.checks import check_finite
+from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.laplace.diagnostics import Diagnostics
+from laplacian_metric.metrics import Consensus
+from laplacian_metric.metrics.positives import Labels, as_labels, check_length
+from laplacian_metric.metrics.uncertainty import check_uncertainty
+from laplacian_metric.report.thumbnails import as_pixels
+
+
+@dataclass(frozen=True, eq=False)
+class OtherScore:
+    """Another uncertainty of the same images (N,), and of each set of strangers that it is known for.
+
+    Example:
+        >>> OtherScore(torch.tensor([0.1, 0.2]), {"digits": torch.tensor([0.9])}).strangers.keys()
+        dict_keys(['digits'])
+    """
+
+    inside: Tensor
+    strangers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """One run of one method on one set of images; only what has no default has to be there.
+
+    Attributes:
+        title: of the page.
+        embedding: of the N images; its ``uncertainty`` is what the page is about.
+        labels: (N,), whole numbers.
+        class_names: the name of every label, from 0; None names them by their number.
+        thumbnails: (N, h, w) or (N, h, w, 3), uint8; None leaves all images out of the page.
+        file_names: of the images; only what follows the last slash is shown.
+        strangers: sets of images from elsewhere by name, each with its embedding and its thumbnails or None.
+        consensus: what jointly sampled spaces agree on, `metrics.consensus`; without it calibration is left out.
+        diagnostics: of the posterior.
+        scores: other uncertainties by name, which the embedding's has to beat.
+        provenance: versions, seeds and settings, in pairs of what and which.
+
+    Example:
+        >>> e = StochasticEmbedding(torch.eye(3), torch.eye(3), torch.ones(3), torch.ones(3))
+        >>> Evaluated("Run", e, [0, 0, 7], class_names=["cat"])
+        Traceback (most recent call last):
+        ...
+        ValueError: labels has the label 7, class_names has 1 names: give one for every label from 0
+    """
+
+    title: str
+    embedding: StochasticEmbedding
+    labels: Labels
+    class_names: Sequence[str] | None = None
+    thumbnails: Any = None
+    file_names: Sequence[str] | None = None
+    strangers: Mapping[str, tuple[StochasticEmbedding, Any]] = field(default_factory=dict)
+    consensus: Consensus | None = None
+    diagnostics: Diagnostics | None = None
+    scores: Mapping[str, OtherScore] = field(default_factory=dict)
+    provenance: Sequence[tuple[str, str]] = ()
+
+    def __post_init__(self) -> None:
+        if not self.title.strip():
+            raise ValueError("title is empty; say what was evaluated")
+        number = len(self.embedding)
+        labels = as_labels("labels", self.labels)
+        check_length("labels", len(labels), number, "embeddings")
+        if self.class_names is not None:
+            outside = labels[(labels < 0) | (labels >= len(self.class_names))]
+            if len(outside):
+                raise ValueError(
+                    f"labels has the label {int(outside[0])}, class_names has {len(self.class_names)} names: give "
+                    "one for every label from 0"
+                )
+        if self.file_names is not None and len(self.file_names) != number:
+            raise ValueError(
+                f"file_names has {len(self.file_names)} entries for {number} embeddings: one for each is needed"
+            )
+        _check_embedding("embedding", self.embedding)
+        if self.thumbnails is not None:
+            as_pixels("thumbnails", self.thumbnails, number)
+        for name, (strangers, thumbnails) in self.strangers.items():
+            _check_embedding(f"strangers[{name!r}]", strangers)
+            if strangers.dim != self.embedding.dim:
+                raise ValueError(
+                    f"strangers[{name!r}] has {strangers.dim} dimensions and the embedding {self.embedding.dim}: both "
+                    "come from one encoder"
+                )
+            if thumbnails is not None:
+                as_pixels(f"the thumbnails of strangers[{name!r}]", thumbnails, len(strangers))
+        if self.consensus is not None and len(self.consensus.answerable) != number:
+            raise ValueError(
+                f"consensus is of {len(self.consensus.answerable)} images, there are {number} embeddings"
+            )
+        for name, score in self.scores.items():
+            self._check_score(name, score)
+
+    def _check_score(self, name: str, score: OtherScore) -> None:
+        check_uncertainty(f"scores[{name!r}]", score.inside, len(self.embedding))
+        for other, values in score.strangers.items():
+            if other not in self.strangers:
+                raise ValueError(
+                    f"scores[{name!r}] is given for the strangers {other!r}, there are: "
+                    + (", ".join(self.strangers) or "none")
+                )
+            check_uncertainty(f"scores[{name!r}] of {other!r}", values, len(self.strangers[other][0]))
+
+    def class_name(self, label: int) -> str:
+        """The name of a label; its number where it has none."""
+        name = "" if self.class_names is None else str(self.class_names[label])
+        return name if name.strip() else f"class {label}"
+
+    def file_name(self, row: int) -> str | None:
+        """The last part of an image's file name, whichever system it is written for."""
+        return None if self.file_names is None else PureWindowsPath(str(self.file_names[row])).name or None
+
+
+def _check_embedding(name: str, embedding: StochasticEmbedding) -> None:
+    if len(embedding) == 0:
+        raise ValueError(f"{name} has no images: at least one is needed")
+    check_finite(f"{name}.point", embedding.point)
+    check_uncertainty(f"{name}.uncertainty", embedding.uncertainty)
+    if bool(torch.isnan(embedding.kappa).any()):
+        row = int(torch.isnan(embedding.kappa).nonzero()[0])
+        raise ValueError(f"{name}.kappa has NaN, the first is entry {row}")

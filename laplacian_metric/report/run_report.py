@@ -1,0 +1,161 @@
+"""The report of one run: which images cannot be trusted, and how much safer retrieval gets by refusing."""
+
+from __future__ import annotations
+
+from laplacian_metric.report.blocks.texts import plain, share
+from laplacian_metric.report.evaluated import Evaluated, OtherScore
+from laplacian_metric.report.measured import Measured, Value, measure
+from laplacian_metric.report.page import Block, Page, Paragraph, Section, Table
+from laplacian_metric.report.run_pictures import MAPPED, Galleries, Map, make_galleries, make_map
+from laplacian_metric.report.run_sections import (
+    about,
+    calibration,
+    concentration,
+    embedding_map,
+    errors_found,
+    posterior,
+    refusing,
+    strangers,
+    with_interval,
+)
+
+__all__ = ["Evaluated", "OtherScore", "run_report"]
+
+REFUSED = 20  # the share that the summary speaks of, in percent
+
+
+def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAPPED, seed: int = 0) -> Page:
+    """The whole page.
+
+    Args:
+        evaluated: the run.
+        resamples: draws of the bootstrap behind the intervals; 0 leaves them out.
+        mapped: how many images, strangers included, the map shows at most.
+        seed: which these are, and where t-SNE and the bootstrap begin.
+
+    Example:
+        >>> import torch
+        >>> from laplacian_metric import StochasticEmbedding
+        >>> z = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]]), dim=1)
+        >>> e = StochasticEmbedding(z, z, torch.full((4,), 50.0), torch.full((4,), 0.02))
+        >>> page = run_report(Evaluated("Cats and dogs", e, [0, 0, 1, 1], ["cat", "dog"]), resamples=10)
+        >>> "Cats and dogs" in page.html(), [section.title for section in page.sections][:2]
+        (True, ['In short', 'What refusing is worth'])
+    """
+    if mapped < 3:
+        raise ValueError(f"mapped is {mapped}, at least 3 images are needed for a map")
+    found = measure(evaluated, resamples=resamples, seed=seed)
+    galleries = make_galleries(evaluated, found)
+    drawn = make_map(evaluated, found, limit=mapped, seed=seed)
+    sections = [
+        _summary(evaluated, found, galleries, drawn),
+        refusing(found),
+        Section("Which images cannot be trusted", list(galleries.known)),
+        embedding_map(evaluated, found, drawn),
+        strangers(found, galleries),
+        concentration(found),
+        errors_found(evaluated, found),
+        calibration(evaluated),
+        posterior(evaluated),
+        about(evaluated, found, resamples, seed),
+    ]
+    return Page(plain(evaluated.title), [section for section in sections if section.blocks])
+
+
+def _summary(evaluated: Evaluated, found: Measured, galleries: Galleries, drawn: Map) -> Section:
+    classes = len(set(found.labels.tolist()))
+    text = (
+        f"{len(found.labels):,} image{'s' if len(found.labels) > 1 else ''} of {classes:,} "
+        f"class{'es' if classes > 1 else ''}, embedded in {found.embedding.dim:,} dimensions. "
+    )
+    blocks: list[Block] = [Paragraph(text + _told(found))]
+    rows = _summary_rows(found)
+    if rows:
+        resampled = "" if found.evaluation is None else _counted(found)
+        blocks.append(
+            Table(
+                f"The run in numbers, with 95 % intervals over queries.{resampled}",
+                ("What", "Value", "95 % interval"),
+                rows,
+                numeric=frozenset({1, 2}),
+            )
+        )
+    blocks.append(Paragraph(_about_images(evaluated, galleries, drawn)))
+    return Section("In short", blocks)
+
+
+def _told(found: Measured) -> str:
+    """What the numbers say, in two or three sentences."""
+    if found.refusals is None:
+        return f"Retrieval cannot be judged: {found.reason}."
+    whole, some = found.refusals[0], found.refusals[REFUSED]
+    text = (
+        f"The nearest neighbour of {whole.wrong:,} of the {whole.total:,} that have another of their class is of "
+        f"another class: an error of {share(whole.error)}. "
+    )
+    if whole.wrong == 0:
+        return text + "There is nothing that refusing could improve on these images."
+    if some.answered == whole.answered:
+        return text + "The uncertainties are all but equal, so that nothing can be refused by them."
+    if some.error < whole.error:
+        text += (
+            f"If the {share(some.share)} that are least certain are refused, {share(some.error)} of the answers are "
+            "wrong."
+        )
+    else:
+        text += (
+            f"Refusing by this uncertainty does not help: without the {share(some.share)} least certain the error "
+            f"is {share(some.error)}."
+        )
+    for name, refused in some.strangers.items():
+        text += f" The same threshold refuses {share(refused)} of the strangers of {name}."
+    return text
+
+
+def _summary_rows(found: Measured) -> list[tuple[str, str, str]]:
+    names = {
+        "recall@1": "Recall at 1: the nearest neighbour is right",
+        "map@5": "Mean average precision at 5",
+        "map@r": "Mean average precision at R",
+        "r_auroc": "R-AUROC: a wrong neighbour is more uncertain than a right one (0.5 is chance)",
+        "ausc": "Area under the sparsification curve (1 is best)",
+        "ausc_random": "… if queries are refused at random",
+        "ausc_oracle": "… if it is known which answers are wrong",
+        "retrieval_ece": "Calibration error of retrieval (0 is best)",
+    }
+    rows = []
+    if found.evaluation is not None:
+        for name, text in names.items():
+            if name in found.evaluation.values:
+                value = Value(found.evaluation[name], found.evaluation.intervals.get(name))
+                rows.append((text, *with_interval(value)))
+    for name, one in found.strangers.items():
+        rows.append(
+            (f"AUROC: strangers of {name} are more uncertain (0.5 is chance)", *with_interval(one.auroc))
+        )
+    return rows
+
+
+def _counted(found: Measured) -> str:
+    left_out = 0 if found.evaluation is None else found.evaluation.num_unanswerable
+    if not left_out:
+        return ""
+    return f" {left_out:,} images without another of their class are left out of what concerns retrieval."
+
+
+def _megabytes(size: int) -> str:
+    return "less than 0.1 MB" if size < 0.1 * 2**20 else f"about {size / 2**20:.1f} MB"
+
+
+def _about_images(evaluated: Evaluated, galleries: Galleries, drawn: Map) -> str:
+    size = galleries.pictures.size + drawn.pictures.size
+    if size == 0:
+        if evaluated.thumbnails is None:
+            return "This page holds no images of the data: it was made with thumbnails=None."
+        return "This page holds no images of the data."
+    left_out = galleries.pictures.left_out + drawn.pictures.left_out
+    return (
+        f"This page holds images of the data, downscaled, which take {_megabytes(size)}"
+        + (f" ({left_out:,} did not fit)" if left_out else "")
+        + ": whoever gets the page gets them. With thumbnails=None it holds none. It loads nothing from anywhere."
+    )
