@@ -180,10 +180,12 @@ class Learner(ABC):
     Attributes:
         same_draws: whether all of many processes have to draw the same numbers.
         keep: which epoch's weights are kept.
+        euclidean: whether points are compared by their distance as they are, rather than by their direction.
     """
 
     same_draws: ClassVar[bool] = False
     keep: ClassVar[Keep] = Keep.RETRIEVAL
+    euclidean: bool = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

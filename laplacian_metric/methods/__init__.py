@@ -15,6 +15,7 @@ _METHODS = {
     "ensemble": ("ensemble", "Ensemble"),
     "mc-dropout": ("mc_dropout", "MCDropout"),
     "pfe": ("pfe", "PFE"),
+    "soft-contrastive": ("soft_contrastive", "SoftContrastive"),
     "hib": ("hib", "HIB"),
     "swag": ("swag", "SWAG"),
     "vmf": ("vmf_head", "VMFHead"),
