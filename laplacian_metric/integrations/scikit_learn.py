@@ -106,22 +106,8 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
         seed = validation.check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         generator = torch.Generator().manual_seed(int(seed))
         loss = ContrastiveLoss(margin=self.margin, negatives="active")
-        dim = self._dim(features.shape[1])
-        head = train_head(
-            features,
-            labels,
-            loss,
-            dim,
-            init=self._start(features, dim),
-            steps=self.max_iter,
-            batch_size=self.batch_size,
-            images_per_class=self.images_per_class,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            generator=generator,
-        )
+        self.encoder_ = Encoder(nn.Identity(), self._trained(features, labels, loss, generator))
         self.n_iter_ = self.max_iter
-        self.encoder_ = Encoder(nn.Identity(), head)
         marginal = self._marginal()
         self.lam_ = LAM(
             self.encoder_,
@@ -139,6 +125,28 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
             except NoOptimumError as error:
                 warnings.warn(f"the prior precision stays at 1: {error}", stacklevel=2)
         return self
+
+    def _trained(
+        self,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        loss: ContrastiveLoss,
+        generator: torch.Generator,
+    ) -> nn.Linear:
+        dim = self._dim(features.shape[1])
+        return train_head(
+            features,
+            labels,
+            loss,
+            dim,
+            init=self._start(features, dim),
+            steps=self.max_iter,
+            batch_size=self.batch_size,
+            images_per_class=self.images_per_class,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            generator=generator,
+        )
 
     def transform(self, X: Any) -> Any:
         """The unit embeddings (N, Z) of features X (N, H)."""

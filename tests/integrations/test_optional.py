@@ -33,15 +33,15 @@ def test_importing_the_room_loads_no_library(root: Path) -> None:
     ("name", "missing", "made", "arguments", "message"),
     [
         (
-            "pytorch_metric_learning",
-            ("pytorch_metric_learning.testers", "pytorch_metric_learning.utils.accuracy_calculator"),
+            "uncertainty_calculator",
+            ("pytorch_metric_learning", "pytorch_metric_learning.utils.accuracy_calculator"),
             "UncertaintyCalculator",
             (),
             'UncertaintyCalculator needs pytorch_metric_learning: pip install "pytorch-metric-learning',
         ),
         (
             "pytorch_metric_learning",
-            ("pytorch_metric_learning.testers", "pytorch_metric_learning.utils.accuracy_calculator"),
+            ("pytorch_metric_learning", "pytorch_metric_learning.testers"),
             "LAMTester",
             (None,),
             "LAMTester needs pytorch_metric_learning",
