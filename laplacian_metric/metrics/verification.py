@@ -84,4 +84,6 @@ def falling(performance: list[float]) -> float:
         >>> falling([0.9, 0.8, 0.5]), falling([0.1, 0.2])
         (1.0, -1.0)
     """
-    return -kendall_tau(torch.arange(len(performance)), torch.tensor(performance, dtype=torch.float64))
+    # What differs by a rounding error is equal.
+    rounded = torch.tensor(performance, dtype=torch.float64).round(decimals=12)
+    return -kendall_tau(torch.arange(len(performance)), rounded)
