@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
+
+if TYPE_CHECKING:
+    from laplacian_metric.labelled import LabelledInputs
 
 
 class Start(Choice):
@@ -180,11 +183,14 @@ class Learner(ABC):
     Attributes:
         same_draws: whether all of many processes have to draw the same numbers.
         keep: which epoch's weights are kept.
+        refresh: after how many steps of an epoch, at most, `choose` is asked again; None where batches are read as they
+            were dealt.
         euclidean: whether points are compared by their distance as they are, rather than by their direction.
     """
 
     same_draws: ClassVar[bool] = False
     keep: ClassVar[Keep] = Keep.RETRIEVAL
+    refresh: int | None = None
     euclidean: bool = False
 
     def __init__(self, module: nn.Module) -> None:
@@ -210,6 +216,15 @@ class Learner(ABC):
     def step(self) -> None:
         """Take a step of the optimizer; the gradients are there already."""
         self.optimizer.step()
+
+    def choose(self, images: LabelledInputs, rows: Sequence[Tensor]) -> list[Tensor]:
+        """The positions that are read in place of those of the next batches, as many batches; see `refresh`.
+
+        Called at the beginning of every epoch, whenever a checkpoint was written inside of one and after so many steps,
+        without gradients and in evaluation mode, with all training images and the positions (B,) of each batch. Draws
+        come from the generator that `begin` gave.
+        """
+        return list(rows)
 
     def end_epoch(self) -> None:  # noqa: B027 (most learners have nothing to do here)
         """Called after the last step of every epoch, before validation."""

@@ -21,6 +21,9 @@ _METHODS = {
     "vmf": ("vmf_head", "VMFHead"),
     "laplace": ("laplace", "Laplace"),
     "online-laplace": ("online_laplace", "OnlineLaplace"),
+    "triplet": ("triplet", "Triplet"),
+    "triplet-regression": ("triplet_regression", "TripletRegression"),
+    "btl": ("btl", "BTL"),
 }
 
 

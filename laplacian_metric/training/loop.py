@@ -17,6 +17,7 @@ from torch import Tensor
 from laplacian_metric.inputs import device_of, to_device
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Learner
+from laplacian_metric.modes import evaluating
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
@@ -165,7 +166,9 @@ class _Run:
         every = self.options.checkpoint_every or len(batches)
         while state.step < len(batches):
             begun = time.perf_counter()
-            rows = batches[state.step : state.step - state.step % every + every]
+            rows = self._chosen(
+                batches[state.step : state.step + _until(state.step, every, self.learner.refresh)]
+            )
             reading = torch.Generator().manual_seed(self._reading_seed(number))
             for inputs, labels in processes.read(self.images.batches(rows, reading)):
                 self._step(inputs, labels)
@@ -191,6 +194,19 @@ class _Run:
         self.state = Progress([*state.history, entry])
         self._keep()
         return entry
+
+    def _chosen(self, rows: list[Tensor]) -> list[Tensor]:
+        """The positions of the next batches, which some learners choose by what the module makes of the images."""
+        if self.learner.refresh is None:
+            return rows
+        with processes.all_or_none(), evaluating(self.learner.module):
+            chosen = self.learner.choose(self.images, rows)
+            if len(chosen) != len(rows):
+                raise ValueError(
+                    f"{type(self.learner).__name__} chose {len(chosen)} batches in place of {len(rows)}: as many are "
+                    "needed"
+                )
+        return chosen
 
     def _step(self, inputs: Any, labels: Tensor) -> None:
         """One step of the optimizer."""
@@ -297,6 +313,11 @@ class _Run:
                 if whole:
                     tensors |= checkpoint.optimizer_tensors(self.learner, self.optimizer)
                 checkpoint.save(self.folder / name, tensors, self.identity, self.state)
+
+
+def _until(step: int, *periods: int | None) -> int:
+    """How many steps are left until the first of some periods is over."""
+    return min(period - step % period for period in periods if period is not None)
 
 
 def _plain(options: TrainingOptions) -> dict[str, Any]:
