@@ -84,8 +84,8 @@ def nearest(
         found = score(rows)
         if found.shape != (len(rows), gallery):
             raise ValueError(
-                f"the scores have shape {tuple(found.shape)}, ({len(rows)}, {gallery}) is needed: each query with every "
-                "member"
+                f"the scores have shape {tuple(found.shape)}, ({len(rows)}, {gallery}) is needed: each query with "
+                "every member"
             )
         found = found.detach().clone()
         if bool(found.isnan().any()):

@@ -28,7 +28,7 @@ class Column:
     @property
     def about_uncertainty(self) -> bool:
         """Whether it depends on the score that is asked about."""
-        return self.place[0] in ("scores", "out")
+        return self.place[0] in ("scores", "out", "correlations")
 
     def value(self, result: Result, score: str = OWN) -> float:
         """The number of one result, NaN where it has none."""
@@ -40,6 +40,12 @@ class Column:
         if room == "calibration":
             # The agreement of sampled spaces, which only the method itself has.
             return result.calibration.ece if result.calibration and score == OWN else math.nan
+        if room in ("verification", "correlations"):
+            found_set = result.verification.get(rest[0])
+            if found_set is None:
+                return math.nan
+            known = found_set.values if room == "verification" else found_set.correlations.get(score, {})
+            return known.get(rest[1], math.nan)
         if score not in result.scores:
             return math.nan
         found = result.scores[score]
@@ -61,6 +67,21 @@ _RETRIEVAL = {
     "R@10": "recall@10",
 }
 _PARTS = {"test": "", "validation": ", validation", "own_similarity": ", own similarity"}
+# Of pairs and neighbours, on the test sets of digits side by side; other sets by the names that cells give them.
+_TESTS = {
+    "test": ", clean",
+    "corrupt": ", corrupt",
+    "unseen": ", unseen",
+    "unseen corrupt": ", unseen corrupt",
+}
+_VERIFICATION = {
+    "AP of pairs": ("verification", "average_precision"),
+    "5-NN": ("verification", "knn"),
+    "5-NN of means": ("verification", "knn_of_means"),
+    "5-NN in the clean": ("verification", "knn_in_gallery"),
+    "tau of AP": ("correlations", "average_precision"),
+    "tau of 5-NN": ("correlations", "knn"),
+}
 _COLUMNS = (
     *(
         Column(name + suffix, ("retrieval", part, key))
@@ -78,6 +99,11 @@ _COLUMNS = (
     Column("crop test", ("scores", "crop_test")),
     Column("rank correlation", ("scores", "rank_correlation")),
     Column("ECE", ("calibration", "ece"), higher=False),
+    *(
+        Column(name + suffix, (room, part, key))
+        for part, suffix in _TESTS.items()
+        for name, (room, key) in _VERIFICATION.items()
+    ),
     *(
         Column(f"seconds, {part}", ("seconds", part), higher=False, digits=1)
         for part in ("training", "fit", "evaluation")

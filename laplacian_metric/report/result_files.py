@@ -23,6 +23,7 @@ from laplacian_metric.report.results import (
     Score,
     Training,
 )
+from laplacian_metric.report.verification import read_verification
 
 SCHEMA = 1
 
@@ -113,6 +114,7 @@ def _numbers(file: CheckedFile, top: Mapping[str, Any]) -> dict[str, Any]:
         },
         "extremes": {name: _extremes(file, value, f"extremes.{name}") for name, value in extremes.items()},
         "latent": _latent(file, file.entry(top, "latent")),
+        "verification": read_verification(file, top.get("verification")),
     }
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from laplacian_metric.report.verification import Verification
+
 Array = npt.NDArray[np.float64]
 
 OWN = "own"
@@ -118,6 +120,7 @@ class Result:
     sparsification: Mapping[str, Array] = field(default_factory=dict)
     extremes: Mapping[str, Extremes] = field(default_factory=dict)
     latent: Latent | None = None
+    verification: Mapping[str, Verification] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -263,13 +264,13 @@ def _told(
 
 
 def _correlations(repeats: list[dict[str, list[float]]]) -> dict[str, float]:
-    """Means and standard deviations of the correlations over what was drawn."""
+    """Means and standard deviations of the correlations over what was drawn; NaN where too few are defined."""
     found = {}
     for name in PERFORMANCES:
-        values = [falling(bins[name]) for bins in repeats]
-        found[name] = statistics.fmean(values)
-        if len(values) > 1:
-            found[f"{name}_deviation"] = statistics.stdev(values)
+        values = [value for bins in repeats if not math.isnan(value := falling(bins[name]))]
+        found[name] = statistics.fmean(values) if values else math.nan
+        if len(repeats) > 1:
+            found[f"{name}_deviation"] = statistics.stdev(values) if len(values) > 1 else math.nan
     return found
 
 

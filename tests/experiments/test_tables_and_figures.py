@@ -63,13 +63,15 @@ def test_the_tables_are_described_rightly() -> None:
 
 def test_the_published_numbers_are_of_known_metrics_and_ordered() -> None:
     published = read_published(FOLDER / "published_numbers.yaml")
-    assert len(published) == 8
+    assert len([name for name in published if name.startswith("lam_")]) == 8
     for name, table in published.items():
         for row, numbers in table.rows.items():
             for metric in numbers:  # each is a column, with its strangers where it needs them
                 plain, _, out = metric.partition("/")
                 assert table.number(row, columns.find(plain, out=out)) == numbers[metric], (name, row)
-            assert all(0 < number.mean <= 1 for number in numbers.values()), (name, row)
+            for metric, number in numbers.items():
+                least = -1 if metric.startswith("tau") else 0
+                assert least < number.mean <= 1, (name, row, metric)
             # The average precision of more neighbours of the same list is not above that of fewer, in all tables
             # but that of LFW, whose classes are small.
             if "lfw" not in name and "mAP@1" in numbers:

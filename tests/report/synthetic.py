@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,41 @@ def result(cell: str, seed: int, level: float = 0.8, noise: float = 0.01) -> dic
             for name in ("test", *OUT)
         },
         "latent": latent(seed, 3),
+        "verification": {
+            name: verification(seed, near) for name in ("test", "corrupt", "unseen", "unseen corrupt")
+        },
         "counts": {"test": 1000},
         "settings": {},
+    }
+
+
+def verification(seed: int, near: Callable[[float], float]) -> dict[str, Any]:
+    """One test set with mixtures of two Gaussians in the plane."""
+    draw = random.Random(seed)
+
+    def rows(low: float, high: float) -> list[list[list[float]]]:
+        return [[[draw.uniform(low, high) for _ in range(2)] for _ in range(2)] for _ in range(30)]
+
+    names = ("average_precision", "knn")
+    uncertainties = ("own", "feature norm", "embedding norm", "nearest distance")
+    return {
+        **{name: near(0.9) for name in (*names, "knn_of_means", "knn_in_gallery")},
+        "correlations": {
+            score: {key: near(0.6) for name in names for key in (name, f"{name}_deviation")}
+            for score in uncertainties
+        },
+        "bins": {
+            score: {name: [near(0.9 - 0.02 * at) for at in range(20)] for name in names}
+            for score in uncertainties
+        },
+        "images": 30,
+        "space": {
+            "means": rows(-2, 2),
+            "variances": rows(0.001, 0.1),
+            "labels": [draw.randrange(100) for _ in range(30)],
+            "indices": list(range(30)),
+            "centres": {"labels": [3, 42, 99], "points": [[-1.0, 0.0], [0.5, 1.0], [1.0, -1.0]]},
+        },
     }
 
 

@@ -1,0 +1,140 @@
+"""The HIB paper's own experiment, N-digit MNIST: its Tables 1, 2 and 4, and pictures of what is learned.
+
+    python -m experiments.n_digit --results figures/results --out figures
+
+Makes the tables of `experiments/tables.yaml` whose names begin with n_digit (those of one N and D have what Tables 1
+and 2 say of these, n_digit_kl_* is Table 4), and in OUT/plots, each with a JSON file that says where it comes from:
+
+    n_digit_plane_N2, n_digit_plane_N3   images as ellipses in the plane, clean and corrupt, as in Figures 3, 4 and 7
+    n_digit_bins                         performance from the lowest to the highest uncertainty, as in Figure 5
+
+What has not been run is left out, and the command says so. The cells are run by
+`python -m experiments.run --cells "n_digit/*"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.common import environment, origin, write_text
+from experiments.figures import looks_of
+from experiments.tables import HERE, descriptions, write_table
+from laplacian_metric.files import atomic_write
+from laplacian_metric.report.bins import bin_curves, own_bins
+from laplacian_metric.report.descriptions import TableDescription
+from laplacian_metric.report.plane import plane_maps
+from laplacian_metric.report.provenance import cells_record
+from laplacian_metric.report.published import read_published
+from laplacian_metric.report.result_files import read_results
+from laplacian_metric.report.results import OWN, Cell, Result
+from laplacian_metric.report.tables import cells_of
+
+PREFIX = "n_digit_"
+SETS = {"test": "clean", "corrupt": "corrupt"}
+PLANES = {2: "n_digit_n2_d2", 3: "n_digit_n3_d2"}
+ROOMS = {f"N = {n}, D = {d}": f"n_digit_n{n}_d{d}" for n in (2, 3) for d in (2, 3)}
+
+
+def cells_by_label(table: TableDescription, results: Sequence[Result]) -> dict[str, Cell]:
+    """The cells of a table's own rows."""
+    cells = cells_of(table, results)
+    return {row.label: cells[row.cell] for row in table.rows if row.score == OWN}
+
+
+def plane_picture(digits: int, cells: dict[str, Cell]) -> bytes | None:
+    """The first seed of every cell in the plane; None where nothing is there."""
+    rows = {}
+    for label, cell in cells.items():
+        spaces = [
+            {
+                shown: space
+                for name, shown in SETS.items()
+                if name in one.verification and (space := one.verification[name].space) is not None
+            }
+            for one in cell.done
+        ]
+        found = next((one for one in spaces if one), None)
+        if found is not None:
+            rows[label] = found
+    title = f"{digits}-digit MNIST in the plane, ellipses of three standard deviations"
+    return plane_maps(rows, digits, title) if rows else None
+
+
+def bins_picture(
+    tables: dict[str, TableDescription], results: Sequence[Result]
+) -> tuple[bytes, list[Cell]] | None:
+    """Of all tables that have any; the methods without an uncertainty of their own are left out."""
+    groups = {}
+    for title, name in ROOMS.items():
+        cells = {
+            label: cell
+            for label, cell in cells_by_label(tables[name], results).items()
+            if any(own_bins(one, "test", "knn") is not None for one in cell.done)
+        }
+        if cells:
+            groups[title] = cells
+    if not groups:
+        return None
+    looks = looks_of(list(tables.values()))
+    picture = bin_curves(groups, SETS, looks, "Performance in bins of uncertainty, a line for each seed")
+    return picture, [cell for cells in groups.values() for cell in cells.values()]
+
+
+def write_picture(name: str, picture: bytes, cells: Iterable[Cell], out: Path) -> None:
+    """The picture, and beside it where it comes from."""
+    record = {
+        "title": name,
+        **origin("experiments"),
+        "environment": environment(),
+        "cells": cells_record(cells),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out / f"{name}.png") as temporary:
+        temporary.write_bytes(picture)
+    write_text(out / f"{name}.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def make(results: Sequence[Result], out: Path, tables: Path, published: Path) -> dict[str, bool]:
+    """Write everything; says of each table and picture whether there was anything to show."""
+    wanted = {table.name: table for table in descriptions(tables) if table.name.startswith(PREFIX)}
+    numbers = read_published(published)
+    made = {name: write_table(table, results, numbers, out / "tables") for name, table in wanted.items()}
+    for digits, name in PLANES.items():
+        cells = cells_by_label(wanted[name], results)
+        picture = plane_picture(digits, cells)
+        if picture is not None:
+            write_picture(f"n_digit_plane_N{digits}", picture, cells.values(), out / "plots")
+        made[f"n_digit_plane_N{digits}"] = picture is not None
+    bins = bins_picture(wanted, results)
+    if bins is not None:
+        write_picture("n_digit_bins", *bins, out / "plots")
+    made["n_digit_bins"] = bins is not None
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the tables and the pictures."""
+    parser = argparse.ArgumentParser(description="Make the tables and pictures of N-digit MNIST.")
+    parser.add_argument(
+        "--results", type=Path, default=Path("figures/results"), help="folder of result files"
+    )
+    parser.add_argument("--out", type=Path, default=Path("figures"), help="for OUT/tables and OUT/plots")
+    parser.add_argument("--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each table")
+    parser.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
+    options = parser.parse_args(arguments)
+    try:
+        made = make(read_results(options.results), options.out, options.tables, options.published)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for name, there in made.items():
+        print(f"{name}: {'written' if there else 'none of its cells has been made, left out'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,150 @@
+"""The cells of N-digit MNIST on a miniature, and the script that makes their tables and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import n_digit
+from laplacian_metric.runs import Cells
+from tests.data import miniatures
+from tests.report.synthetic import result, write
+from tests.runs.miniature import Folder
+
+# Of every kind one.
+RUN = ("N2_D2_point", "N2_D2_gaussian", "N2_D2_mixture", "N3_D3_gaussian_beta0")
+SETS = ("test", "corrupt", "unseen", "unseen corrupt")
+
+
+@pytest.fixture(scope="module")
+def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The cells with few images and steps; everything else is what it is."""
+    place = tmp_path_factory.mktemp("n_digit")
+    miniatures.mnist(place / "data")
+    shutil.copytree(root / "experiments" / "cells" / "n_digit", place / "cells" / "n_digit")
+    for path in (place / "cells").rglob("*.yaml"):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "training" in content:
+            content["training"] |= {"epochs": 2, "batch_size": 8, "steps_per_epoch": 3, "learning_rate": 1e-3}
+            content["evaluation"]["ks"] = [1, 5]
+            content["evaluation"]["verification"] |= {
+                "pairs": 60, "random_pairs": 4000, "bins": 3, "repeats": 2, "drawn": 20
+            }  # fmt: skip
+        if content.get("data"):
+            # Of a miniature's classes there would be one image each, and pairs need two.
+            few = 210 if content["data"]["options"]["digits"] == 2 else 720
+            content["data"]["options"] |= {"num_images": few, "held_out": 20}
+        path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    folder = Folder(place)
+    summary = folder.run([f"n_digit/{name}" for name in RUN], seeds=[0], data_dir=place / "data")
+    assert not summary.failed, summary.failed
+    assert not summary.without_data
+    assert summary.ok
+    return folder
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_cell_runs_and_measures_pairs(made: Folder, name: str) -> None:
+    found = made.result(f"n_digit/{name}")
+    assert len(found["training"]["history"]) == 2
+    point = name.endswith("point")
+    sets = found["verification"]
+    assert tuple(sets) == SETS
+    for key, one in sets.items():
+        assert 0 <= one["average_precision"] <= 1
+        assert 0 <= one["knn"] <= 1
+        assert (one["knn_in_gallery"] is not None) is ("corrupt" in key)
+        assert ("own" in one["correlations"]) is not point
+        assert {"feature norm", "embedding norm", "nearest distance"} <= set(one["correlations"])
+        assert len(one["space"]["means"]) == 20
+        digits, dim = int(name[1]), int(name[4])
+        assert len(one["space"]["means"][0]) == (2 if "mixture" in name else 1)
+        assert len(one["space"]["means"][0][0]) == dim
+        classes = {label // 10 ** (digits - 1) for label in one["space"]["centres"]["labels"]}
+        assert classes <= set(range(10))
+    # Seen and unseen numbers are different ones.
+    seen, unseen = (set(sets[key]["space"]["centres"]["labels"]) for key in ("test", "unseen"))
+    assert not seen & unseen
+    assert sets["test"]["space"]["labels"] == sets["corrupt"]["space"]["labels"]
+
+
+def test_points_vote_as_their_means_do(made: Folder) -> None:
+    point = made.result("n_digit/N2_D2_point")["verification"]
+    for one in point.values():
+        assert one["knn"] == one["knn_of_means"]
+        assert all(variance == [[0.0, 0.0]] for variance in one["space"]["variances"])
+
+
+def test_a_result_is_the_same_when_it_is_made_again(made: Folder, tmp_path: Path) -> None:
+    again = Folder(tmp_path)
+    again.cells = made.cells
+    name = "n_digit/N2_D2_mixture"
+    assert again.run([name], seeds=[0], data_dir=made.root / "data").ok
+    assert again.result(name)["verification"] == made.result(name)["verification"]
+
+
+def test_tables_and_pictures_are_made_of_what_there_is(
+    made: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert n_digit.main(["--results", str(made.results), "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "n_digit_n2_d2: written" in said
+    assert "n_digit_n3_d2: none of its cells has been made, left out" in said
+    assert "n_digit_plane_N2: written" in said
+    assert "n_digit_plane_N3: none of its cells has been made, left out" in said
+    assert "n_digit_bins: written" in said
+    table = (tmp_path / "tables" / "n_digit_n2_d2.md").read_text(encoding="utf-8")
+    found = made.result("n_digit/N2_D2_point")["verification"]["test"]["average_precision"]
+    line = next(line for line in table.splitlines() if line.startswith("| Point "))
+    assert line.split("|")[2].strip() == f"{found:.3f}"
+    assert "| *0.987* |" in next(line for line in table.splitlines() if "paper" in line)
+    pictures = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert pictures == [f"n_digit_{name}.{kind}" for name in ("bins", "plane_N2") for kind in ("json", "png")]
+    record = json.loads((tmp_path / "plots" / "n_digit_plane_N2.json").read_text(encoding="utf-8"))
+    states = {(entry["cell"], entry["status"]) for entry in record["cells"]}
+    assert ("n_digit/N2_D2_mixture", "done") in states
+    assert str(tmp_path) not in json.dumps(record)
+
+
+def test_without_results_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert n_digit.main(["--results", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "run the experiments first" in capsys.readouterr().err
+
+
+def test_results_of_other_experiments_alone_make_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content: dict[str, Any] = result("fashion_mnist/pfe", 0)
+    write(tmp_path / "results", content)
+    assert n_digit.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    assert "written" not in capsys.readouterr().out
+
+
+def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
+    cells = Cells(root / "experiments" / "cells")
+    names = cells.matching(["n_digit/*"])
+    assert len(names) == 14
+    for name in names:
+        cell = cells[name]
+        digits, dim = int(name[9]), int(name[12])
+        assert cell.data.options == {"digits": digits}
+        assert cell.network.options == {"digits": digits}
+        assert cell.network.dim == dim
+        assert cell.seeds == ((0, 1, 2) if (digits, dim) == (2, 2) else (0,))
+        assert cell.training.batch_size == 128
+        assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == 20_000
+        method: Any = cell.method.make()
+        assert method.normalize is False
+        if "point" in name:
+            assert cell.method.name == "soft-contrastive"
+            continue
+        assert (method.samples, method.head.value) == (8, "linear")
+        assert method.components == (2 if "mixture" in name else 1)
+        assert method.kl_weight == (0.0 if "beta0" in name else 1e-4)
+        assert math.isclose(cell.training.learning_rate, 1e-3)
