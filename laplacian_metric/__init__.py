@@ -18,12 +18,14 @@ __all__ = [
     "OnlineLAM",
     "StochasticEmbedding",
     "__version__",
+    "combine",
     "metrics",
     "vmf",
 ]
 
 if TYPE_CHECKING:
     from laplacian_metric import metrics, vmf
+    from laplacian_metric.combined import combine
     from laplacian_metric.embedding import StochasticEmbedding
     from laplacian_metric.encoder import Encoder
     from laplacian_metric.laplace.network import NetworkLAM
@@ -36,6 +38,7 @@ _HOMES = {
     "OnlineLAM": "laplacian_metric.laplace.online",
     "Encoder": "laplacian_metric.encoder",
     "StochasticEmbedding": "laplacian_metric.embedding",
+    "combine": "laplacian_metric.combined",
 }
 
 
