@@ -68,13 +68,12 @@ def _summary(evaluated: Evaluated, found: Measured, galleries: Galleries, drawn:
         f"{len(found.labels):,} image{'s' if len(found.labels) > 1 else ''} of {classes:,} "
         f"class{'es' if classes > 1 else ''}, embedded in {found.embedding.dim:,} dimensions. "
     )
-    blocks: list[Block] = [Paragraph(text + _told(found))]
+    blocks: list[Block] = [Paragraph(text + told(found))]
     rows = _summary_rows(found)
     if rows:
-        resampled = "" if found.evaluation is None else _counted(found)
         blocks.append(
             Table(
-                f"The run in numbers, with 95 % intervals over queries.{resampled}",
+                f"The run in numbers, with 95 % intervals over queries.{_counted(found)}",
                 ("What", "Value", "95 % interval"),
                 rows,
                 numeric=frozenset({1, 2}),
@@ -84,7 +83,7 @@ def _summary(evaluated: Evaluated, found: Measured, galleries: Galleries, drawn:
     return Section("In short", blocks)
 
 
-def _told(found: Measured) -> str:
+def told(found: Measured) -> str:
     """What the numbers say, in two or three sentences."""
     if found.refusals is None:
         return f"Retrieval cannot be judged: {found.reason}."
@@ -94,13 +93,13 @@ def _told(found: Measured) -> str:
         f"another class: an error of {share(whole.error)}. "
     )
     if whole.wrong == 0:
-        return text + "There is nothing that refusing could improve on these images."
-    if some.answered == whole.answered:
-        return text + "The uncertainties are all but equal, so that nothing can be refused by them."
-    if some.error < whole.error:
+        text += "There is nothing that refusing could improve on these images."
+    elif some.answered == whole.answered:
+        text += "The uncertainties are all but equal, so that nothing can be refused by them."
+    elif some.error < whole.error:
         text += (
             f"If the {share(some.share)} that are least certain are refused, {share(some.error)} of the answers are "
-            "wrong."
+            f"wrong.{_doubt(found)}"
         )
     else:
         text += (
@@ -108,8 +107,16 @@ def _told(found: Measured) -> str:
             f"is {share(some.error)}."
         )
     for name, refused in some.strangers.items():
-        text += f" The same threshold refuses {share(refused)} of the strangers of {name}."
+        text += f" Where {share(some.share)} are refused, {share(refused)} of the strangers of {plain(name)} are refused too."
     return text
+
+
+def _doubt(found: Measured) -> str:
+    """Whether what refusing improves here may be chance."""
+    interval = None if found.evaluation is None else found.evaluation.intervals.get("r_auroc")
+    if interval is None or not interval.low <= 0.5 <= interval.high:
+        return ""
+    return " That may be chance: the interval of the R-AUROC has 0.5 in it."
 
 
 def _summary_rows(found: Measured) -> list[tuple[str, str, str]]:
@@ -140,7 +147,7 @@ def _counted(found: Measured) -> str:
     left_out = 0 if found.evaluation is None else found.evaluation.num_unanswerable
     if not left_out:
         return ""
-    return f" {left_out:,} images without another of their class are left out of what concerns retrieval."
+    return f" Left out of what concerns retrieval, since they have no other of their class: {left_out:,}."
 
 
 def _megabytes(size: int) -> str:

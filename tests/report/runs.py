@@ -47,13 +47,13 @@ def evaluated(
         "labels": labels,
         "class_names": [NAMES[k] if k < len(NAMES) else f"kind {k}" for k in range(classes)],
         "thumbnails": images(number),
-        "file_names": [f"/home/somebody/data/{row}.png" for row in range(number)],
+        "file_names": [f"/pictures/somebody/{row}.png" for row in range(number)],
         "strangers": {"digits": (strangers, images(outside, 12, 3, seed=1))},
         "consensus": metrics.consensus(samples, labels),
         "diagnostics": DIAGNOSTICS,
         "scores": {
             "norm": OtherScore(torch.rand(number, generator=generator), {"digits": torch.rand(outside)})
         },
-        "provenance": [("Command", "lam report --data /home/somebody/data/set")],
+        "provenance": [("Command", "lam report --data /pictures/somebody/set")],
     }
     return Evaluated(**{**fields, **changes})

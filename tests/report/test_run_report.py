@@ -22,7 +22,7 @@ from laplacian_metric.report.measured import measure
 from laplacian_metric.report.page import Picture, Table
 from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_plots import drawable
-from laplacian_metric.report.run_report import run_report
+from laplacian_metric.report.run_report import run_report, told
 from laplacian_metric.report.run_words import BAD, FINE, diagnostics_table
 from laplacian_metric.report.thumbnails import encode
 from tests.report.reading import HOSTILE, Reader
@@ -67,7 +67,7 @@ def test_the_whole_page(page: Page) -> None:
     ]
     assert len(reader.holding("script")) == 1
     assert all(found.get("alt") for found in reader.of("img"))
-    assert "/home/somebody" not in html
+    assert "/pictures/somebody" not in html
     assert "lam report --data set" in reader.text
     assert "7.png" in reader.text
     order = [tag for tag, _ in reader.tags if tag in ("h1", "h2", "h3")]
@@ -315,7 +315,7 @@ def test_what_cannot_be_said_is_said() -> None:
     assert "No kappa is finite and above 0" in text("kappa infinite")
     assert "30 are infinite" in text("kappa infinite")
     assert "nothing can be refused" in text("kappa zero")
-    assert "1 images without another of their class are left out" in text("three images")
+    assert "since they have no other of their class: 1." in text("three images")
     assert "class 2" in text("no names")
     assert "Legend of 80 groups" in text("many classes")
 
@@ -326,6 +326,17 @@ def test_refusing_that_does_not_help_is_said() -> None:
     worst = run.embedding.with_uncertainty(right + torch.linspace(0, 0.1, 200))
     said = Reader(run_report(replace(run, embedding=worst), resamples=0).sections[0].html()).text
     assert "Refusing by this uncertainty does not help" in said
+
+
+def test_what_may_be_chance_is_called_so(run: Evaluated) -> None:
+    few = replace(run, strangers={}, scores={}, thumbnails=None, consensus=None)
+    found = measure(few, resamples=50)
+    assert found.evaluation is not None
+    doubt = "That may be chance"
+    for low, expected in ((0.4, True), (0.6, False)):
+        interval = replace(found.evaluation.intervals["r_auroc"], low=low, high=0.9)
+        evaluation = replace(found.evaluation, intervals={"r_auroc": interval})
+        assert (doubt in told(replace(found, evaluation=evaluation))) == expected
 
 
 # --- the posterior in words ---

@@ -26,7 +26,7 @@ class RefusalSlider:
         >>> from laplacian_metric.report.refusals import refusals
         >>> block = RefusalSlider("Refusing", refusals([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 1]))
         >>> block.readings(block.rows[50])
-        ['0.0 % (0.0 to 65.8 %)', '2 of 4', '50.0 %', '0.2']
+        ['0.0 % (0.0 to 65.8)', '2 of 4', '50.0 %', '0.2']
     """
 
     title: str
@@ -55,7 +55,7 @@ class RefusalSlider:
         """The numbers of a row, as people read them."""
         low, high = row.interval
         return [
-            f"{share(row.error)} ({100 * low:.1f} to {100 * high:.1f} %)",
+            f"{share(row.error)} ({100 * low:.1f} to {100 * high:.1f})",
             f"{row.answered:,} of {row.total:,}",
             share(row.share),
             number(row.threshold, 6),
