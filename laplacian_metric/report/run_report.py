@@ -107,7 +107,8 @@ def told(found: Measured) -> str:
             f"is {share(some.error)}."
         )
     for name, refused in some.strangers.items():
-        text += f" Where {share(some.share)} are refused, {share(refused)} of the strangers of {plain(name)} are refused too."
+        text += f" The threshold that refuses {share(some.share)} also refuses {share(refused)} of the strangers of "
+        text += f"{plain(name)}."
     return text
 
 
