@@ -62,7 +62,7 @@ class TripletMethod(Method):
 class TripletLearner(Learner):
     """A learner whose batches are mined out of a cache, or whose triplets out of a batch.
 
-    Subclasses give `points`, by whose distances triplets are hard.
+    Subclasses give `mined_points`, by whose distances triplets are hard.
     """
 
     def __init__(self, module: nn.Module, method: TripletMethod) -> None:

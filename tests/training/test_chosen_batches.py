@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,18 @@ from laplacian_metric.losses.triplet_learner import TripletLearner
 from laplacian_metric.method import Setup
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, checkpoint, train
-from tests.training.cases import Plain, an_encoder, clusters, pictures, timeless
+from tests.training.cases import (
+    Case,
+    Plain,
+    an_encoder,
+    assert_same_end,
+    clusters,
+    die_at,
+    pictures,
+    timeless,
+)
+from tests.training.test_processes import assert_same_in_both, finished, in_both
+from tests.training.test_processes import pytestmark as needs_processes
 
 
 class Choosing(Plain):
@@ -114,3 +126,20 @@ def test_an_interrupted_training_ends_with_the_same_bits(
         assert one.keys() == other.keys()
         for key in one:
             assert torch.equal(one[key], other[key]), key
+
+
+@needs_processes
+def test_two_processes_mine_for_themselves_and_go_on_exactly(tmp_path: Path) -> None:
+    importlib.import_module("torch._dynamo")  # before processes are forked: it takes long
+    case = Case("btl", {"cache": 20, "refresh": 3, "negatives": 2}, {"batch_size": 3, "checkpoint_every": 4})
+    found = in_both(tmp_path / "whole", finished(case))
+    assert_same_in_both(found)
+
+    def dying(rank: int, folder: Path) -> object:
+        if rank == 1:
+            die_at("step", 13)
+        return finished(case)(rank, folder)
+
+    in_both(tmp_path / "parts", dying, dies=True)
+    assert_same_in_both(in_both(tmp_path / "parts", finished(case)))
+    assert_same_end(tmp_path / "parts" / "run", tmp_path / "whole" / "run")
