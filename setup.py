@@ -35,6 +35,7 @@ BASE = [
     "typer>=0.15",
     "rich>=13.7",
     "faiss-cpu>=1.8",
+    "scikit-learn>=1.6",
 ]
 
 EXTRAS = {
@@ -42,8 +43,8 @@ EXTRAS = {
         "pytest>=8.0",
         "hypothesis>=6.100",
         "curvlinops-for-pytorch>=3.0",
-        "scikit-learn>=1.6",
         "lightning>=2.4",
+        "selenium>=4.20",
         "pyarrow>=16.0",
         "mpmath>=1.3",
         "timm>=1.0",
@@ -58,7 +59,6 @@ EXTRAS = {
     "export": ["onnx>=1.17", "onnxscript>=0.2"],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
     "vision": ["torchvision>=0.21", "timm>=1.0", "scipy>=1.12"],
-    "sklearn": ["scikit-learn>=1.6"],
     "lightning": ["lightning>=2.4"],
     "hub": ["huggingface_hub>=0.24"],
     "parquet": ["pyarrow>=16.0"],

@@ -17,7 +17,7 @@ from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError
 from laplacian_metric.metrics import recall_at_k
 
-INSTALL = "laplacian-metric[sklearn]"
+INSTALL = "scikit-learn"
 MOST_COMPONENTS = 32
 # Directions of features with less than this share of the largest variance are not blown up to unit variance.
 WHITENING_FLOOR = 1e-3

@@ -51,7 +51,7 @@ def test_importing_the_room_loads_no_library(root: Path) -> None:
             ("sklearn", "sklearn.base"),
             "LaplaceEmbedding",
             (),
-            r'LaplaceEmbedding needs sklearn: pip install "laplacian-metric\[sklearn\]"',
+            r'LaplaceEmbedding needs sklearn: pip install "scikit-learn"',
         ),
         (
             "lightning",
