@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
@@ -32,6 +33,7 @@ from laplacian_metric.report.published import read_published
 from laplacian_metric.report.result_files import read_results
 from laplacian_metric.report.results import OWN, Cell, Result
 from laplacian_metric.report.tables import cells_of
+from laplacian_metric.report.verification import Space
 
 PREFIX = "n_digit_"
 SETS = {"test": "clean", "corrupt": "corrupt"}
@@ -47,21 +49,26 @@ def cells_by_label(table: TableDescription, results: Sequence[Result]) -> dict[s
 
 def plane_picture(digits: int, cells: dict[str, Cell]) -> bytes | None:
     """The first seed of every cell in the plane; None where nothing is there."""
-    rows = {}
-    for label, cell in cells.items():
-        spaces = [
-            {
-                shown: space
-                for name, shown in SETS.items()
-                if name in one.verification and (space := one.verification[name].space) is not None
-            }
-            for one in cell.done
-        ]
-        found = next((one for one in spaces if one), None)
-        if found is not None:
-            rows[label] = found
+    rows = {label: spaces for label, cell in cells.items() if (spaces := _spaces(cell))}
     title = f"{digits}-digit MNIST in the plane, ellipses of three standard deviations"
     return plane_maps(rows, digits, title) if rows else None
+
+
+def _spaces(cell: Cell) -> dict[str, Space]:
+    """The sets of the first seed that has any; the centres of all are those of the first, of clean images."""
+    for one in cell.done:
+        found = {
+            shown: space
+            for name, shown in SETS.items()
+            if name in one.verification and (space := one.verification[name].space) is not None
+        }
+        if found:
+            first = next(iter(found.values()))
+            return {
+                shown: replace(space, centres=first.centres, centre_labels=first.centre_labels)
+                for shown, space in found.items()
+            }
+    return {}
 
 
 def bins_picture(

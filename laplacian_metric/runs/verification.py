@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from laplacian_metric.data.randomness import permutation
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.losses.soft_contrastive import (
@@ -210,7 +211,7 @@ def _measured(
         "correlations": {name: _correlations(bins) for name, bins in told.items()},
         "bins": {name: _mean_bins(bins) for name, bins in told.items()},
         "images": len(labels),
-        "space": _space(one, section.drawn) if section.drawn else None,
+        "space": _space(one, section.drawn, section.seed) if section.drawn else None,
     }
 
 
@@ -286,13 +287,13 @@ def _mean_bins(repeats: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 # --- pictures ---
 
 
-def _space(one: _Set, number: int) -> dict[str, Any] | None:
-    """Some images as they lie in their space, at even steps, and the centres of all classes."""
+def _space(one: _Set, number: int, seed: int) -> dict[str, Any] | None:
+    """Some images, drawn at random, as they lie in their space, and the centres of all classes."""
     if not isinstance(one.images, HedgedImages) or one.images.means.shape[1] > LATENT_DIM:
         return None
     means, log_variances = (tensor.cpu() for tensor in one.images.mixtures)
-    taken = min(number, len(means))
-    rows = torch.arange(taken) * len(means) // taken
+    # Not at even steps: data sets may go through their classes in turn.
+    rows = torch.from_numpy(permutation((seed,), len(means))[:number]).sort().values
     classes, class_of, counts = torch.unique(one.labels, return_inverse=True, return_counts=True)
     points = one.images.means.cpu().double()
     centres = (

@@ -20,7 +20,8 @@ class VerificationSection(Section):
         seed: of the pairs and the draws.
         galleries: for some of `data.tests` another test set of the same images in the same order, among which
             neighbours are looked for too; an image's twin there is passed over.
-        drawn: so many images of each set are kept for pictures, where spaces have two or three dimensions.
+        drawn: so many images of each set, taken at random, are kept for pictures, where spaces have two or three
+            dimensions.
     """
 
     pairs: int = Field(default=10_000, ge=2, multiple_of=2)
