@@ -1,26 +1,33 @@
-"""The command `lam`: a thin layer over the package's functions."""
+"""The command `lam`: puts the commands together. Each imports what it needs when it runs."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from laplacian_metric import __version__
-from laplacian_metric.demo.settings import EPOCHS, REPORT_NAME
-
-if TYPE_CHECKING:
-    from laplacian_metric.demo.compute import DemoResult
+from laplacian_metric.commands import (
+    common,
+    compare,
+    data,
+    demo,
+    embed,
+    evaluate,
+    experiment,
+    fit,
+    index,
+    query,
+    report,
+    train,
+)
 
 app = typer.Typer(
     name="lam",
-    help="Uncertainty for metric learning.",
+    cls=common.Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 
@@ -36,77 +43,35 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-) -> None:
-    """Uncertainty for metric learning."""
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="A new or empty folder; report.html is written into it.")],
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Accept a folder that is not empty; only its report.html is replaced."),
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from: lam --debug COMMAND.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides all random choices.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="How often every training image is seen.")] = EPOCHS,
 ) -> None:
-    """Train a small network on the embedded sample and write a page about its curvature."""
-    from laplacian_metric.demo.run import run_demo
-    from laplacian_metric.report import OutputFolderError
+    """Uncertainty for metric learning: which embeddings to trust, and retrieval that can refuse.
 
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("training", total=None, loss=float("nan"))
-
-        def on_step(done: int, total: int, loss: float) -> None:
-            progress.update(task, completed=done, total=total, loss=loss)
-
-        try:
-            result = run_demo(out, force=force, seed=seed, epochs=epochs, on_step=on_step)
-        except OutputFolderError as error:
-            progress.stop()
-            Console(stderr=True).print(
-                f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-            )
-            raise typer.Exit(code=1) from None
-    console = Console()
-    console.print(_summary(result))
-    console.print(f"report: {out / REPORT_NAME}", markup=False, highlight=False, soft_wrap=True)
+    A session: fit or train makes a model folder; evaluate and report say what it is worth; index and query use it.
+    """
 
 
-def _summary(result: DemoResult) -> Table:
-    """The curvature of every variant, with what was measured on the way in the title."""
-    worst = max(agreement.deviation for agreement in result.agreements)
-    table = Table(
-        title=f"recall@1 {result.inside.recall:.3f} on {len(result.inside.sample)} test images, "
-        f"trained in {result.training.seconds:.1f} s",
-        caption=f"largest relative deviation from autograd: {worst:.1e}",
-    )
-    table.add_column("distance")
-    table.add_column("variant")
-    for name in ("pairs", "ms", "trace", "negative"):
-        table.add_column(name, justify="right")
-    for found in result.curvatures:
-        table.add_row(
-            found.distance,
-            found.approximation,
-            f"{found.pairs:,}",
-            f"{found.seconds * 1e3:.1f}",
-            f"{found.trace:.3g}",
-            f"{found.negative_share:.2%}",
-        )
-    return table
+app.command()(demo.demo)
+app.command()(fit.fit)
+app.command()(train.train)
+app.command()(embed.embed)
+app.command()(index.index)
+app.command()(query.query)
+app.command()(evaluate.evaluate)
+app.command()(report.report)
+app.command()(compare.compare)
+app.add_typer(experiment.app, name="experiment")
+app.add_typer(data.app, name="data")
 
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(common.INTERRUPTED)
 
 
 if __name__ == "__main__":

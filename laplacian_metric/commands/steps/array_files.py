@@ -1,0 +1,132 @@
+"""Arrays in .npy, .npz and .safetensors files, read with numpy alone and checked. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUFFIXES = (".npy", ".npz", ".safetensors")
+
+
+class ArrayFileError(ValueError):
+    """A file of arrays cannot be read, or does not hold what is needed."""
+
+
+def is_array_file(path: Path) -> bool:
+    """Whether a name is that of a file of arrays.
+
+    Example:
+        >>> is_array_file(Path("features.npz")), is_array_file(Path("photos"))
+        (True, False)
+    """
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a file by name; the one of an .npy file is called "".
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ArrayFileError: it is damaged, or of no kind that is known.
+    """
+    if path.is_dir():
+        raise ArrayFileError(f"{path} is a folder, a file of arrays ({', '.join(SUFFIXES)}) is needed")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ArrayFileError(f"{path} is none of {', '.join(SUFFIXES)}: save the arrays as one of these")
+    try:
+        return _read(path, suffix)
+    except ArrayFileError:
+        raise
+    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        if "allow_pickle" in str(error):
+            raise ArrayFileError(
+                f"{path} holds objects of Python, which would have to run code to be read: save numbers or text"
+            ) from error
+        raise ArrayFileError(f"{path} is damaged or no {suffix} file: save or copy it again") from error
+
+
+def _read(path: Path, suffix: str) -> dict[str, NDArray[Any]]:
+    if suffix == ".safetensors":
+        return _read_safetensors(path)
+    if suffix == ".npy":
+        return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+    with np.load(path, allow_pickle=False) as opened:
+        return {name: opened[name] for name in opened.files}
+
+
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, TypeError) as error:
+        raise ArrayFileError(f"{path} is no safetensors file that numpy can read ({error})") from error
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """The notes in the header of a .safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as opened:
+            return dict(opened.metadata() or {})
+    except SafetensorError as error:
+        raise ArrayFileError(f"{path} is no whole safetensors file ({error}): copy it again") from error
+
+
+def pick(arrays: Mapping[str, NDArray[Any]], name: str, path: Path, remedy: str = "") -> NDArray[Any]:
+    """One of a file's arrays; where it holds only one, that one.
+
+    Example:
+        >>> pick({"": np.arange(2)}, "features", Path("f.npy"))
+        array([0, 1])
+    """
+    if name in arrays:
+        return arrays[name]
+    if len(arrays) == 1:
+        return next(iter(arrays.values()))
+    there = ", ".join(arrays) or "nothing"
+    raise ArrayFileError(f"{path} has no array {name!r}, it has: {there}{remedy}")
+
+
+def as_features(given: NDArray[Any], path: Path) -> NDArray[np.float32]:
+    """Features (N, H) in float32; anything else, and NaN, is refused."""
+    if given.ndim != 2 or given.dtype.kind not in "fiu":
+        raise ArrayFileError(
+            f"the features in {path} have shape {given.shape} and dtype {given.dtype}, a row of numbers for each "
+            "image is needed: (N, H)"
+        )
+    if 0 in given.shape:
+        raise ArrayFileError(f"the features in {path} have shape {given.shape}: there is nothing in it")
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(given, dtype=np.float32)
+    wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    if len(wrong):
+        raise ArrayFileError(
+            f"{len(wrong)} of {len(found)} rows of the features in {path} have NaN or infinite entries, the first is "
+            f"row {wrong[0]}: leave them out, or compute them again"
+        )
+    return found
+
+
+def as_classes(given: NDArray[Any], path: Path, count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels (N,) of whole numbers or text, as numbers from 0 in the order of the classes, and the classes' names."""
+    if given.ndim != 1 or given.dtype.kind not in "iuU":
+        raise ArrayFileError(
+            f"the labels in {path} have shape {given.shape} and dtype {given.dtype}, a whole number or a text for "
+            "each image is needed: (N,)"
+        )
+    if len(given) != count:
+        raise ArrayFileError(f"the labels in {path} have {len(given)} entries for {count} images")
+    classes, labels = np.unique(given, return_inverse=True)
+    return labels.astype(np.int64), tuple(str(one) for one in classes.tolist())

@@ -1,0 +1,170 @@
+"""Several results side by side: of `lam evaluate`, and of runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+
+EVALUATION = "laplacian_metric evaluation"
+# What comes first where nobody asks for anything else.
+USUAL = ("recall@1", "map@5", "r_auroc", "ausc", "retrieval_ece")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of one result: whose, with which seed, and by name."""
+
+    name: str
+    seed: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """All results of one name, in the order of their seeds."""
+
+    name: str
+    results: tuple[Measured, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [one.seed for one in self.results]
+
+    def values(self, metric: str) -> list[float]:
+        """Those that are defined."""
+        found = [one.values.get(metric, math.nan) for one in self.results]
+        return [value for value in found if math.isfinite(value)]
+
+    def spread(self, metric: str) -> tuple[float, float] | None:
+        """Mean and standard deviation over seeds; the latter is NaN of a single one."""
+        found = self.values(metric)
+        if not found:
+            return None
+        return mean(found), stdev(found) if len(found) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of one group less that of the first, over the seeds that both have."""
+
+    name: str
+    against: str
+    metric: str
+    seeds: tuple[int, ...]
+    difference: float
+    paired: PairedComparison | None
+
+
+def read_result(path: Path) -> Measured:
+    """One result file of either kind.
+
+    Raises:
+        ValueError: it is damaged, failed, or something else.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name the result files in it, {path}/*.json say")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not whole or no JSON ({error}): make it again") from error
+    if isinstance(content, dict) and content.get("format") == EVALUATION:
+        return _of_evaluation(path, content)
+    if isinstance(content, dict) and "cell" in content:
+        return _of_run(path)
+    raise ValueError(f"{path} is no result: give files of `lam evaluate --out` or of runs")
+
+
+def _of_evaluation(path: Path, content: dict[str, Any]) -> Measured:
+    try:
+        values = {name: _number(value) for name, value in content["values"].items()}
+        for label, found in content["strangers"].items():
+            short = {"ood_auroc": "auroc", "ood_average_precision": "average precision"}
+            values |= {f"{short[name]} {label}": _number(value) for name, value in found["values"].items()}
+        return Measured(str(content["name"]), int(content["seed"]), values)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} lacks what a result has ({error}): evaluate again") from error
+
+
+def _of_run(path: Path) -> Measured:
+    from laplacian_metric.report.result_files import read_result as read_run
+
+    found = read_run(path)
+    if found.error is not None:
+        raise ValueError(f"{path} is of a run that failed ({found.error}): leave it out, or run it again")
+    values = dict(found.retrieval["test"])
+    if found.calibration is not None:
+        values["retrieval_ece"] = found.calibration.ece
+    own = found.scores.get("own")
+    if own is not None:
+        values |= {name: value for name, value in own.values.items() if not name.startswith("validation")}
+        for label, measured in own.out.items():
+            values |= {f"{name.replace('_', ' ')} {label}": value for name, value in measured.items()}
+    return Measured(found.cell, found.seed, values)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def grouped(results: Iterable[Measured], names: Sequence[str] = ()) -> list[Group]:
+    """Results of one name together.
+
+    Args:
+        results: in the order in which groups are to come.
+        names: one for each result, in place of those that the files have.
+    """
+    every = list(results)
+    if names and len(names) != len(every):
+        raise ValueError(f"there are {len(names)} names for {len(every)} files: give one for each, or none")
+    found: dict[str, dict[int, Measured]] = {}
+    for number, one in enumerate(every):
+        name = names[number] if names else one.name
+        seeds = found.setdefault(name, {})
+        if one.seed in seeds:
+            raise ValueError(
+                f"two of the files are of {name!r} with seed {one.seed}: give each file a name with --name, or leave "
+                "one out"
+            )
+        seeds[one.seed] = Measured(name, one.seed, one.values)
+    return [Group(name, tuple(seeds[seed] for seed in sorted(seeds))) for name, seeds in found.items()]
+
+
+def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]:
+    """The metrics that are shown: those wanted, or the usual ones and every AUROC of strangers."""
+    known = list(dict.fromkeys(name for group in groups for one in group.results for name in one.values))
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"no result has {name!r}; there are: {', '.join(known)}")
+    if wanted:
+        return list(wanted)
+    return [name for name in USUAL if name in known] + [name for name in known if name.startswith("auroc ")]
+
+
+def differences(groups: Sequence[Group], metrics: Sequence[str], level: float = 0.95) -> list[Difference]:
+    """Every group less the first, seed by seed; an interval needs two seeds that both have."""
+    found = []
+    for group in groups[1:]:
+        first = {one.seed: one for one in groups[0].results}
+        for metric in metrics:
+            pairs = [
+                (one.seed, one.values[metric], first[one.seed].values[metric])
+                for one in group.results
+                if one.seed in first and metric in one.values and metric in first[one.seed].values
+            ]
+            pairs = [pair for pair in pairs if math.isfinite(pair[1]) and math.isfinite(pair[2])]
+            if not pairs:
+                continue
+            seeds, mine, theirs = zip(*pairs, strict=True)
+            paired = compare_paired(mine, theirs, level=level) if len(pairs) > 1 else None
+            gap = mean(a - b for a, b in zip(mine, theirs, strict=True))
+            found.append(Difference(group.name, groups[0].name, metric, seeds, gap, paired))
+    return found
