@@ -195,4 +195,6 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="balance is 'half', one of 'types', 'pairs' is needed"):
         SoftContrastive(balance="half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples has NaN or infinite entries"):
-        learner_of(normalize=False).loss(torch.full((2, 2), torch.nan, dtype=torch.float64), torch.tensor([0, 0]))
+        learner_of(normalize=False).loss(
+            torch.full((2, 2), torch.nan, dtype=torch.float64), torch.tensor([0, 0])
+        )
