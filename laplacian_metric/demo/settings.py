@@ -8,6 +8,11 @@ LEARNING_RATE = 5e-4
 WEIGHT_DECAY = 1e-5
 MARGIN = 0.7
 RANK = 50
+VALIDATION = 500  # of the training images
+SAMPLED_SPACES = 50
+
+# What is promised of retrieval that refuses.
+ALPHA, DELTA, LEVEL = 0.1, 0.1, 0.9
 
 CURVATURE_BATCH = 256
 COMPARED_IMAGES = 24

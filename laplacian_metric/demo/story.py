@@ -9,14 +9,11 @@ import torch
 from laplacian_metric import __version__
 from laplacian_metric.demo.compute import DemoResult
 from laplacian_metric.demo.curvature import ALL_PAIRS, Curvature
-from laplacian_metric.demo.settings import BATCH_SIZE, LEARNING_RATE, MARGIN, RANK
+from laplacian_metric.demo.settings import ALPHA, BATCH_SIZE, DELTA, LEARNING_RATE, LEVEL, MARGIN
+from laplacian_metric.demo.uncertainty import STRANGERS
 from laplacian_metric.report import Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.plots import (
-    concentration_histograms,
-    loss_curve,
-    signed_histograms,
-    sphere_maps,
-)
+from laplacian_metric.report.plots import loss_curve, signed_histograms
+from laplacian_metric.report.run_report import Evaluated, run_report
 
 
 def tell(result: DemoResult) -> Page:
@@ -24,44 +21,91 @@ def tell(result: DemoResult) -> Page:
     return Page(
         "laplacian_metric: what the demo found",
         [
-            _summary(result),
+            _beginning(result),
+            *run_report(_evaluated(result), seed=result.seed).sections,
+            _promises(result),
             _training(result),
-            _embeddings(result),
-            _uncertainty(result),
             _curvature(result),
             _check(result),
-            _about(result),
+            _credit(result),
         ],
     )
 
 
-def _summary(result: DemoResult) -> Section:
+def _beginning(result: DemoResult) -> Section:
     worst = max(agreement.deviation for agreement in result.agreements)
+    told = result.uncertainty
     rows = [
         ("Images trained on", f"{result.train_images:,}"),
         ("Epochs, and their time", f"{result.epochs}, {result.training.seconds:.1f} s"),
         ("Recall at 1, FashionMNIST test, three-dimensional embedding", f"{result.inside.recall:.3f}"),
         ("Recall at 1, FashionMNIST test, 784 raw pixels", f"{result.inside.pixel_recall:.3f}"),
-        (
-            "A digit is more uncertain than a piece of clothing (by 1/kappa; 0.5 is chance)",
-            f"{result.uncertainty.scores[0].strangers:.1%} of pairs",
-        ),
+        ("Posterior and confidence fitted in", f"{told.fit_seconds:.1f} s"),
         ("Largest relative deviation of the closed form from autograd", f"{worst:.1e}"),
         ("All computations", f"{result.seconds:.1f} s"),
     ]
     return Section(
-        "In short",
+        "What was done",
         [
             Paragraph(
                 "A small network was trained to put images of the same kind of clothing close together on a sphere. "
-                "Then the curvature of its loss was computed for every weight of its last layer: how sharply the "
-                "loss bends when that weight moves. A Laplace approximation turns this curvature into the "
-                "uncertainty of the weights, and so of every embedding: each image gets a direction and a "
-                "concentration kappa that says how sure the direction is."
+                "Then a Laplace approximation turned the curvature of its loss into the uncertainty of the weights of "
+                "its last layer, and so of every embedding: each image gets a direction and a concentration that "
+                "says how sure the direction is. From these, and from images that were held out of the training, "
+                "comes the confidence that a match can be trusted. Nothing was shown a digit before; the digits of "
+                "MNIST are the strangers of this page."
             ),
             Table("The run in numbers", ("What", "Value"), rows, numeric=frozenset({1})),
         ],
     )
+
+
+def _evaluated(result: DemoResult) -> Evaluated:
+    told, inside, outside = result.uncertainty, result.inside.sample, result.outside.sample
+    return Evaluated(
+        title="FashionMNIST",
+        embedding=told.inside,
+        labels=inside.labels,
+        class_names=inside.class_names,
+        thumbnails=inside.images,
+        strangers={STRANGERS: (told.outside, outside.images)},
+        consensus=told.consensus,
+        diagnostics=told.diagnostics,
+        scores=told.scores,
+        provenance=[
+            ("laplacian_metric", __version__),
+            ("PyTorch", str(torch.__version__)),
+            ("Python", platform.python_version()),
+            ("Threads", str(torch.get_num_threads())),
+            ("Seed", str(result.seed)),
+        ],
+    )
+
+
+def _promises(result: DemoResult) -> Section:
+    found = result.refusal
+    text = (
+        f"The {found.items:,} training images are a gallery, and half of the test images, {found.queries:,}, its "
+        f"queries. If each is answered, {found.error:.1%} of the nearest items are of another class. The other half "
+        f"calibrated a threshold: with probability {1 - DELTA:g} over such halves, at most {ALPHA:.0%} of the answers "
+        "are wrong where the uncertainty is below it. "
+    )
+    if found.answered is None:
+        text += f"Here there is none: {found.reason}."
+    else:
+        error = "none" if found.answered_error is None else f"{found.answered_error:.1%}"
+        text += (
+            f"It answers {found.answered:.1%} of the queries, {error} of them wrongly, and "
+            f"{found.strangers_answered:.1%} of the digits, none of which it was calibrated on, so that nothing is "
+            "promised of them."
+        )
+    sets = (
+        "Instead of refusing, a query can be answered with all items in its credible cap. Calibrated to hold an item "
+        f"of the query's class for {LEVEL:.0%} of the queries, the caps and the nearest items do for "
+        f"{found.covered:.1%}. These sets are of {found.certain_classes:.2f} classes in the mean for the most certain "
+        f"quarter of the queries, and of {found.uncertain_classes:.2f} for the least certain one."
+    )
+    return Section("What can be promised", [Paragraph(text), Paragraph(sets)])
 
 
 def _training(result: DemoResult) -> Section:
@@ -83,71 +127,6 @@ def _training(result: DemoResult) -> Section:
                 alt=f"Line plot of the training loss; its mean is {first:.3f} in the first epoch and {last:.3f} "
                 "in the last.",
                 caption=f"Loss of every step. Mean of the first epoch {first:.3f}, of the last {last:.3f}.",
-            ),
-        ],
-    )
-
-
-def _embeddings(result: DemoResult) -> Section:
-    inside, outside = result.inside, result.outside
-    panels = {
-        "FashionMNIST, test images": (inside.directions, inside.sample.labels, inside.sample.class_names),
-        "MNIST, never trained on": (outside.directions, outside.sample.labels, outside.sample.class_names),
-    }
-    return Section(
-        "Embeddings",
-        [
-            Paragraph(
-                "Each point is the direction of one image's embedding. The network puts digits on the same sphere as "
-                "clothes, though it has never seen one, and a point on the sphere carries no uncertainty of its own: "
-                "from its position alone nobody can tell how far it is to be trusted."
-            ),
-            Picture(
-                sphere_maps(panels),
-                alt=f"Two maps of the sphere. On the left {len(inside.sample)} test images of FashionMNIST, coloured "
-                f"by class, on the right {len(outside.sample)} images of MNIST, coloured by digit.",
-                caption="Equal-area maps of the whole unit sphere, both with the same orientation. "
-                f"Recall at 1 is {inside.recall:.3f} on the left; among the digits themselves {outside.recall:.3f}.",
-            ),
-        ],
-    )
-
-
-def _uncertainty(result: DemoResult) -> Section:
-    found = result.uncertainty
-    medians = [float(kappa.median()) for kappa in (found.inside, found.outside)]
-    told = found.diagnostics
-    rows = [(score.name, f"{score.strangers:.3f}", f"{score.errors:.3f}") for score in found.scores]
-    return Section(
-        "Which embeddings to trust",
-        [
-            Paragraph(
-                f"The posterior over the {told.parameters:,} weights of the last layer has the {RANK} largest "
-                "eigenvectors of the curvature and the diagonal of the rest; the precision of its prior, "
-                f"{found.prior_precision:.3g}, is the one with the greatest marginal likelihood. It took "
-                f"{found.fit_seconds:.1f} s to fit. Embedding {len(found.inside) + len(found.outside):,} images with "
-                f"direction and concentration, from their features, took {found.embed_seconds:.2f} s. No sampling is "
-                "involved, and no digit was shown to anything before."
-            ),
-            Picture(
-                concentration_histograms(
-                    {"FashionMNIST, test images": found.inside, "MNIST, never trained on": found.outside}
-                ),
-                alt=f"Two histograms of kappa on a logarithmic axis; the median is {medians[0]:.3g} for "
-                f"FashionMNIST and {medians[1]:.3g} for MNIST.",
-                caption=f"Concentrations of the directions: median {medians[0]:.3g} for clothes, {medians[1]:.3g} for "
-                "digits. The greater kappa, the surer the direction.",
-            ),
-            Table(
-                "How often a score is higher where it should be (0.5 is chance): for digits than for clothes, and "
-                "for clothes whose nearest neighbour is of another class than for the others",
-                ("Score", "Digits", "Wrong neighbours"),
-                rows,
-                numeric=frozenset({1, 2}),
-            ),
-            Paragraph(
-                "A score has to do both: one that is high for strangers may well misjudge what is known. With "
-                "validation images at hand, LAM.fit_confidence calibrates a probability that a match can be trusted."
             ),
         ],
     )
@@ -234,16 +213,11 @@ def _check(result: DemoResult) -> Section:
     )
 
 
-def _about(result: DemoResult) -> Section:
-    rows = [
-        ("laplacian_metric", __version__),
-        ("PyTorch", str(torch.__version__)),
-        ("Python", platform.python_version()),
-        ("Threads", str(torch.get_num_threads())),
-        ("Seed", str(result.seed)),
-    ]
-    credit = [
-        Paragraph(f"{embedded.sample.citation}. Licence of the images: {embedded.sample.licence}.")
-        for embedded in (result.inside, result.outside)
-    ]
-    return Section("About this run", [Table("Versions and settings", ("What", "Value"), rows), *credit])
+def _credit(result: DemoResult) -> Section:
+    return Section(
+        "The images",
+        [
+            Paragraph(f"{embedded.sample.citation}. Licence of the images: {embedded.sample.licence}.")
+            for embedded in (result.inside, result.outside)
+        ],
+    )
