@@ -30,6 +30,7 @@ class Asked:
         queries, gallery: positions among the test images.
         wrong: (Q,), whether the nearest item is of another class.
         angle_to_right: (Q,), from the query's mean to the mean of the nearest item of its class; infinite without.
+        reach: (Q, C), the greatest cosine of the query's mean with an item of each class.
         similarity: (Q, 10), cosines of the means with the nearest ten items, and ``nearest`` (Q, 10) who they are.
         same: (Q, 10), whether they are of the query's class.
     """
@@ -38,6 +39,7 @@ class Asked:
     gallery: NDArray[np.int64]
     wrong: Mask
     angle_to_right: Array
+    reach: Array
     similarity: Array
     nearest: NDArray[np.int64]
     same: Mask
@@ -53,8 +55,7 @@ def ask(e: Embedded) -> Asked:
     """All queries, a block at a time."""
     queries, gallery = halves(len(e.labels))
     parts = [_block(e, queries[i : i + ROWS], gallery) for i in range(0, len(queries), ROWS)]
-    wrong, angle, similarity, nearest, same = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Asked(queries, gallery, wrong, angle, similarity, nearest, same)
+    return Asked(queries, gallery, *(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def _block(e: Embedded, rows: NDArray[np.int64], gallery: NDArray[np.int64]) -> tuple[NDArray, ...]:  # type: ignore[type-arg]
@@ -63,11 +64,14 @@ def _block(e: Embedded, rows: NDArray[np.int64], gallery: NDArray[np.int64]) -> 
     cosine = e.mean[rows] @ e.mean[gallery].T
     reachable = np.where(right, cosine, -np.inf).max(1).astype(np.float64)
     angle = np.where(np.isfinite(reachable), np.arccos(np.clip(reachable, -1, 1)), np.inf)
+    classes = e.labels[gallery]
+    reach = np.stack([cosine[:, classes == label].max(1) for label in np.unique(classes)], axis=1)
     top = np.argsort(-cosine, axis=1, kind="stable")[:, :NEIGHBOURS]
     taken = np.arange(len(rows))[:, None], top
     return (
         ~right[np.arange(len(rows)), first],
         angle,
+        reach,
         cosine[taken].astype(np.float64),
         gallery[top],
         right[taken],
@@ -138,40 +142,43 @@ def promise(
 class Coverage:
     """How credible sets did over many splits: how often an item of the class is in them, and how large they are.
 
-    ``certain`` and ``uncertain`` are the mean sizes for the most and the least certain tenth of the queries.
+    ``items`` and ``classes`` are how many of them a set has in the mean, ``certain`` and ``uncertain`` how many classes
+    for the most and the least certain tenth of the queries.
     """
 
     coverage: float
     deviation: float
-    size: float
+    items: float
+    classes: float
     certain: float
     uncertain: float
 
 
 def coverage(e: Embedded, asked: Asked, kappa: Array, *, level: float, splits: int, seed: int) -> Coverage:
     """Calibrated on a random half of the queries, measured on the other."""
-    found, sizes = [], np.zeros(len(asked.wrong))
-    counted = np.zeros(len(asked.wrong))
+    found, number = [], len(asked.wrong)
+    items, classes, counted = np.zeros(number), np.zeros(number), np.zeros(number)
     dim = e.mean.shape[1]
     cosines = np.sort(e.mean[asked.queries] @ e.mean[asked.gallery].T, axis=1)
     for _, generator in _draws(splits, seed):
-        order = generator.permutation(len(asked.wrong))
-        first, second = np.split(order, [len(order) // 2])
+        first, second = np.split(generator.permutation(number), [number // 2])
         caps = CredibleCaps.calibrate(asked.angle_to_right[first], kappa[first], dim, level=level)
         found.append(float(caps.contains(asked.angle_to_right[second], kappa[second]).mean()))
         edge = np.cos(caps.radius(kappa[second]))
-        sizes[second] += [
-            cosines.shape[1] - np.searchsorted(cosines[q], c) for q, c in zip(second, edge, strict=True)
-        ]
+        inside = [np.searchsorted(cosines[q], c) for q, c in zip(second, edge, strict=True)]
+        items[second] += cosines.shape[1] - np.array(inside)
+        classes[second] += (asked.reach[second] >= edge[:, None]).sum(1)
         counted[second] += 1
-    size = sizes / np.maximum(counted, 1)
-    order, tenth = np.argsort(-kappa), max(len(kappa) // 10, 1)
+    drawn = np.maximum(counted, 1)
+    items, classes = items / drawn, classes / drawn
+    order, tenth = np.argsort(-kappa), max(number // 10, 1)
     return Coverage(
         _mean(found),
         float(np.std(found)),
-        float(size.mean()),
-        float(size[order[:tenth]].mean()),
-        float(size[order[-tenth:]].mean()),
+        float(items.mean()),
+        float(classes.mean()),
+        float(classes[order[:tenth]].mean()),
+        float(classes[order[-tenth:]].mean()),
     )
 
 

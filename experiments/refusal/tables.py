@@ -155,9 +155,10 @@ def credible_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
                 "promised": LEVEL,
                 "coverage": told([one.coverage for one in found]),
                 "deviation over splits": told([one.deviation for one in found]),
-                "items in a set": told([one.size for one in found]),
-                "most certain tenth": told([one.certain for one in found]),
-                "least certain tenth": told([one.uncertain for one in found]),
+                "items in a set": told([one.items for one in found]),
+                "classes in a set": told([one.classes for one in found]),
+                "classes, most certain tenth": told([one.certain for one in found]),
+                "classes, least certain tenth": told([one.uncertain for one in found]),
             }
         )
     return rows
@@ -236,7 +237,7 @@ NOTES = {
     ),
     "credible": (
         f"{HALVES} {DRAWS} random splits of the queries into calibration and the rest. Equal caps are those of queries "
-        "that all have one kappa: what there is to beat is their number of items."
+        "that all have one kappa: what there is to beat is their number of classes."
     ),
     "matching": (
         f"{HALVES} Pairs are queries with their ten nearest items, fitted on half of the queries and measured on the "
