@@ -96,6 +96,7 @@ _COLUMNS = (
     Column("AUSC", ("scores", "ausc")),
     Column("AUSC, oracle", ("scores", "ausc_oracle")),
     Column("AUSC, random", ("scores", "ausc_random")),
+    Column("ECE@5", ("scores", "ece_at_5"), higher=False),
     Column("crop test", ("scores", "crop_test")),
     Column("rank correlation", ("scores", "rank_correlation")),
     Column("ECE", ("calibration", "ece"), higher=False),

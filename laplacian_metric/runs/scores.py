@@ -14,6 +14,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Embedder, scores_of
+from laplacian_metric.metrics.calibration import ranking_ece
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.metrics.sparsification import error_auroc
 from laplacian_metric.modes import evaluating
@@ -86,6 +87,7 @@ def judged(
         "ausc": areas.area,
         "ausc_oracle": areas.oracle,
         "ausc_random": areas.random,
+        "ece_at_5": ranking_ece(ranking, test, 5) if ranking.k >= 5 else None,
         "validation_r_auroc": error_auroc(validation, values[VALIDATION]),
         "corrupted_auroc": (
             metrics.ood_auroc(values[VALIDATION], values[CORRUPTED]) if CORRUPTED in values else None

@@ -207,12 +207,16 @@ class NetworkSection(Section):
 
 
 class LossSection(Section):
-    """The loss over pairs; see `ContrastiveLoss`.
+    """The loss of deterministic embeddings; see `ContrastiveLoss` and, for the kind "triplet", `TripletLoss`.
 
     Attributes:
+        kind: the triplet loss has a margin and nothing else of these.
         published: whether it is the published code's, with all of its errors, or with those that are switched by name.
     """
 
+    later: ClassVar[tuple[str, ...]] = ("kind",)
+
+    kind: Literal["contrastive", "triplet"] = "contrastive"
     margin: float = 0.7
     distance: Literal["arccos", "euclidean"] = "arccos"
     negatives: Literal["active", "all"] = "active"
@@ -227,7 +231,16 @@ class LossSection(Section):
 
     def make(self) -> PairLoss:
         """The loss itself."""
-        options: dict[str, Any] = self.model_dump(exclude={"published"})
+        if self.kind == "triplet":
+            others = self.model_fields_set - {"kind", "margin"}
+            if others:
+                raise ValueError(
+                    f"{', '.join(sorted(others))}: the triplet loss has none of these, leave them out"
+                )
+            from laplacian_metric.losses.triplet_loss import TripletLoss
+
+            return TripletLoss(margin=self.margin)
+        options: dict[str, Any] = self.model_dump(exclude={"kind", "published"})
         if self.published is False:
             return ContrastiveLoss(**options)
         from laplacian_metric.losses.published import PublishedContrastiveLoss

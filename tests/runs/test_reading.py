@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from laplacian_metric.losses.triplet_loss import TripletLoss
 from laplacian_metric.runs import ConfigError
 from laplacian_metric.runs.config import completed, differences
+from laplacian_metric.runs.sections import LossSection
 from laplacian_metric.training.options import Schedule
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -187,3 +189,10 @@ def test_options_that_were_added_since_are_no_change(tmp_path: Path) -> None:
     # A value that is not the default of what was added is one.
     config["method"]["norm"] = False
     assert differences(completed(older), config) == ["method.norm was True and is now False"]
+
+
+def test_the_triplet_loss_is_a_loss_too() -> None:
+    assert LossSection(kind="triplet", margin=0.2).make() == TripletLoss(margin=0.2)
+    assert "kind" not in LossSection().model_dump()  # cells from before it say the same as ever
+    with pytest.raises(ValueError, match="distance, negatives: the triplet loss has none of these"):
+        LossSection(kind="triplet", negatives="all", distance="arccos")

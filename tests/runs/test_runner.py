@@ -30,6 +30,7 @@ SCORE = {
     "ausc",
     "ausc_oracle",
     "ausc_random",
+    "ece_at_5",
     "validation_r_auroc",
     "corrupted_auroc",
     "crop_test",

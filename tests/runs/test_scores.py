@@ -12,6 +12,7 @@ from torch import nn
 from laplacian_metric import metrics
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.metrics.calibration import ranking_ece
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.results import failure, finite, is_disk_full
 from laplacian_metric.runs.scores import curves, judged, roc, trivial_scores
@@ -50,6 +51,7 @@ def test_a_score_is_judged_as_the_metrics_do() -> None:
     }
     assert found["validation_r_auroc"] == metrics.evaluate_ranking(held, values["validation"])["r_auroc"]
     assert found["corrupted_auroc"] == metrics.ood_auroc(values["validation"], values["corrupted"])
+    assert found["ece_at_5"] == (ranking_ece(ranking, values["test"], 5) if ranking.k >= 5 else None)
     less = judged({key: values[key] for key in ("test", "validation")}, ranking, held)
     assert (less["corrupted_auroc"], less["crop_test"], less["rank_correlation"], less["out"]) == (
         None,
