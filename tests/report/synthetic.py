@@ -20,7 +20,15 @@ def result(cell: str, seed: int, level: float = 0.8, noise: float = 0.01) -> dic
         return min(1.0, max(0.0, value + noise * draw.uniform(-1, 1)))
 
     def score(value: float) -> dict[str, Any]:
-        names = ("r_auroc", "ausc", "ausc_oracle", "ausc_random", "validation_r_auroc", "corrupted_auroc")
+        names = (
+            "r_auroc",
+            "ausc",
+            "ausc_oracle",
+            "ausc_random",
+            "ece_at_5",
+            "validation_r_auroc",
+            "corrupted_auroc",
+        )
         plain: dict[str, Any] = {name: near(value) for name in names}
         out = {name: {"auroc": near(value), "average_precision": near(value)} for name in OUT}
         return {**plain, "crop_test": near(value), "rank_correlation": None, "out": out}
