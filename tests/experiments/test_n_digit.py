@@ -148,3 +148,45 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         assert method.components == (2 if "mixture" in name else 1)
         assert method.kl_weight == (0.0 if "beta0" in name else 1e-4)
         assert math.isclose(cell.training.learning_rate, 1e-3)
+
+
+def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(made: Folder, tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    options = {"digits": 2, "num_images": 210, "held_out": 20}
+    base: dict[str, Any] = {
+        "data": {
+            "train": "n-digit-mnist",
+            "options": options,
+            "tests": {"corrupt": {"occlusion": "corrupt"}},
+        },
+        "network": {"name": "n-digit", "dim": 3},
+        "training": {"epochs": 1, "batch_size": 30},
+        "method": {"name": "deterministic"},
+        "seeds": [0],
+        "evaluation": {
+            "samples": 0,
+            "corrupted": False,
+            "verification": {
+                "pairs": 60,
+                "random_pairs": 2000,
+                "bins": 3,
+                "galleries": {"corrupt": "test"},
+            },
+        },
+    }
+    folder.write("mini/deterministic", base)
+    folder.write("mini/laplace", {"base": "mini/deterministic", "method": {"name": "laplace", "prior": 1.0}})
+    summary = folder.run(data_dir=made.root / "data", keep_features=True)
+    assert summary.ok, summary.failed
+    plain, posterior = (
+        folder.result(f"mini/{name}")["verification"] for name in ("deterministic", "laplace")
+    )
+    for name in ("test", "corrupt"):
+        # Retrieval goes by the same points, whose features are kept in files for the posterior.
+        for key in ("average_precision", "knn", "knn_in_gallery"):
+            assert posterior[name][key] == pytest.approx(plain[name][key], abs=0.01), (name, key)
+        assert "own" in posterior[name]["correlations"]
+        assert "own" not in plain[name]["correlations"]
+    assert plain["test"]["average_precision"] != plain["corrupt"]["average_precision"]
+    kept = [path.parent.name for path in folder.work.rglob("whole.json")]
+    assert "test-corrupt" in kept
