@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,7 +44,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _warnings_in_a_line():
+            with _warnings_in_a_line(), _log_in_a_line():
                 return super().invoke(ctx)
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
@@ -58,7 +59,7 @@ class Commands(TyperGroup):
 
 
 @contextmanager
-def _warnings_in_a_line() -> Any:
+def _warnings_in_a_line() -> Iterator[None]:
     """Warnings without the place in the sources that they come from."""
 
     def show(
@@ -75,6 +76,24 @@ def _warnings_in_a_line() -> Any:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+class _Handler(logging.Handler):
+    """Says what the library logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        speaker().print(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
+
+
+@contextmanager
+def _log_in_a_line() -> Iterator[None]:
+    """Warnings that the library logs, on standard error."""
+    logger, handler = logging.getLogger("laplacian_metric"), _Handler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def said(mistake: BaseException) -> str:
@@ -98,6 +117,9 @@ def said(mistake: BaseException) -> str:
         text = text.strip().split("\n")[-1].partition(": ")[2]
     for before, after in FLAGS.items():
         text = text.replace(before, after)
+    # By its name, since whoever has it imports torch.
+    if type(mistake).__name__ == "UnreadableImageError" and "--skip-broken" not in text:
+        text += "; --skip-broken leaves such images out"
     return text[:LONGEST] or type(mistake).__name__
 
 

@@ -105,7 +105,7 @@ def _show_refusing(found: dict[str, Any]) -> None:
 
 def _with_interval(found: dict[str, Any], metric: str) -> tuple[str, str]:
     interval = found["intervals"].get(metric)
-    shown = (
-        "-" if interval is None else f"{common.number(interval['low'])} to {common.number(interval['high'])}"
-    )
+    shown = "-"
+    if interval is not None and None not in (interval["low"], interval["high"]):
+        shown = f"{common.number(interval['low'])} to {common.number(interval['high'])}"
     return common.number(found["values"][metric]), shown

@@ -47,7 +47,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except ArrayFileError:
         raise
     except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" in str(error):
+        if "allow_pickle" in str(error) or "Python objects" in str(error):
             raise ArrayFileError(
                 f"{path} holds objects of Python, which would have to run code to be read: save numbers or text"
             ) from error

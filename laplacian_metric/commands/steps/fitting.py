@@ -159,11 +159,14 @@ def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> 
     path = Path(place).expanduser()
     is_folder = path.is_dir() and how.preparation is not None
     train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
-    if split is not None and parse_split(split).role is Role.EVALUATION:
-        raise ValueError(f"{text} has test images: fit to train, and keep these to evaluate with")
+    if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
+        raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
     train.require_classes("a fit")
     if validation is not None:
-        return train, open_source(validation, how, "validation")
+        held = open_source(validation, how, "validation")
+        if held.split == Split.TEST.value:
+            raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
+        return train, held
     if not needed:
         return train, None
     if train.features is not None:

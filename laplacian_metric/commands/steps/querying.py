@@ -71,7 +71,9 @@ def ask(
         answer_all: give items for refused queries too.
     """
     if (ids is None) == (array is None):
-        raise ValueError("ask either with ids of the index or with a file of embeddings, not both")
+        raise ValueError(
+            "ask with --id, an item of the index, or with --array, a file of embeddings: one of them"
+        )
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}, one of {', '.join(map(repr, ORDERS))} is needed")
     asked = load(index) if isinstance(index, Path) else index

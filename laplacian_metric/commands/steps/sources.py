@@ -117,9 +117,12 @@ class Source:
     def known_labels(self) -> Tensor:
         """The labels; an error where there are none."""
         if self.labels is None:
-            raise ValueError(
-                f"the classes of {self.title} are not known: give labels, or folders named after classes"
+            remedy = (
+                "take a folder with a folder for each class"
+                if self.features is None
+                else "pass --labels FILE, or call them labels in the same file"
             )
+            raise ValueError(f"the classes of {self.title} are not known: {remedy}")
         if self.images is not None and self.images.positive_distance is not None:
             raise ValueError(
                 f"the images of {self.title} match by distance and not by class: `lam experiment run` can judge them"

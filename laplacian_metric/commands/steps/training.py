@@ -236,8 +236,8 @@ def _kept(
         "training",
         out,
         f"{cell.method.name} has no posterior over a last layer, so that a model folder cannot hold it. Its training "
-        f"is kept; in Python laplacian_metric.runs.fitted({NAME!r}, {seed}, cells_dir=Path({str(out / 'cells')!r}), "
-        f"work=Path({str(out)!r})).embedder embeds with it",
+        f"is kept: in Python, found = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
+        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) has found.embedder for found.sets",
     )
 
 
