@@ -147,7 +147,7 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         assert (method.samples, method.head.value) == (8, "linear")
         assert method.components == (2 if "mixture" in name else 1)
         assert method.kl_weight == (0.0 if "beta0" in name else 1e-4)
-        assert math.isclose(cell.training.learning_rate, 1e-3)
+        assert math.isclose(cell.training.learning_rate, 3e-3)
 
 
 def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(made: Folder, tmp_path: Path) -> None:
