@@ -183,6 +183,8 @@ def _without(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _fit(target: Target, tensors: dict[str, Tensor], part: str) -> _Fit:
     own: dict[str, Tensor] = target.module.state_dict()
+    called = {in_file: name for name, in_file in target.names.items()}
+    tensors = {called.get(name, name): x for name, x in tensors.items()}
     if part == "backbone":
         start = f"{target.head}." if target.head else ""
         own = {name: x for name, x in own.items() if not name.startswith(start)}
@@ -195,7 +197,11 @@ def _fit(target: Target, tensors: dict[str, Tensor], part: str) -> _Fit:
     return _Fit(
         module=target.module,
         tensors={name: x for name, x in tensors.items() if name in own},
-        missing=[name for name in own if name not in tensors and not name.endswith(OPTIONAL)],
+        missing=[
+            name
+            for name in own
+            if name not in tensors and name not in target.new and not name.endswith(OPTIONAL)
+        ],
         unexpected=[name for name in tensors if name not in own],
         mismatched=mismatched,
     )

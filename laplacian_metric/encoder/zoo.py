@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,8 @@ from torch import nn
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.from_module import cut_module
 from laplacian_metric.encoder.linear_layers import linears, list_linears
+from laplacian_metric.encoder.pooling_choice import pooling_layer, replace_pooling
+from laplacian_metric.encoder.published_names import efficientnet_names
 from laplacian_metric.networks import resnet
 from laplacian_metric.networks.scaling import IMAGENET_MEAN, IMAGENET_STD, PixelScaling
 from laplacian_metric.networks.small import (
@@ -32,11 +34,15 @@ class Target:
     """A module that the weights of a file may be those of, and how its head is called there.
 
     ``complete`` says that the module has all that the encoder needs: if not, only its backbone can be read from there.
+    ``names`` has the name in the file for each of the module's own, where they differ, and ``new`` is what the module
+    has beyond the published one.
     """
 
     module: nn.Module
     head: str
     complete: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    new: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class _Wanted:
     dim: int | None
     pretrained: bool
     options: dict[str, Any]
+    pooling: str | None = None
 
 
 def _fashion(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
@@ -85,6 +92,8 @@ def _with_gem(
     model: nn.Module, scaling: PixelScaling, wanted: _Wanted
 ) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
     backbone = resnet.resnet50_gem(model, scaling)
+    if wanted.pooling is not None:
+        backbone.pool = pooling_layer(wanted.pooling)
     head = nn.Linear(resnet.RESNET50_FEATURES, wanted.dim or resnet.RESNET50_FEATURES)
     return backbone, head, (Target(backbone.get_submodule("trunk"), "fc", complete=False),)
 
@@ -99,6 +108,7 @@ _MAKERS: dict[str, _Maker] = {
 }
 _WITH_WEIGHTS = ("resnet50-gem",)
 _WITH_OPTIONS = ("n-digit", "resnet50-gem", "resnet50-gem-v1")
+_WITH_POOLING = ("resnet50-gem", "resnet50-gem-v1")
 
 
 def encoder_names() -> tuple[str, ...]:
@@ -124,7 +134,8 @@ def make(
     if dim is not None and dim < 2:
         raise ValueError(f"dim is {dim}; a direction on a sphere needs at least 2")
     library, colon, model_name = name.partition(":")
-    wanted = _Wanted(dim, pretrained, options)
+    passed = {key: value for key, value in options.items() if key != "pooling"}
+    wanted = _Wanted(dim, pretrained, passed, options.get("pooling"))
     with seeded(seed):
         if colon and library in LIBRARIES:
             backbone, head, published = _from_library(library, model_name, wanted)
@@ -150,6 +161,8 @@ def _check_options(name: str, wanted: _Wanted) -> None:
         )
     if wanted.options and name not in _WITH_OPTIONS:
         raise TypeError(f"{name!r} takes no option {', '.join(wanted.options)}")
+    if wanted.pooling is not None and name not in _WITH_POOLING:
+        raise TypeError(f"{name!r} takes no option pooling")
 
 
 # --- torchvision and timm ---
@@ -168,6 +181,8 @@ def _from_library(
             f"{library}:{name} has no linear layer that could be its head: make the model, and put a head on top with "
             "Encoder.with_head(model, example_inputs)"
         )
+    label = f"{library}:{name}"
+    new = () if wanted.pooling is None else replace_pooling(model, wanted.pooling, label)
     head_name = list(linears(model))[-1]
     if wanted.dim is not None:
         _replace_head(model, head_name, wanted.dim)
@@ -175,7 +190,13 @@ def _from_library(
     scaled = nn.Sequential()
     scaled.add_module("scaling", scaling)
     scaled.add_module("model", backbone)
-    return scaled, head, (Target(model, head_name),)
+    targets = [Target(model, head_name, new=new)]
+    # Only timm's models of this name pad as the network did that the published weights are of.
+    if label.startswith("timm:tf_efficientnet"):
+        own = [entry for entry in model.state_dict() if entry not in new]
+        if names := efficientnet_names(own):
+            targets.append(Target(model, head_name, names=names, new=new))
+    return scaled, head, tuple(targets)
 
 
 def _replace_head(model: nn.Module, name: str, dim: int) -> None:

@@ -1,0 +1,79 @@
+"""Networks with another pooling at their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from laplacian_metric.encoder import Encoder, save_encoder
+from laplacian_metric.encoder.pooling_choice import pooling_layer, replace_pooling
+from laplacian_metric.networks import GeM
+
+IMAGES = torch.rand(2, 3, 64, 64)
+
+
+def feature_map(name: str, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """What torchvision's or timm's ResNet pools."""
+    if name.startswith("timm"):
+        return model.forward_features(images)  # type: ignore[operator,no-any-return]
+    return nn.Sequential(*list(model.children())[:-2])(images)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_of_other_libraries(name: str, tmp_path: Path) -> None:
+    library, _, model_name = name.partition(":")
+    module = pytest.importorskip(
+        library if library == "timm" else "torchvision.models", reason="the extra vision"
+    )
+    plain = (module.create_model if library == "timm" else module.get_model)(model_name).eval()
+    torch.save(plain.state_dict(), tmp_path / "plain.pt")
+    for pooling in ("gem", "average"):
+        # A published file knows nothing of the exponent.
+        encoder = Encoder.from_checkpoint(tmp_path / "plain.pt", name, pooling=pooling).eval()
+        with torch.no_grad():
+            given = feature_map(name, plain, encoder.backbone[0](IMAGES))  # type: ignore[index]
+            expected = GeM()(given) if pooling == "gem" else given.mean((2, 3))
+            torch.testing.assert_close(encoder.features(IMAGES), expected)
+            torch.testing.assert_close(encoder.raw(IMAGES), plain.get_submodule("fc")(expected))
+        # The encoder's own file does, and has to have it.
+        save_encoder(encoder, tmp_path / "own.safetensors")
+        again = Encoder.from_checkpoint(tmp_path / "own.safetensors", name, pooling=pooling)
+        assert again.fingerprint() == encoder.fingerprint()
+    with pytest.raises(ValueError, match=r"missing in the file: backbone\.model\.module\..*pool\.p"):
+        Encoder.from_checkpoint(tmp_path / "own.safetensors", name, pooling="gem")
+
+
+@pytest.mark.parametrize("name", ["resnet50-gem", "resnet50-gem-v1"])
+def test_of_ours(name: str) -> None:
+    pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    encoder = Encoder.from_name(name, dim=4, seed=0, pooling="average").eval()
+    gem = Encoder.from_name(name, dim=4, seed=0).eval()
+    with torch.no_grad():
+        given = gem.backbone.trunk(gem.backbone.scaling(IMAGES))  # type: ignore[operator]
+        torch.testing.assert_close(encoder.features(IMAGES), given.mean((2, 3)))
+    assert isinstance(Encoder.from_name(name, dim=4, pooling="gem").backbone.pool, GeM)
+
+
+def test_refusals() -> None:
+    pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    with pytest.raises(ValueError, match="pooling is 'max', one of gem, average"):
+        Encoder.from_name("torchvision:resnet18", pooling="max")
+    for name in ("torchvision:alexnet", "torchvision:vit_b_32"):
+        with pytest.raises(ValueError, match=f"{name} has no pooling over all positions at its end"):
+            Encoder.from_name(name, pooling="gem", dim=4)
+    for name in ("fashion-mnist", "n-digit"):
+        with pytest.raises(TypeError, match=f"'{name}' takes no option pooling"):
+            Encoder.from_name(name, pooling="gem")
+    timm = pytest.importorskip("timm", reason="the extra vision")
+    for pool in ("catavgmax", ""):  # several beside each other, and none
+        with pytest.raises(ValueError, match="no pooling over all positions"):
+            replace_pooling(timm.create_model("resnet18", global_pool=pool), "gem", "it")
+
+
+def test_both_poolings_agree_on_constant_maps() -> None:
+    x = torch.rand(2, 5, 1, 1, dtype=torch.float64).expand(2, 5, 3, 4)
+    for name in ("gem", "average"):
+        torch.testing.assert_close(pooling_layer(name).double()(x), x[:, :, 0, 0])
