@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import laplacian_metric
 from hessians.pair_loss import PairLoss
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.encoder import Encoder, encoder_names, save_encoder
+from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.files import atomic_write, sync_folder
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.networks.scaling import PixelScaling
@@ -352,30 +352,6 @@ def _made_encoder(
         for name, values in told["scaling"].items():
             getattr(scaling, name).copy_(torch.tensor(values).reshape(-1, 1, 1))
     return encoder
-
-
-def preparation_for(name: str, *, image_size: int | None = None, channels: int | None = None) -> Preparation:
-    """How images are made ready for an encoder by its name, unless a size or a number of channels is given.
-
-    Photographs are scaled to 224 and have three channels; they stay in [0, 1], since the networks' first layer
-    subtracts the mean that they were trained with.
-
-    Example:
-        >>> preparation_for("fashion-mnist").image_size, preparation_for("resnet50-gem").image_size
-        (28, 224)
-    """
-    own: dict[str, tuple[int | None, int | None]] = {
-        "fashion-mnist": (28, 1),
-        "cifar-10": (32, 3),
-        "n-digit": (None, 1),
-    }
-    size, colours = own.get(name, (224, 3))
-    return Preparation(image_size or size, channels or colours, "unit")
-
-
-def known_encoders() -> str:
-    """The names of encoders, for a message."""
-    return f"{', '.join(encoder_names())}, timm:NAME and torchvision:NAME"
 
 
 # --- plain values ---

@@ -15,7 +15,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, model_folder
 from laplacian_metric.data import Preparation
 from laplacian_metric.laplace.features import Features
-from laplacian_metric.model_folder import DamagedModelError, ModelFolder, preparation_for, read_manifest
+from laplacian_metric.model_folder import DamagedModelError, ModelFolder, read_manifest
 from laplacian_metric.networks.scaling import PixelScaling
 from laplacian_metric.retrieval.digests import digest_of_dict
 
@@ -197,10 +197,3 @@ def test_a_folder_can_be_moved(tmp_path: Path) -> None:
     shutil.move(model.save(tmp_path / "a" / "model"), tmp_path / "b")
     assert ModelFolder.load(tmp_path / "b").lam.fingerprint() == model.lam.fingerprint()
     assert str(tmp_path) not in (tmp_path / "b" / model_folder.MANIFEST).read_text()
-
-
-def test_images_are_prepared_as_networks_need_them() -> None:
-    assert preparation_for("fashion-mnist") == Preparation(28, 1, "unit")
-    assert preparation_for("timm:resnet18") == Preparation(224, 3, "unit")
-    assert preparation_for("cifar-10", image_size=40) == Preparation(40, 3, "unit")
-    assert preparation_for("n-digit") == Preparation(None, 1, "unit")

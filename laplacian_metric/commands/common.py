@@ -30,7 +30,6 @@ FLAGS = {
 MISTAKES = (
     ValueError,
     TypeError,
-    LookupError,
     OSError,
     ImportError,
     RuntimeError,

@@ -36,11 +36,12 @@ def embed(
     from laplacian_metric.commands.steps.embedding_files import check_suffix
 
     check_suffix(out)
+    from laplacian_metric.commands.steps import devices
     from laplacian_metric.commands.steps.indexing import embed as embed_all
     from laplacian_metric.commands.steps.sources import Opening, open_source
     from laplacian_metric.model_folder import ModelFolder
 
-    loaded = ModelFolder.load(model, device=device)
+    loaded = ModelFolder.load(model, device=devices.device(device))
     how = Opening.of(
         loaded, data_dir=data_dir, skip_broken=skip_broken, batch_size=batch_size, workers=workers
     )

@@ -49,7 +49,9 @@ def run(
     import torch
 
     from laplacian_metric import runs
+    from laplacian_metric.commands.steps import devices
 
+    devices.device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     try:

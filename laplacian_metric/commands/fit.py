@@ -82,11 +82,12 @@ def fit(
     """
     if (data is None) == (features is None):
         raise ValueError("pass either --data, with an encoder, or --features")
-    from laplacian_metric.commands.steps import fitting
-    from laplacian_metric.commands.steps.sources import Opening
-    from laplacian_metric.model_folder import check_options, check_target, preparation_for
+    from laplacian_metric.commands.steps import devices, encoders, fitting
+    from laplacian_metric.commands.steps.sources import Opening, open_both
+    from laplacian_metric.model_folder import check_options, check_target
 
     check_target(out, force)
+    where = devices.device(device)
     chosen = fitting.FitOptions(
         None if head is None else head.value,
         dim,
@@ -106,16 +107,18 @@ def fit(
     if features is None:
         made_with = options.pairs(encoder_option)
         check_options(made_with)
-        loaded = fitting.load_encoder(
+        loaded = encoders.load_encoder(
             encoder, weights, pretrained=pretrained, dim=dim, options=made_with, seed=seed
         )
         recipe = loaded.encoder.recipe or {}
-        preparation = preparation_for(str(recipe.get("name")), image_size=image_size, channels=channels)
+        preparation = encoders.preparation_for(
+            str(recipe.get("name")), image_size=image_size, channels=channels
+        )
     elif encoder or weights or pretrained:
         raise ValueError("--features come from an encoder: leave --encoder, --weights and --pretrained out")
     how = Opening(preparation, data_dir, divide.value, skip_broken, batch_size, workers, labels)
-    train, held = fitting.open_both(str(features or data), how, validation, chosen.needs_validation)
-    model = fitting.fit(train, held, chosen, loaded, preparation=preparation, device=device)
+    train, held = open_both(str(features or data), how, validation, chosen.needs_validation)
+    model = fitting.fit(train, held, chosen, loaded, preparation=preparation, device=where)
     model.save(out, overwrite=force)
     content = {"model": str(out), **model.about}
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,17 +49,17 @@ def index(
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
     """
-    from laplacian_metric.commands.steps import indexing
+    from laplacian_metric.commands.steps import devices, indexing
     from laplacian_metric.commands.steps.sources import Opening, open_source
     from laplacian_metric.model_folder import ModelFolder
     from laplacian_metric.retrieval import save
     from laplacian_metric.retrieval.storage import _check_target
 
     _check_target(out, force)
-    loaded = ModelFolder.load(model, device=device)
+    loaded = ModelFolder.load(model, device=devices.device(device))
     how = Opening(loaded.preparation, data_dir, divide.value, skip_broken, batch_size, workers, labels)
     gallery = open_source(data, how, "train")
-    queries = None if calibrate is None else open_source(calibrate, how, "validation")
+    queries = None if calibrate is None else open_source(calibrate, replace(how, labels=None), "validation")
     promise = indexing.Promise(alpha, delta, level, seed)
     made = indexing.build_index(loaded, gallery, queries, promise, kind=kind.value, clean=clean)
     save(made, out, overwrite=force)

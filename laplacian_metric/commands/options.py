@@ -140,6 +140,6 @@ DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT 
 
 def pairs(given: list[str] | None) -> dict[str, Any]:
     """Options of the form KEY=VALUE."""
-    from laplacian_metric.commands.steps.training import assigned
+    from laplacian_metric.commands.steps.cells import assigned
 
     return assigned(given or [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -42,15 +43,18 @@ def report(
     from laplacian_metric.report.folder import output_folder
 
     with output_folder(out, force) as folder:
-        from laplacian_metric.commands.steps import evaluating
+        from laplacian_metric.commands.steps import devices, evaluating
         from laplacian_metric.commands.steps.sources import Opening, open_source
         from laplacian_metric.model_folder import ModelFolder
         from laplacian_metric.report.run_report import run_report
 
-        loaded = ModelFolder.load(model, device=device)
+        loaded = ModelFolder.load(model, device=devices.device(device))
         how = Opening(loaded.preparation, data_dir, divide.value, skip_broken, batch_size, workers, labels)
         source = open_source(data, how, "test")
-        others = [open_source(text, how, "test", every_image=":" not in text) for text in strangers or []]
+        elsewhere = replace(how, labels=None)
+        others = [
+            open_source(text, elsewhere, "test", every_image=":" not in text) for text in strangers or []
+        ]
         run = evaluating.evaluated(
             loaded, source, others, title=title, thumbnails=images, samples=samples, seed=seed
         )

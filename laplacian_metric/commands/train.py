@@ -54,7 +54,7 @@ def train(
 
     Example: lam train --config cell.yaml --epochs 5 --out model
     """
-    from laplacian_metric.commands.steps import training
+    from laplacian_metric.commands.steps import cells, devices, training
 
     found: dict[str, Any] = {}
     if config is not None:
@@ -70,7 +70,7 @@ def train(
         same = isinstance(before, dict) and before.get("name") == method
         found["method"] = before if same else {"name": method}
     flags = {
-        "data": None if data is None else training.settings_of_data(data),
+        "data": None if data is None else cells.settings_of_data(data),
         "network": {"name": encoder, "dim": dim, "pretrained": pretrained or None},
         "training": {
             "epochs": epochs,
@@ -80,10 +80,16 @@ def train(
         },
         "loss": {"margin": margin},
     }
-    found = training.merged(training.merged(found, _given(flags)), training.assigned(settings or []))
+    found = cells.merged(cells.merged(found, _given(flags)), cells.assigned(settings or []))
     try:
         kept = training.train(
-            found, out, seed=seed, data_dir=data_dir, device=device, force=force, fresh=fresh
+            found,
+            out,
+            seed=seed,
+            data_dir=data_dir,
+            device=str(devices.device(device)),
+            force=force,
+            fresh=fresh,
         )
     except KeyboardInterrupt:
         common.error("interrupted; the same command goes on where it was")

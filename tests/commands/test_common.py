@@ -52,9 +52,14 @@ def test_torch_says_it_in_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(evaluating, "evaluate", broken)
     assert refused("evaluate", place.flat_model, place.test_features) == "error: CUDA out of memory"
-    assert "no-such-device" in refused(
-        "evaluate", place.flat_model, place.test_features, "--device", "no-such-device"
-    )
+
+
+@pytest.mark.parametrize("command", [("evaluate", "m", "d"), ("fit", "--features", "f.npy", "--out", "m")])
+def test_devices_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) -> None:
+    out = () if command[0] == "fit" else ("--out", tmp_path / "e.json")
+    said = refused(*command, *out, "--device", "no-such-device")
+    assert "there is no device 'no-such-device'" in said
+    assert "no device 'meta'" in refused(*command, *out, "--device", "meta")
 
 
 def test_what_the_library_calls_things_is_said_as_flags() -> None:

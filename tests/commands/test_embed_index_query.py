@@ -16,7 +16,8 @@ import torch
 from laplacian_metric.commands.steps import indexing
 from laplacian_metric.commands.steps.embedding_files import Embedded
 from laplacian_metric.commands.steps.querying import ask
-from laplacian_metric.commands.steps.sources import Opening, open_source, parse_place, shared
+from laplacian_metric.commands.steps.source import shared
+from laplacian_metric.commands.steps.sources import Opening, open_source, parse_place
 from laplacian_metric.data import load as load_data
 from laplacian_metric.model_folder import ModelFolder
 from laplacian_metric.retrieval import Items, calibrate, load
@@ -164,6 +165,17 @@ def test_calibration_images_must_be_new(
     )
     refused("index", place.model, f"{place.photos}:train", "--calibrate", f"{place.photos}:validation", *out)
     assert "was calibrated by 12 of the 12 images of photos:validation" in caplog.text
+
+
+def test_labels_in_a_file_are_those_of_the_index(tmp_path: Path, place: Place) -> None:
+    features, labels = clusters(400)
+    np.save(tmp_path / "f.npy", features)
+    np.save(tmp_path / "l.npy", labels)
+    worked(
+        *("index", place.flat_model, tmp_path / "f.npy", "--labels", tmp_path / "l.npy", "--alpha", 0.2),
+        *("--calibrate", place.test_features, "--out", tmp_path / "i"),
+    )
+    assert load(tmp_path / "i").calibrations.to_dict() == load(place.index).calibrations.to_dict()
 
 
 def test_wrong_indexes(tmp_path: Path, place: Place) -> None:

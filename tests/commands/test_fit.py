@@ -15,7 +15,9 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.commands import options
 from laplacian_metric.commands.steps import fitting
-from laplacian_metric.commands.steps.sources import Opening, divided, open_source
+from laplacian_metric.commands.steps.encoders import preparation_for
+from laplacian_metric.commands.steps.source import Source, divided
+from laplacian_metric.commands.steps.sources import Opening, open_both, open_source
 from laplacian_metric.data import Preparation, load
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
 from laplacian_metric.laplace.diagnostics import CurvatureWarning
@@ -362,10 +364,17 @@ def test_a_folder_without_validation_images_gives_some_of_its_training_images(tm
     photos(tmp_path / "p" / "train", 20)
     photos(tmp_path / "p" / "test", 5)
     how = Opening(Preparation(28, 1, "unit"))
-    train, held = fitting.open_both(str(tmp_path / "p"), how, None, needed=True)
+    train, held = open_both(str(tmp_path / "p"), how, None, needed=True)
     assert held is not None
     assert (len(train), len(held)) == (72, 8)
     assert all(name.startswith("train/") for name in (*train.ids, *held.ids))
+
+
+def test_images_are_prepared_as_networks_need_them() -> None:
+    assert preparation_for("fashion-mnist") == Preparation(28, 1, "unit")
+    assert preparation_for("timm:resnet18") == Preparation(224, 3, "unit")
+    assert preparation_for("cifar-10", image_size=40) == Preparation(40, 3, "unit")
+    assert preparation_for("n-digit") == Preparation(None, 1, "unit")
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -383,7 +392,7 @@ def test_choices_are_those_of_the_library() -> None:
 def test_a_fit_can_be_called_from_python() -> None:
     features, labels = clusters(120)
     rows = Features(torch.from_numpy(features), torch.from_numpy(labels))
-    source = fitting.Source(
+    source = Source(
         "mine", None, tuple(map(str, range(120))), rows.labels, tuple("abcd"), None, rows.features
     )
     with pytest.warns(CurvatureWarning, match="no mode"):

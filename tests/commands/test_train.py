@@ -15,10 +15,11 @@ import torch
 import yaml
 
 from laplacian_metric import runs
-from laplacian_metric.commands.steps import training
+from laplacian_metric.commands.steps import cells as cells_of
 from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.model_folder import ModelFolder
+from laplacian_metric.runs.work import Work
 from laplacian_metric.training import loop
 from tests.commands.conftest import Place
 from tests.commands.running import lam, refused, worked
@@ -62,7 +63,7 @@ def test_a_posterior_that_is_fitted_afterwards_is_a_model_of_images(tmp_path: Pa
         "training": {"epochs": 2, "batch_size": 20},
         "method": {"name": "laplace", "prior": 2.0},
     }
-    training.write_cells(settings, cells, 0)
+    cells_of.write_cells(settings, cells, 0)
     found = runs.fitted("model", 0, cells_dir=cells, work=tmp_path / "work", progress=False)
     features = found.sets["validation"]
     images = load("sample-fashion-mnist", "validation")
@@ -143,6 +144,12 @@ def test_other_settings_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "--fresh" in said
     worked(*command, "--margin", 0.5, "--fresh")
     assert names(tmp_path) == ["m"]
+
+
+def test_a_training_that_somebody_else_is_at(tmp_path: Path) -> None:
+    with Work(tmp_path / "m.training").locked("model", 0):
+        said = refused(*SMALL, "--method", "online-laplace", "--out", tmp_path / "m")
+    assert "another process is training in" in said
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import laplacian_metric
 from laplacian_metric import metrics
 from laplacian_metric.commands.steps.fitting import features_of
 from laplacian_metric.commands.steps.indexing import warn_if_seen
-from laplacian_metric.commands.steps.sources import Source
+from laplacian_metric.commands.steps.source import Source
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics import Consensus, Evaluation, Ranking

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,13 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.commands.steps.sources import (
-    Opening,
-    Source,
-    divided,
-    folders,
-    open_source,
-    parse_place,
-)
+from laplacian_metric.commands.steps.encoders import Loaded
+from laplacian_metric.commands.steps.source import Source
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.data.splits import Role, Split, parse_split
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.laplace.features import Features, collect_features
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.model_folder import ModelFolder, known_encoders
+from laplacian_metric.model_folder import ModelFolder
 
 HEADS = ("keep", "trained", "whitening", "identity")
 DIM = 64  # of a head that is trained or whitens, unless it is given
@@ -84,110 +77,6 @@ class FitOptions:
         return ContrastiveLoss(margin=self.margin, distance=self.distance, negatives="active")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """An encoder, and whether its head was trained or is only initialised."""
-
-    encoder: Encoder
-    trained_head: bool
-    options: dict[str, Any]
-
-
-def load_encoder(
-    name: str | None,
-    weights: Path | None,
-    *,
-    pretrained: bool = False,
-    dim: int | None = None,
-    options: dict[str, Any] | None = None,
-    seed: int = 0,
-) -> Loaded:
-    """An encoder by name with the weights of a file, or published ones.
-
-    Args:
-        name: as `Encoder.from_name` takes it; None where the file says so itself.
-        weights: a file of weights, of the whole encoder or of its backbone.
-        pretrained: download published weights instead.
-        dim: Z, where the file does not say so.
-        options: of the architecture.
-        seed: of a head that no file has.
-    """
-    chosen = dict(options or {})
-    if weights is None and not pretrained:
-        given = "no encoder is named" if name is None else f"{name} without weights is a random network"
-        raise ValueError(
-            f"{given}: pass --encoder NAME ({known_encoders()}) with --weights FILE or --pretrained, or --features FILE"
-        )
-    if weights is not None and pretrained:
-        raise ValueError("weights are given and pretrained ones asked for: take one of them")
-    if weights is None:
-        if name is None:
-            raise ValueError(f"pretrained weights of what: pass --encoder NAME ({known_encoders()})")
-        encoder = Encoder.from_name(name, dim=dim, pretrained=True, seed=seed, **chosen)
-        _name(encoder, name)
-        return Loaded(encoder.eval(), dim is None and ":" in name, chosen)
-    if name is None:
-        return Loaded(Encoder.from_checkpoint(weights).eval(), True, chosen)
-    whole = {"dim": dim, "seed": seed, **chosen}
-    try:
-        encoder, has_head = Encoder.from_checkpoint(weights, name, **whole), True
-    except ValueError as error:
-        try:
-            encoder, has_head = Encoder.from_checkpoint(weights, name, part="backbone", **whole), False
-        except ValueError:
-            raise error from None
-    _name(encoder, name)
-    return Loaded(encoder.eval(), has_head, chosen)
-
-
-def _name(encoder: Encoder, name: str) -> None:
-    # With options the encoder itself does not know what it is called.
-    encoder.recipe = {"name": name, "dim": encoder.dim}
-
-
-def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> tuple[Source, Source | None]:
-    """What is fitted to, and what validates.
-
-    Args:
-        text: data, see `open_source`; the training part of it is fitted to.
-        how: they are opened.
-        validation: other data to validate on; by default the validation part of the same.
-        needed: whether there has to be something to validate on.
-    """
-    place, split = parse_place(text)
-    # A folder's training part is fitted to, not all of it.
-    path = Path(place).expanduser()
-    is_folder = path.is_dir() and how.preparation is not None
-    train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
-    if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
-        raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
-    train.require_classes("a fit")
-    if validation is not None:
-        held = open_source(validation, how, "validation")
-        if held.split == Split.TEST.value:
-            raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
-        return train, held
-    if not needed:
-        return train, None
-    if train.features is not None:
-        return divided(train, how.divide)
-    if split == Split.TRAIN_AND_VALIDATION.value:
-        raise ValueError(
-            f"{text} leaves nothing to validate on: leave the split out, or pass --no-confidence"
-        )
-    parts = folders._split_folders(path) if is_folder and how.divide == "images" else {}
-    if parts and Split.VALIDATION not in parts:
-        return divided(train, "images")
-    try:
-        return train, open_source(f"{place}:validation", how)
-    except ValueError as error:
-        if "too few images" in str(error):
-            raise ValueError(
-                f"{error}, which needs 5 of a class: add images, or leave out what is calibrated with --no-confidence"
-            ) from error
-        raise
-
-
 def fit(
     train: Source,
     validation: Source | None,
@@ -195,7 +84,7 @@ def fit(
     loaded: Loaded | None = None,
     *,
     preparation: Preparation | None = None,
-    device: str = "cpu",
+    device: torch.device | str = "cpu",
     about: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> ModelFolder:
@@ -250,7 +139,10 @@ def fit(
         preparation,
         {} if loaded is None else loaded.options,
         train.class_names,
-        {**(about or {}), **_about(train, validation, options, lam, held)},
+        {
+            **(about or {}),
+            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held),
+        },
         seen,
     )
 
@@ -302,10 +194,15 @@ def _check_head(options: FitOptions, loaded: Loaded | None) -> None:
         raise ValueError(f"head is 'keep', but {what} to keep: take trained, whitening or identity")
 
 
+def _kind(options: FitOptions, loaded: Loaded | None) -> str:
+    """Which head it gets."""
+    if options.head is not None:
+        return options.head
+    return "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
+
+
 def _head(options: FitOptions, carrier: Encoder, loaded: Loaded | None, known: Features) -> nn.Linear:
-    kind = options.head
-    if kind is None:
-        kind = "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
+    kind = _kind(options, loaded)
     if kind == "keep":
         return carrier.head
     width = carrier.num_features

@@ -10,7 +10,7 @@ import numpy as np
 
 from laplacian_metric.commands.steps.embedding_files import Embedded
 from laplacian_metric.commands.steps.fitting import features_of
-from laplacian_metric.commands.steps.sources import Source, same_classes, shared
+from laplacian_metric.commands.steps.source import Source, same_classes, shared
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.model_folder import ModelFolder
 from laplacian_metric.retrieval import Index, Items, calibrate

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from laplacian_metric import data
 from laplacian_metric.commands.steps import array_files
+from laplacian_metric.commands.steps.source import Source, divided
 from laplacian_metric.data.dataset import LabelledImages
-from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation, fit_square
+from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
 from laplacian_metric.data.sources import folder as folders
-from laplacian_metric.data.splits import Split, parse_split
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.data.splits import Role, Split, parse_split
 from laplacian_metric.model_folder import ModelFolder
-
-HEAD = 1 << 16  # so much of a file, and its size, tell images apart
-PERIOD, VALIDATION = 10, 4  # of ten rows of features of a class the fifth is for validation
-EVERY = 5  # with classes apart every fifth class is
 
 
 @dataclass(frozen=True)
@@ -54,147 +48,6 @@ class Opening:
     def of(model: ModelFolder, **options: Any) -> Opening:
         """As a model needs it."""
         return Opening(model.preparation, **options)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """N images, or rows of features, with their ids. Iterating yields batches (inputs, labels) in order.
-
-    Attributes:
-        name: of the data set, or the last part of the folder's or file's.
-        split: which part of it, where it has parts.
-        ids: one for each image, unique.
-        labels: (N,) int64 from 0, or None where nobody knows.
-        class_names: of the labels.
-        images: where these are images.
-        features: (N, H), where they are features.
-        batch_size, workers: of iterating.
-    """
-
-    name: str
-    split: str | None
-    ids: tuple[str, ...]
-    labels: Tensor | None
-    class_names: tuple[str, ...]
-    images: LabelledImages | None
-    features: Tensor | None
-    batch_size: int = 100
-    workers: int = 0
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        labels = torch.zeros(len(self), dtype=torch.int64) if self.labels is None else self.labels
-        if self.images is not None and not isinstance(self.images.images, Tensor):
-            yield from LabelledInputs(self.images, batch_size=self.batch_size, workers=self.workers)
-            return
-        for rows in torch.arange(len(self)).split(self.batch_size):
-            if self.features is not None:
-                yield self.features[rows], labels[rows]
-            else:
-                assert self.images is not None
-                assert isinstance(self.images.images, Tensor)
-                yield self.images.preparation.batch(self.images.images[rows]), labels[rows]
-
-    @property
-    def num_batches(self) -> int:
-        """How many batches iterating yields."""
-        return -(-len(self) // self.batch_size)
-
-    @property
-    def title(self) -> str:
-        """Its name with its split."""
-        return self.name if self.split is None else f"{self.name}:{self.split}"
-
-    @property
-    def classes(self) -> NDArray[np.str_]:
-        """The name of every image's class, (N,)."""
-        names = np.array([*self.class_names, ""])
-        found: NDArray[np.str_] = names[self.known_labels().numpy()]
-        return found
-
-    def known_labels(self) -> Tensor:
-        """The labels; an error where there are none."""
-        if self.labels is None:
-            remedy = (
-                "take a folder with a folder for each class"
-                if self.features is None
-                else "pass --labels FILE, or call them labels in the same file"
-            )
-            raise ValueError(f"the classes of {self.title} are not known: {remedy}")
-        if self.images is not None and self.images.positive_distance is not None:
-            raise ValueError(
-                f"the images of {self.title} match by distance and not by class: `lam experiment run` can judge them"
-            )
-        return self.labels
-
-    def require_classes(self, purpose: str) -> None:
-        """Refuse images of one class where something has to be told apart."""
-        found = torch.unique(self.known_labels())
-        if len(found) < 2:
-            raise ValueError(
-                f"all {len(self)} images of {self.title} are of the class {self.class_names[int(found[0])]!r}: "
-                f"{purpose} needs at least 2 classes"
-            )
-
-    def select(self, rows: Tensor) -> Source:
-        """Some of them, by position."""
-        return Source(
-            self.name,
-            self.split,
-            tuple(self.ids[row] for row in rows.tolist()),
-            None if self.labels is None else self.labels[rows],
-            self.class_names,
-            None if self.images is None else self.images.select(rows),
-            None if self.features is None else self.features[rows],
-            self.batch_size,
-            self.workers,
-        )
-
-    def digests(self) -> Tensor:
-        """A number for every image that depends on what is in it, (N,) int64: whether two sources share images."""
-        return torch.tensor([_number(part) for part in self._contents()], dtype=torch.int64)
-
-    def _contents(self) -> Iterator[bytes]:
-        if self.features is not None:
-            for row in self.features:
-                yield row.numpy().tobytes()
-            return
-        assert self.images is not None
-        found = self.images.images
-        if isinstance(found, Tensor):
-            for image in found:
-                yield image.numpy().tobytes()
-            return
-        for name in found.names:
-            path = found.root / name
-            with path.open("rb") as opened:
-                yield str(path.stat().st_size).encode() + opened.read(HEAD)
-
-    def thumbnails(self, side: int = 96) -> NDArray[np.uint8] | None:
-        """Small images (N, h, w) or (N, h, w, 3); None of features."""
-        if self.images is None:
-            return None
-        found = self.images.images
-        if isinstance(found, Tensor):
-            small = fit_square(found, side) if min(found.shape[-2:]) > side else found
-        else:
-            small = torch.stack([fit_square(image, side) for image in found])
-        pixels: NDArray[np.uint8] = small.permute(0, 2, 3, 1).contiguous().numpy()
-        return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-
-
-def _number(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
-
-
-def shared(one: Tensor, other: Tensor) -> int:
-    """How many of the first digests (N,) are among the second."""
-    return int(torch.isin(one, other).sum())
-
-
-# --- opening ---
 
 
 def parse_place(text: str) -> tuple[str, str | None]:
@@ -335,6 +188,49 @@ def _all_images(path: Path, how: Opening) -> Source:
     return Source(root.name, None, found.images.names, None, (), found, None, how.batch_size, how.workers)
 
 
+def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> tuple[Source, Source | None]:
+    """What is fitted to, and what validates.
+
+    Args:
+        text: data, see `open_source`; the training part of it is fitted to.
+        how: they are opened.
+        validation: other data to validate on; by default the validation part of the same.
+        needed: whether there has to be something to validate on.
+    """
+    place, split = parse_place(text)
+    # A folder's training part is fitted to, not all of it.
+    path = Path(place).expanduser()
+    is_folder = path.is_dir() and how.preparation is not None
+    train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
+    if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
+        raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
+    train.require_classes("a fit")
+    if validation is not None:
+        held = open_source(validation, replace(how, labels=None), "validation")
+        if held.split == Split.TEST.value:
+            raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
+        return train, held
+    if not needed:
+        return train, None
+    if train.features is not None:
+        return divided(train, how.divide)
+    if split == Split.TRAIN_AND_VALIDATION.value:
+        raise ValueError(
+            f"{text} leaves nothing to validate on: leave the split out, or pass --no-confidence"
+        )
+    parts = folders._split_folders(path) if is_folder and how.divide == "images" else {}
+    if parts and Split.VALIDATION not in parts:
+        return divided(train, "images")
+    try:
+        return train, open_source(f"{place}:validation", how)
+    except ValueError as error:
+        if "too few images" in str(error):
+            raise ValueError(
+                f"{error}, which needs 5 of a class: add images, or leave out what is calibrated with --no-confidence"
+            ) from error
+        raise
+
+
 # --- features ---
 
 
@@ -377,35 +273,6 @@ def _ids(given: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:
             f"the ids in {path} name {twice!r} twice: every row needs one of its own"
         )
     return ids
-
-
-def divided(source: Source, divide: str) -> tuple[Source, Source]:
-    """What is fitted to, and what validates: of features, which come without splits.
-
-    Of ten rows of a class the fifth is for validation; divided by "classes", every fifth class is.
-    """
-    labels = source.known_labels()
-    if divide == "classes":
-        held = labels % EVERY == EVERY - 1
-    else:
-        held = torch.zeros(len(source), dtype=torch.bool)
-        for label in torch.unique(labels):
-            rows = (labels == label).nonzero()[:, 0]
-            held[rows[torch.arange(len(rows)) % PERIOD == VALIDATION]] = True
-    if not bool(held.any()):
-        least = f"{EVERY} classes" if divide == "classes" else f"{VALIDATION + 1} rows of a class"
-        raise ValueError(
-            f"{source.title} has too few rows to hold some out for validation, at least {least} are needed: give more, "
-            "or leave out what is calibrated with --no-confidence"
-        )
-    return source.select((~held).nonzero()[:, 0]), source.select(held.nonzero()[:, 0])
-
-
-def same_classes(one: Source, other: Source) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The labels of both as numbers that mean the same class, by the classes' names."""
-    both = np.concatenate([one.classes, other.classes])
-    numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
-    return numbers[: len(one)], numbers[len(one) :]
 
 
 def last_part(path: str | os.PathLike[str]) -> str:
