@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from laplacian_metric import metrics
 from laplacian_metric.commands.steps import comparing, evaluating
+from laplacian_metric.commands.steps.sources import Opening, open_source
 from laplacian_metric.model_folder import ModelFolder
 from tests.commands.conftest import Place
 from tests.commands.running import clusters, lam, refused, worked
@@ -101,6 +103,14 @@ def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
     assert "--force replaces it" in said
     assert "make it first" in refused(*begin, place.test_features, "--out", tmp_path / "a" / "b.json")
     assert names(tmp_path) == ["each.npz", "one.npz", "there.json"]
+
+
+def test_images_that_match_by_distance_have_no_classes(place: Place) -> None:
+    source = open_source(f"{place.photos}:test", Opening.of(ModelFolder.load(place.model)))
+    assert source.images is not None
+    near = replace(source, images=replace(source.images, positive_distance=25.0))
+    with pytest.raises(ValueError, match="match by distance and not by class"):
+        evaluating.evaluate(ModelFolder.load(place.model), near)
 
 
 def test_a_report_is_one_page(tmp_path: Path, place: Place) -> None:
