@@ -1,1 +1,0 @@
-"""The experiments on FashionMNIST, with MNIST as what the network has never seen."""
