@@ -311,18 +311,18 @@ def test_whole_numbers_and_an_index_without_a_threshold(place: Place) -> None:
 
 def test_a_query_does_not_import_torch(place: Place, root: Path) -> None:
     code = (
-        "import json, sys, time\nbegun = time.perf_counter()\n"
+        "import json, sys, time\nbegun = time.process_time()\n"
         "from laplacian_metric.cli import app\n"
         f"arguments = ['query', {str(place.index)!r}, '--array', {str(place.queries)!r}, '--json']\n"
         "try:\n    app(arguments)\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'torch', 'matplotlib', 'pandas', 'laplace', 'timm', 'scipy.stats', 'PIL'} & set(sys.modules)\n"
-        "print(json.dumps([sorted(heavy), time.perf_counter() - begun]), file=sys.stderr)"
+        "print(json.dumps([sorted(heavy), time.process_time() - begun]), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     heavy, seconds = json.loads(done.stderr.splitlines()[-1])
     assert heavy == []
     assert len(json.loads(done.stdout)["replies"]) == 240
-    assert seconds < 10  # far below 2 s on a machine that has nothing else to do
+    assert seconds < 2  # of the processor, imports included, whatever else the machine is doing
 
 
 # --- places ---

@@ -200,7 +200,7 @@ def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> 
     place, split = parse_place(text)
     # A folder's training part is fitted to, not all of it.
     path = Path(place).expanduser()
-    is_folder = path.is_dir() and how.preparation is not None
+    is_folder = path.is_dir() and how.preparation is not None and place not in data.names()
     train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
     if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
         raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
