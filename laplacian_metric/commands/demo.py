@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from laplacian_metric.commands import common
-from laplacian_metric.demo.settings import EPOCHS, REPORT_NAME
+from laplacian_metric.demo.settings import ALPHA, EPOCHS, REPORT_NAME
 
 if TYPE_CHECKING:
     from laplacian_metric.demo.compute import DemoResult
@@ -26,50 +26,60 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides all random choices.")] = 0,
     epochs: Annotated[int, typer.Option(min=1, help="How often every training image is seen.")] = EPOCHS,
 ) -> None:
-    """Train a small network on the embedded sample and write a page about its curvature.
+    """Train a small network on installed images, make it Bayesian, and write a page about which images to trust.
 
     Example: lam demo --out demo-report
     """
     from laplacian_metric.demo.run import run_demo
 
     columns = (
-        TextColumn("training"),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("training", total=None, loss=float("nan"))
+        task = progress.add_task("training", total=None, loss="")
 
         def on_step(done: int, total: int, loss: float) -> None:
-            progress.update(task, completed=done, total=total, loss=loss)
+            progress.update(task, completed=done, total=total, loss=f"loss {loss:.3f}")
 
-        result = run_demo(out, force=force, seed=seed, epochs=epochs, on_step=on_step)
+        def on_stage(what: str) -> None:
+            nonlocal task
+            progress.update(
+                task, total=progress.tasks[-1].total or 1, completed=progress.tasks[-1].total or 1
+            )
+            task = progress.add_task(what, total=None, loss="")
+
+        result = run_demo(out, force=force, seed=seed, epochs=epochs, on_step=on_step, on_stage=on_stage)
+        progress.update(task, total=1, completed=1)
     common.show(None, _summary(result))
     common.show(f"report: {out / REPORT_NAME}")
 
 
 def _summary(result: DemoResult) -> Table:
-    """The curvature of every variant, with what was measured on the way in the title."""
-    worst = max(agreement.deviation for agreement in result.agreements)
+    """What the page says at greater length."""
+    from laplacian_metric import metrics
+
+    told, promised = result.uncertainty, result.refusal
     table = Table(
-        title=f"recall@1 {result.inside.recall:.3f} on {len(result.inside.sample)} test images, "
-        f"trained in {result.training.seconds:.1f} s",
-        caption=f"largest relative deviation from autograd: {worst:.1e}",
+        title=f"{result.train_images:,} images trained on in {result.training.seconds:.1f} s, everything in "
+        f"{result.seconds:.1f} s",
+        show_header=False,
     )
-    table.add_column("distance")
-    table.add_column("variant")
-    for name in ("pairs", "ms", "trace", "negative"):
-        table.add_column(name, justify="right")
-    for found in result.curvatures:
-        table.add_row(
-            found.distance,
-            found.approximation,
-            f"{found.pairs:,}",
-            f"{found.seconds * 1e3:.1f}",
-            f"{found.trace:.3g}",
-            f"{found.negative_share:.2%}",
-        )
+    strangers = metrics.ood_auroc(told.inside.uncertainty, told.outside.uncertainty)
+    table.add_row("recall@1 on test images", f"{result.inside.recall:.3f}")
+    table.add_row("digits are less certain than clothes (0.5 is chance)", f"{strangers:.3f}")
+    table.add_row("wrong answers if every query is answered", f"{promised.error:.1%}")
+    if promised.answered is None:
+        table.add_row(f"a threshold for at most {ALPHA:.0%}", "none can be promised")
+    else:
+        error = "none" if promised.answered_error is None else f"{promised.answered_error:.1%}"
+        table.add_row(f"wrong answers below the threshold for at most {ALPHA:.0%}", error)
+        table.add_row("queries that it answers", f"{promised.answered:.1%}")
+        table.add_row("digits that it answers", f"{promised.strangers_answered:.1%}")
+    worst = max(agreement.deviation for agreement in result.agreements)
+    table.add_row("largest relative deviation of the curvature from autograd", f"{worst:.1e}")
     return table

@@ -14,7 +14,7 @@ from laplacian_metric.data import ImageSet, embedded_sample
 from laplacian_metric.demo.curvature import Agreement, Curvature, compare, measure
 from laplacian_metric.demo.refusal import Refusal, refuse
 from laplacian_metric.demo.settings import COMPARED_IMAGES, CURVATURE_BATCH, MARGIN, VALIDATION
-from laplacian_metric.demo.training import OnStep, Training, extract_features, train
+from laplacian_metric.demo.training import OnStage, OnStep, Training, extract_features, train
 from laplacian_metric.demo.uncertainty import Uncertainty, assess
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
@@ -77,18 +77,22 @@ def _some(sample: ImageSet, rows: torch.Tensor) -> ImageSet:
     )
 
 
-def compute(seed: int, epochs: int, on_step: OnStep | None = None) -> DemoResult:
+def compute(
+    seed: int, epochs: int, on_step: OnStep | None = None, on_stage: OnStage = logger.info
+) -> DemoResult:
     """Everything that the demo shows. The same seed on the same machine gives the same numbers, times aside."""
     begin = time.perf_counter()
     sample, validation = split(embedded_sample("fashion-mnist", "train"), VALIDATION)
     loss = ContrastiveLoss(margin=MARGIN, distance="arccos", negatives="active")
     training = train(sample, loss, epochs, seed, on_step)
     logger.info("trained %d epochs in %.1f s", epochs, training.seconds)
+    on_stage("computing the curvature, and comparing it with autograd")
     features, held_out = (_features(training, images) for images in (sample, validation))
     batch = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:CURVATURE_BATCH]
     few = batch[:COMPARED_IMAGES]
     curvatures = measure(features.features, sample.labels, training.head, MARGIN, batch)
     agreements = compare(features.features[few], sample.labels[few], training.head, MARGIN)
+    on_stage("fitting the posterior, and embedding")
     inside = _embed(training, embedded_sample("fashion-mnist", "test"))
     outside = _embed(training, embedded_sample("mnist", "test"))
     test = Features(inside.features, inside.sample.labels)
@@ -96,6 +100,7 @@ def compute(seed: int, epochs: int, on_step: OnStep | None = None) -> DemoResult
     uncertainty = assess(
         encoder, loss, features, held_out, test, Features(outside.features, outside.sample.labels), seed
     )
+    on_stage("calibrating retrieval that can refuse")
     refusal = refuse(uncertainty.lam, features, test, uncertainty.inside, uncertainty.outside, seed)
     return DemoResult(
         seed=seed,

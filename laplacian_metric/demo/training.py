@@ -15,6 +15,7 @@ from laplacian_metric.demo.settings import BATCH_SIZE, LEARNING_RATE, WEIGHT_DEC
 from laplacian_metric.networks import fashion_network
 
 OnStep = Callable[[int, int, float], None]
+OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
