@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from tests.examples import miniatures
 
 MOST_LINES = 40
 
@@ -21,6 +24,36 @@ class Letters:
         return torch.tensor([[float(s.lower().count(c)) for c in "abcdefghilmnoprstuwy"] for s in sentences])
 
 
+def known_and_new(folder: Path) -> dict[str, Any]:
+    """Exported features, and 40 of them once more."""
+    features, labels = miniatures.features()
+    np.save(folder / "new.npy", features[:40])
+    np.savez(folder / "known.npz", features=features, labels=labels)
+    return {"exported": folder / "known.npz", "new": folder / "new.npy"}
+
+
+def nearest(points: Any) -> Any:
+    """The row of every point's nearest other one."""
+    return (points @ points.T - 2 * np.eye(len(points))).argmax(axis=1)
+
+
+def photos_and(name: str) -> Callable[[Path], dict[str, Any]]:
+    """A folder of images and a file of weights."""
+    return lambda folder: {
+        "photos": miniatures.photos(folder / "photos"),
+        "weights": miniatures.weights(name, folder),
+        "size": 32,
+    }
+
+
+# What is made for an example before it is called.
+MADE: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "exported_features": known_and_new,
+    "posthoc_efficientnet_lite": photos_and("tf_efficientnet_lite0"),
+    "posthoc_imagenet_resnet50": photos_and("resnet50"),
+    "share_posterior": lambda folder: {"folder": folder / "posterior"},
+}
+
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 # What to call main with, which library it needs, and what has to hold of the result.
@@ -30,8 +63,20 @@ SHORT: dict[str, tuple[dict[str, Any], str | None, Callable[[Any], bool]]] = {
         "sklearn",
         lambda found: 0.8 < found["accuracy"] < found["accuracy of the surest 80 %"] <= 1,
     ),
+    "exported_features": (
+        {"steps": 100, "dim": 3},
+        None,
+        lambda found: (
+            # Retrieval within the 40, whose classes are 0, 1, 2, 3, 0, ...
+            np.mean([row % 4 == other % 4 for row, other in enumerate(nearest(found["point"]))]) > 0.6
+            and np.allclose(found["uncertainty"], 1 / found["kappa"])
+            and 0 < found["uncertainty"].min() < found["uncertainty"].max()
+        ),
+    ),
     "online_lightning": ({"epochs": 1, **QUIET}, "lightning", lambda found: min(found.values()) > 0),
     "online_pytorch": ({"epochs": 3}, None, lambda found: found["recall@1"] > 0.5),
+    "posthoc_efficientnet_lite": ({"steps": 20}, "timm", lambda found: 0 <= found["recall@1"] <= 1),
+    "posthoc_imagenet_resnet50": ({}, "torchvision", lambda found: 0 <= found["recall@1"] <= 1),
     "posthoc_pytorch_metric_learning": (
         {"epochs": 2},
         "pytorch_metric_learning",
@@ -61,12 +106,17 @@ def test_an_example_runs(name: str, root: Path, tmp_path: Path) -> None:
     options, library, holds = SHORT[name]
     if library is not None:
         pytest.importorskip(library, reason=f"{library} is not installed, and examples/{name}.py needs it")
-    if name == "share_posterior":
-        options = {**options, "folder": tmp_path / "posterior"}
+    if name in MADE:
+        options = {**MADE[name](tmp_path), **options}
+    found = load(name, root).main(**options)
+    assert holds(found), found
+
+
+def load(name: str, root: Path) -> Any:
+    """An example as a module."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", root / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found = module.main(**options)
-    assert holds(found), found
+    return module
