@@ -117,7 +117,8 @@ def backbone_pass(
     data_dir: Path | None, weights: Path, images: int, size: int, folder: Path
 ) -> tuple[Encoder, Features, Cost]:
     """The encoder, the features of all images, and what they cost."""
-    encoder = Encoder.from_checkpoint(weights, "resnet50-gem-v1", part="backbone").eval()
+    # A seed for the head that the file lacks, or features that were kept would be those of another encoder.
+    encoder = Encoder.from_checkpoint(weights, "resnet50-gem-v1", part="backbone", seed=0).eval()
     data = load("cifar-10", "train", data_dir=data_dir, image_size=size, preprocessing="unit")
     chosen = data.select(torch.arange(min(images, len(data))))
     place = folder / f"resnet50-gem-{size}px-{len(chosen)}"
