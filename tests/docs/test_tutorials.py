@@ -1,0 +1,126 @@
+"""The tutorials and the first page: their code runs, and does what the text says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from laplacian_metric.retrieval import open_shards
+from tests.pages import code_blocks, run_page
+
+
+@pytest.fixture
+def page(root: Path) -> Any:
+    def run(name: str) -> Any:
+        return run_page(root / "docs" / f"{name}.md")
+
+    return run
+
+
+def test_every_tutorial_is_run(root: Path) -> None:
+    found = {path.stem for path in (root / "docs" / "tutorials").glob("*.md")}
+    assert found == {"posthoc", "online", "threshold", "layer_rule", "method", "data_set", "several_machines"}
+
+
+def test_the_first_page(page: Any) -> None:
+    e = page("index")["e"]
+    assert e.mean.shape == (10, 3)
+    assert torch.isfinite(e.kappa).all()
+
+
+def test_uncertainty_in_ten_lines(page: Any) -> None:
+    names = page("tutorials/posthoc")
+    assert names["e"].point.shape == (1000, 8)
+    assert names["auroc"] > 0.8
+    assert names["after"] > names["before"] + 0.05
+    assert names["strangers"].kappa.median() < names["e"].kappa.median() / 2
+
+
+def test_while_the_network_is_trained(page: Any) -> None:
+    names = page("tutorials/online")
+    assert names["recall"] > 0.7
+    assert names["errors"] > 0.55
+    assert names["told"]["low rank"] > 0.9
+    assert 0.35 < names["told"]["diagonal"] < 0.65
+
+
+def test_a_threshold_that_keeps_its_promise(page: Any) -> None:
+    names = page("tutorials/threshold")
+    wrong, answered = names["wrong"], names["answered"]
+    assert 0.2 < answered.mean() < 0.95
+    assert wrong[answered].mean() < 0.15 < wrong.mean()
+    assert names["refused"].mean() > 0.7
+    assert names["ready"].threshold is None  # the items have changed
+
+
+def test_a_rule_for_a_layer(page: Any) -> None:
+    names = page("tutorials/layer_rule")
+    assert "2.log_gain" in names["messages"].records[0].getMessage()
+    assert not torch.allclose(names["found"], names["without"])  # another gain
+    logging.getLogger("hessians").removeHandler(names["messages"])
+
+
+def test_a_method_of_your_own(page: Any) -> None:
+    names = page("tutorials/method")
+    assert names["name"] == "laplace"
+    e = names["embedder"].embed(names["test"].floats())
+    assert (
+        names["metrics"].ood_auroc(e.uncertainty, names["embedder"].embed(names["strangers"]).uncertainty)
+        > 0.7
+    )
+    with pytest.raises(ValueError, match="neighbours is 0"):
+        names["Far"](neighbours=0)
+
+
+def test_data_of_your_own(page: Any) -> None:
+    names = page("tutorials/data_set")
+    assert len(names["photos"]) == 48
+    assert "ask its authors" in names["explanation"]
+    assert len(names["content"].images) == 8
+    assert np.bincount(names["content"].labels).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch has no gloo here")
+def test_several_processes(root: Path, tmp_path: Path) -> None:
+    """The program of the page under ``torchrun``, by the command of the page."""
+    source = root / "docs" / "tutorials" / "several_machines.md"
+    programs = {block.splitlines()[0].removeprefix("# "): block for block in code_blocks(source)}
+    for name, code in programs.items():
+        (tmp_path / name).write_text(code, encoding="utf-8")
+    command = code_blocks(source, "sh")[0].split()
+    assert command[0] == "torchrun"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    in_time([sys.executable, "-m", "torch.distributed.run", *command[1:]], tmp_path, environment)
+    shards = open_shards(tmp_path / "work" / "shards")
+    assert (len(shards), shards.num_shards) == (1000, 2)
+    assert "1000 items in 2 shards" in in_time([sys.executable, "ask.py", "work"], tmp_path, environment)
+
+
+def in_time(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """What a command prints; whatever happens, none of the processes that it starts is left."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=600)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun takes its workers with it
+            raise
+    assert process.returncode == 0, errors[-3000:]
+    return output
