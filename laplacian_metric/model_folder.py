@@ -46,7 +46,16 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "files": (dict,),
 }
 # What a file may decide about an architecture. Other options of timm and torchvision can name files to be read.
-OPTIONS = ("digits", "channels", "num_classes", "in_chans", "img_size", "image_size", "global_pool")
+OPTIONS = (
+    "digits",
+    "channels",
+    "num_classes",
+    "in_chans",
+    "img_size",
+    "image_size",
+    "global_pool",
+    "pooling",
+)
 # The one dtype that heads of features have besides float32.
 DTYPES = {"torch.float32": torch.float32, "torch.float64": torch.float64}
 
