@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,25 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def replace_folder(temporary: Path, target: Path) -> None:
+    """Have a finished folder take the place of another, or of none.
+
+    A folder cannot replace another in one step. The old one is beside it for a moment, with the suffix ".old", and put
+    back if the new one cannot take its place.
+    """
+    old = temporary.with_suffix(".old")
+    try:
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
+    sync_folder(target.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

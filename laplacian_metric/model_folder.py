@@ -25,7 +25,7 @@ import laplacian_metric
 from hessians.pair_loss import PairLoss
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.files import atomic_write, sync_folder
+from laplacian_metric.files import atomic_write, replace_folder
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.networks.scaling import PixelScaling
 from laplacian_metric.retrieval.digests import digest_of, digest_of_dict
@@ -125,7 +125,7 @@ class ModelFolder:
         temporary.mkdir()
         try:
             self._write(temporary, manifest)
-            _put(temporary, target.absolute())
+            replace_folder(temporary, target.absolute())
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return target
@@ -257,21 +257,6 @@ def _is_model(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(told, dict) and told.get("format") == FORMAT
-
-
-def _put(temporary: Path, target: Path) -> None:
-    """Have the folder take the other's place; a folder cannot replace another in one step."""
-    old = temporary.with_suffix(".old")
-    try:
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        raise
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _verify(folder: Path, manifest: dict[str, Any]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, only
+from laplacian_metric.points import PointEmbedder
 
 
 @dataclass(frozen=True)
@@ -42,24 +41,4 @@ class DeterministicLearner(Learner):
         return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
-        return DeterministicEmbedder(self.encoder)
-
-
-class DeterministicEmbedder(Embedder):
-    """Points without any spread."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
-
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        z = unit_rows(self.encoder.raw(inputs))
-        certain = z.new_full((len(z),), torch.inf)
-        return StochasticEmbedding(point=z, mean=z, kappa=certain, uncertainty=certain.reciprocal())
-
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
-    ) -> Iterator[Tensor]:
-        z = self.embed(inputs).point
-        for _ in range(samples):
-            yield z
+        return PointEmbedder(self.encoder)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import laplacian_metric
-from laplacian_metric.files import atomic_write, sync_folder
+from laplacian_metric.files import atomic_write, replace_folder
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.digests import digest_of, digest_of_dict, digests_of, write_array
 from laplacian_metric.retrieval.gallery import built_of
@@ -60,7 +60,7 @@ def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = Fals
     temporary.mkdir()
     try:
         _write(index, temporary)
-        _put(temporary, target)
+        replace_folder(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -168,21 +168,6 @@ def _write(index: Index, folder: Path) -> None:
     manifest["digest"] = digest_of_dict(manifest)
     with atomic_write(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _put(temporary: Path, target: Path) -> None:
-    """Have the folder take the other's place; a folder cannot replace another in one step."""
-    old = temporary.with_suffix(".old")
-    try:
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        raise
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # --- reading ---
