@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import hessians
+import laplacian_metric
 from laplacian_metric import runs
 from laplacian_metric.files import atomic_write
-from laplacian_metric.method import scores_of
 from laplacian_metric.runs.images import OUT, TEST, TRAIN
-from laplacian_metric.runs.scores import OWN, trivial_scores
+from laplacian_metric.runs.scores import OWN, method_scores, trivial_scores
 
 FOLDER = "embedded"
 Array = NDArray[Any]
@@ -43,9 +45,14 @@ class Embedded:
 
 
 def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | None) -> Embedded:
-    """From WORK, if it was embedded there with the same configuration; else embedded now."""
-    cell = runs.Cells(cells_dir)[name]
-    told = json.dumps({"cell": name, "seed": seed, "config": cell.model_dump(mode="json")}, sort_keys=True)
+    """From WORK, if it was embedded there with the same configurations by the same sources; else embedded now."""
+    cells = runs.Cells(cells_dir)
+    configs = []
+    cell: runs.Cell | None = cells[name]
+    while cell is not None:  # and the cells whose networks it starts from
+        configs.append(cell.model_dump(mode="json"))
+        cell = None if cell.base is None else cells[cell.base]
+    told = json.dumps({"seed": seed, "configs": configs, "sources": sources()}, sort_keys=True)
     path = work / FOLDER / name / f"seed{seed}.npz"
     if path.exists():
         with np.load(path, allow_pickle=False) as stored:
@@ -56,6 +63,19 @@ def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | 
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
     return _of(arrays)
+
+
+def sources() -> str:
+    """A digest of the packages: what another version embedded is not this one's."""
+    found = hashlib.sha256()
+    for package in (hessians, laplacian_metric):
+        folder = Path(package.__file__ or "").parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(
+                f"{path.relative_to(folder).as_posix()} ".encode()
+                + hashlib.sha256(path.read_bytes()).digest()
+            )
+    return found.hexdigest()
 
 
 def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None) -> dict[str, Array]:
@@ -73,9 +93,7 @@ def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None)
     }
     scores: dict[str, dict[str, Any]] = {}
     if cell.method.kind.has_uncertainty:
-        for which, one in known.items():
-            for score, values in scores_of(one).items():
-                scores.setdefault(score, {})[which] = values
+        scores = method_scores(found.embedder, sets, known)
     elif found.encoder is not None:
         scores = dict(trivial_scores(found.encoder, sets, found.sets[TRAIN]))
     for score, by_set in scores.items():

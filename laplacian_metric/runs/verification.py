@@ -112,7 +112,7 @@ class EmbeddedImages:
         self.own = embedder.similarity(self.e[:2], self.e[:2]) is not None
 
     def drawn(self, generator: torch.Generator) -> None:
-        pass
+        """Nothing of it is drawn: it is the same each time."""
 
     def pairs(self, pairs: Tensor) -> Tensor:
         if not self.own:

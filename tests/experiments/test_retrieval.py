@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import retrieval
-from experiments.refusal.embedded import Embedded
+from experiments.refusal import embedded as embedding
+from experiments.refusal.embedded import Embedded, embedded
 from experiments.refusal.measures import (
     alarms,
     ask,
@@ -22,7 +23,9 @@ from experiments.refusal.measures import (
     rejection_curve,
     safe_errors,
 )
+from laplacian_metric import runs
 from tests.report.synthetic import result, write
+from tests.runs.miniature import LAPLACE, folder_with
 
 CLASSES, DIM = 5, 8
 
@@ -160,3 +163,40 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described.write_text(described.read_text().replace("set/one", "set/four").replace("set/two", "set/five"))
     with pytest.raises(SystemExit, match="has no result of a cell"):
         retrieval.main([*places, "--described", str(described)])
+
+
+def test_embeddings_are_kept_for_the_same_cell_and_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    assert folder.run().ok
+    places: Any = {"cells_dir": folder.cells, "work": folder.work, "data": None}
+    first = embedded("mini/laplace", 0, **places)
+    found = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
+    e = found.embedder.embed(found.sets["test"])
+    np.testing.assert_allclose(first.point, e.point.numpy())
+    np.testing.assert_allclose(first.scores["own"], e.uncertainty.numpy())
+    assert first.strangers["digits"]["own"].shape == (30,)
+    assert first.has_uncertainty
+    trivial = embedded("mini/deterministic", 0, **places)
+    assert set(trivial.scores) == {"feature norm", "embedding norm", "nearest distance"}
+    assert not trivial.has_uncertainty
+
+    fitted: list[str] = []
+    anew = embedding._embed
+
+    def counted(name: str, *rest: Any) -> Any:
+        fitted.append(name)
+        return anew(name, *rest)
+
+    monkeypatch.setattr(embedding, "_embed", counted)
+    again = embedded("mini/laplace", 0, **places)
+    assert fitted == []
+    np.testing.assert_array_equal(again.kappa, first.kappa)
+    folder.write("mini/laplace", {**LAPLACE, "method": {"name": "laplace", "prior": 50.0}})
+    other = embedded("mini/laplace", 0, **places)
+    assert fitted == ["mini/laplace"]
+    assert (other.kappa != first.kappa).any()
+    monkeypatch.setattr(embedding, "sources", lambda: "another version")
+    embedded("mini/laplace", 0, **places)
+    assert fitted == ["mini/laplace"] * 2
