@@ -65,6 +65,9 @@ def test_devices_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) ->
 def test_what_the_library_calls_things_is_said_as_flags() -> None:
     assert common.said(ValueError("load with skip_unreadable=True")) == "load with --skip-broken"
     assert common.said(ValueError()) == "ValueError"
+    assert common.said(ValueError("a.yaml: expected ']'\n  in line 1:\n    a: [1\n      ^")) == (
+        "a.yaml: expected ']' in line 1: a: [1 ^"
+    )
     assert common.said(OSError(28, "No space left on device", "m")) == "m: No space left on device"
 
 
