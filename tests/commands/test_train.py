@@ -206,7 +206,14 @@ def test_ctrl_c_in_a_shell(tmp_path: Path, root: Path) -> None:
     command += ["--out", str(tmp_path / "m"), "--set", "training.epochs=500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         log = tmp_path / "m.training" / "model" / "seed0" / "log.json"
         for _ in range(3000):
