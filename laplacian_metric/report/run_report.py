@@ -165,6 +165,6 @@ def _about_images(evaluated: Evaluated, galleries: Galleries, drawn: Map) -> str
     return (
         f"This page holds images of the data, downscaled, which take {_megabytes(size)}"
         + (f" ({left_out:,} did not fit)" if left_out else "")
-        + ": whoever gets the page gets them. `lam report --no-images` and thumbnails=None leave them out. "
+        + ": whoever gets the page gets them. lam report --no-images leaves them out (in Python, thumbnails=None). "
         "It loads nothing from anywhere."
     )

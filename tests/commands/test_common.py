@@ -97,3 +97,9 @@ def test_a_mistake_in_a_shell(root: Path) -> None:
 
 def test_completion_can_be_installed() -> None:
     assert "--install-completion" in worked("--help").out
+
+
+def test_what_is_said_as_flags_is_what_the_library_says(root: Path) -> None:
+    sources = [path for path in (root / "laplacian_metric").rglob("*.py") if path.name != "common.py"]
+    said = "".join(path.read_text(encoding="utf-8") for path in sources)
+    assert [text for text in common.FLAGS if text not in said] == []
