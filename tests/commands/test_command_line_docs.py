@@ -77,7 +77,7 @@ def test_the_commands_of_the_first_page(tmp_path: Path, root: Path, monkeypatch:
     miniatures.photos(tmp_path / "photos")
     miniatures.weights("resnet50", tmp_path).rename("resnet50.safetensors")
     fit, evaluate = commands(root / "docs" / "index.md")
-    assert "18 images of photos" in worked(*fit).out
+    assert "18 images of 3 classes" in worked(*fit).out
     assert "recall@1" in worked(*evaluate).out
 
 
