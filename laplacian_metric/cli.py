@@ -71,6 +71,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:  # before a command has begun
+        common.error("interrupted")
         sys.exit(common.INTERRUPTED)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace as Box
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import laplacian_metric
 from laplacian_metric.cli import app
+from laplacian_metric.demo import run
 
 
 def lam(*arguments: str | Path) -> tuple[int, str]:
@@ -79,3 +84,42 @@ def test_the_demo_from_a_shell(tmp_path: Path, root: Path, long_form: bool) -> N
     assert str(tmp_path) not in page
     assert str(root) not in page
     assert str(Path.home()) not in page
+
+
+@pytest.mark.parametrize(("answered", "said"), [(None, "none can be promised"), (0.5, "50.0%")])
+def test_the_demo_says_its_figures_to_people_and_machines(
+    answered: float | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_demo(*arguments: Any, **options: Any) -> Any:
+        return Box(
+            training=Box(seconds=1.5),
+            seconds=2.5,
+            train_images=2500,
+            inside=Box(recall=0.75),
+            uncertainty=Box(
+                inside=Box(uncertainty=torch.tensor([0.1, 0.2])), outside=Box(uncertainty=torch.tensor([0.3]))
+            ),
+            refusal=Box(error=0.25, answered=answered, answered_error=0.125, strangers_answered=0.0),
+            agreements=[Box(deviation=1e-13), Box(deviation=2e-13)],
+        )
+
+    monkeypatch.setattr(run, "run_demo", run_demo)
+    code, output = lam("demo", "--out", "pages")
+    assert code == 0
+    assert "2,500 images trained on in 1.5 s, everything in 2.5 s" in " ".join(output.split())
+    assert said in output
+    assert "2.0e-13" in output
+    code, output = lam("demo", "--out", "pages", "--json")
+    found = json.loads(output)
+    assert found.pop("report") == str(Path("pages") / "report.html")
+    assert found == {
+        "training_seconds": 1.5,
+        "seconds": 2.5,
+        "recall@1": 0.75,
+        "strangers_auroc": 1.0,
+        "error": 0.25,
+        "answered_error": 0.125,
+        "answered": answered,
+        "strangers_answered": 0.0,
+        "curvature_deviation": 2e-13,
+    }

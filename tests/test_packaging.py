@@ -72,5 +72,21 @@ def test_the_readme_has_two_commands_of_one_line(root: Path) -> None:
         assert command.startswith("python3.11 -m venv ")
 
 
+def test_the_readme_has_a_picture_and_says_whom_to_cite(root: Path) -> None:
+    text = (root / "README.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[([^\]]{40,})\]\(([^)]+)\)", text)  # with words for whoever does not see it
+    assert pictures
+    assert all((root / path).is_file() for _, path in pictures)
+    cited = " ".join(code_blocks(root / "README.md", "bibtex"))
+    for title in ("Bayesian Metric Learning", "Hedged Instance Embedding", "Bayesian Triplet Loss"):
+        assert title in cited
+
+
+def test_ten_lines_are_ten_lines(root: Path) -> None:
+    for page, block in (("README.md", 0), ("docs/index.md", 0), ("docs/tutorials/posthoc.md", 1)):
+        lines = [line for line in code_blocks(root / page)[block].splitlines() if line.strip()]
+        assert len(lines) == 10, page
+
+
 def test_the_code_in_the_readme_runs(root: Path) -> None:
     assert {"known", "unknown", "w", "b", "diagonal"} <= set(run_page(root / "README.md"))

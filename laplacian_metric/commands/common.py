@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,10 @@ FLAGS = {
     "overwrite=True": "--force",
     "skip_unreadable=True": "--skip-broken",
     "data_dir or": "--data-dir or",
+    "Pass the folder that save wrote": "Name a folder that lam index made",
+    "pass the architecture that the weights were saved from": "pass the --encoder that the weights were saved from",
+    ", or prefix= to pick those whose names begin with it": "",
+    ', or part="backbone" to leave the head out': "",
 }
 # A mistake of whoever gives the command, as the library says it.
 MISTAKES = (
@@ -114,6 +119,7 @@ def said(mistake: BaseException) -> str:
         text = text.strip().split("\n")[0]
     if "\nOriginal Traceback" in text:  # of a process that reads files
         text = text.strip().split("\n")[-1].partition(": ")[2]
+    text = re.sub(r"\s*\n\s*", " ", text)  # of parsers, which point at a place in several lines
     for before, after in FLAGS.items():
         text = text.replace(before, after)
     # By its name, since whoever has it imports torch.

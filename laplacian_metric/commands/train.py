@@ -39,6 +39,7 @@ def train(
     ] = None,
     seed: options.Seed = 0,
     data_dir: options.DataDir = None,
+    skip_broken: options.SkipBroken = False,
     device: options.Device = "cpu",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew what was begun with other settings.")
@@ -69,6 +70,8 @@ def train(
         before = found.get("method")
         same = isinstance(before, dict) and before.get("name") == method
         found["method"] = before if same else {"name": method}
+    if skip_broken:
+        found = cells.merged(found, {"data": {"options": {"skip_unreadable": True}}})
     flags = {
         "data": None if data is None else cells.settings_of_data(data),
         "network": {"name": encoder, "dim": dim, "pretrained": pretrained or None},
@@ -92,7 +95,8 @@ def train(
             fresh=fresh,
         )
     except KeyboardInterrupt:
-        common.error("interrupted; the same command goes on where it was")
+        begun = training.work_of(out).exists()
+        common.error("interrupted" + ("; the same command goes on where it was" if begun else ""))
         raise typer.Exit(common.INTERRUPTED) from None
     content: dict[str, Any] = {"kind": kept.kind, "out": str(kept.folder)}
     if kept.model is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from laplacian_metric.encoder.encoder import Encoder
     from laplacian_metric.encoder.zoo import Architecture, Target
 
-NAMED = 5  # how many names an error lists
+NAMED = 2  # how many names an error lists
 PARTS = ("all", "backbone")
 # Batch normalisation counts its batches since a later version; older files lack it, and nothing here depends on it.
 OPTIONAL = "num_batches_tracked"

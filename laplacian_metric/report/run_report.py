@@ -165,5 +165,6 @@ def _about_images(evaluated: Evaluated, galleries: Galleries, drawn: Map) -> str
     return (
         f"This page holds images of the data, downscaled, which take {_megabytes(size)}"
         + (f" ({left_out:,} did not fit)" if left_out else "")
-        + ": whoever gets the page gets them. With thumbnails=None it holds none. It loads nothing from anywhere."
+        + ": whoever gets the page gets them. lam report --no-images leaves them out (in Python, thumbnails=None). "
+        "It loads nothing from anywhere."
     )

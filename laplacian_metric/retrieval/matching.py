@@ -109,14 +109,9 @@ class MatchProbability:
 
     def probability(self, log_likelihood: ArrayLike) -> NDArray[np.float64]:
         """Of pairs of any shape; a pair of distributions that know nothing has log likelihood 0."""
-        from scipy.special import expit
-
         at = np.asarray(log_likelihood, dtype=np.float64)
         # 0 * inf is no number; a slope of 0 tells every pair the same.
-        found: NDArray[np.float64] = expit(
-            (self.slope * at if self.slope else 0 * np.sign(at)) + self.intercept
-        )
-        return found
+        return _sigmoid((self.slope * at if self.slope else 0 * np.sign(at)) + self.intercept)
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -128,17 +123,21 @@ class MatchProbability:
         return MatchProbability(**stored)
 
 
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1/(1 + e^-x) without overflow. Scipy's is as good, and takes a third of the time in which a query is answered."""
+    found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -x))
+    return found
+
+
 def _logistic(x: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, float]:
     """Slope, at least 0, and intercept of least cross entropy."""
-    from scipy.special import expit
-
     design = np.stack([x, np.ones_like(x)])
     mean = float(target.mean())
     alone = np.array([0.0, math.log(mean / (1 - mean))])  # the best without a slope
     found = alone
     loss = _cross_entropy(found, design, target)
     for _ in range(STEPS):
-        predicted = expit(found @ design)
+        predicted = _sigmoid(found @ design)
         gradient = design @ (predicted - target)
         hessian = (design * (predicted * (1 - predicted))) @ design.T
         step = np.linalg.solve(hessian + 1e-12 * np.trace(hessian) * np.eye(2), gradient)

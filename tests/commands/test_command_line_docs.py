@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.commands.conftest import Place
-from tests.commands.running import Done, clusters, worked
+from tests.commands.running import Done, clusters, photos, worked
 from tests.commands.test_common import COMMANDS, PARTS
+from tests.examples import miniatures
 from tests.pages import code_blocks, run_page
 
 
@@ -58,3 +59,42 @@ def test_the_page_names_every_command(root: Path) -> None:
     text = (root / "docs" / "command_line.md").read_text(encoding="utf-8")
     for command in (*COMMANDS, *PARTS):
         assert f"| `lam {command}` |" in text
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The `lam` commands in the blocks of a page, but for the README's, which CI runs."""
+    lines = [line for block in code_blocks(page, "sh") for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("lam ")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_commands_of_the_first_page(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(
+        "torchvision", reason="torchvision is not installed, and the weights are of its network"
+    )
+    monkeypatch.chdir(tmp_path)
+    miniatures.photos(tmp_path / "photos")
+    miniatures.weights("resnet50", tmp_path).rename("resnet50.safetensors")
+    fit, evaluate = commands(root / "docs" / "index.md")
+    assert "18 images of 3 classes" in worked(*fit).out
+    assert "recall@1" in worked(*evaluate).out
+
+
+@pytest.mark.slow
+def test_the_commands_about_a_threshold(
+    tmp_path: Path, root: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place.model, "model")
+    shutil.copytree(place.photos, "gallery")
+    photos(tmp_path / "queries", 100, split="test")
+    worked("embed", "model", "queries", "--out", "new.npz")
+    index, query = commands(root / "docs" / "tutorials" / "threshold.md")
+    assert "Promised: at most 15.0%" in worked(*index).out
+    assert "of 400 queries answered" in worked(*query).out
+
+
+def test_no_other_page_has_commands(root: Path) -> None:
+    found = {path.name for path in (root / "docs").rglob("*.md") if commands(path)}
+    assert found == {"command_line.md", "existing_checkpoints.md", "index.md", "threshold.md"}

@@ -65,6 +65,9 @@ def test_devices_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) ->
 def test_what_the_library_calls_things_is_said_as_flags() -> None:
     assert common.said(ValueError("load with skip_unreadable=True")) == "load with --skip-broken"
     assert common.said(ValueError()) == "ValueError"
+    assert common.said(ValueError("a.yaml: expected ']'\n  in line 1:\n    a: [1\n      ^")) == (
+        "a.yaml: expected ']' in line 1: a: [1 ^"
+    )
     assert common.said(OSError(28, "No space left on device", "m")) == "m: No space left on device"
 
 
@@ -94,3 +97,9 @@ def test_a_mistake_in_a_shell(root: Path) -> None:
 
 def test_completion_can_be_installed() -> None:
     assert "--install-completion" in worked("--help").out
+
+
+def test_what_is_said_as_flags_is_what_the_library_says(root: Path) -> None:
+    sources = [path for path in (root / "laplacian_metric").rglob("*.py") if path.name != "common.py"]
+    said = "".join(path.read_text(encoding="utf-8") for path in sources)
+    assert [text for text in common.FLAGS if text not in said] == []

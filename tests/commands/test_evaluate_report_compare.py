@@ -140,7 +140,11 @@ def test_a_report_is_one_page(tmp_path: Path, place: Place) -> None:
     assert "is not empty" in refused("report", place.flat_model, place.test_features, "--out", tmp_path / "r")
     said = refused("report", place.flat_model, place.stranger_features, "--out", tmp_path / "x")
     assert "not known" in said
-    assert names(tmp_path) == ["f", "r"]
+    features, labels = clusters(20, seed=3)
+    np.savez(tmp_path / "one.npz", features=features, labels=0 * labels)
+    said = refused("report", place.flat_model, tmp_path / "one.npz", "--out", tmp_path / "x")
+    assert "a report needs at least 2 classes" in said
+    assert names(tmp_path) == ["f", "one.npz", "r"]
 
 
 # --- compare ---

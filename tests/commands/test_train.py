@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,12 @@ from tests.commands.running import lam, refused, worked
 SMALL: tuple[object, ...] = (
     *("train", "--data", "sample-fashion-mnist", "--encoder", "n-digit", "--dim", 3),
     *("--set", "network.options.digits=1", "--set", "data.limit=80", "--batch-size", 20, "--epochs", 2),
+)
+
+
+QUICK: tuple[object, ...] = (
+    *("--encoder", "n-digit", "--dim", 3, "--batch-size", 20, "--epochs", 1),
+    *("--set", "network.options.digits=1", "--set", "data.image_size=28"),
 )
 
 
@@ -108,18 +115,24 @@ def test_what_a_model_folder_cannot_hold_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = (*SMALL, "--method", "online-laplace", "--out")
-    worked(*command, tmp_path / "whole")
+def interrupt_after(epochs: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ctrl-C in the epoch after so many, once; what comes back grows with every epoch."""
     validate, calls = loop.validate, []
 
     def once(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == epochs + 1:
             raise KeyboardInterrupt
         return validate(*arguments, **options)
 
     monkeypatch.setattr(loop, "validate", once)
+    return calls
+
+
+def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*SMALL, "--method", "online-laplace", "--out")
+    worked(*command, tmp_path / "whole")
+    calls = interrupt_after(1, monkeypatch)
     done = lam(*command, tmp_path / "m")
     assert done.code == 130
     assert "the same command goes on" in done.err
@@ -132,18 +145,53 @@ def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_other_settings_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        raise KeyboardInterrupt
-
     command = (*SMALL, "--method", "online-laplace", "--out", tmp_path / "m")
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "validate", interrupted)
+        interrupt_after(1, patched)
         assert lam(*command).code == 130
     said = refused(*command, "--margin", 0.5)
     assert "loss.margin was 0.7 and is now 0.5" in said
     assert "--fresh" in said
     worked(*command, "--margin", 0.5, "--fresh")
     assert names(tmp_path) == ["m"]
+
+
+@pytest.mark.parametrize("method", ["online-laplace", "laplace"])
+def test_nothing_is_left_of_a_training_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    interrupt_after(0, monkeypatch)
+    done = lam(*SMALL, "--method", method, "--out", tmp_path / "m")
+    assert (done.code, done.err) == (130, "error: interrupted\n")
+    assert names(tmp_path) == []
+
+
+def test_wrong_images_are_refused_and_nothing_is_left(tmp_path: Path, place: Place) -> None:
+    given, (first, second) = tmp_path / "given", ("class 0", "class 1")
+    (given / "hollow" / "class").mkdir(parents=True)
+    shutil.copytree(place.photos / first, given / "one" / first)
+    for name in (first, second):
+        shutil.copytree(place.photos / name, given / "cut" / name)
+    for path in (given / "cut" / first).iterdir():
+        path.write_bytes(path.read_bytes()[:200])
+    command = ("train", *QUICK, "--method", "laplace", "--out", tmp_path / "m", "--data")
+    assert "has no images" in refused(*command, given / "hollow")
+    assert "are of the class 'class 0': a training needs at least 2 classes" in refused(
+        *command, given / "one"
+    )
+    assert "does not decode" in (said := refused(*command, given / "cut"))
+    assert "--skip-broken leaves such images out" in said
+    assert "a training needs at least 2 classes" in refused(*command, given / "cut", "--skip-broken")
+    assert names(tmp_path) == ["given"]
+
+
+def test_broken_images_can_be_left_out(tmp_path: Path, place: Place) -> None:
+    shutil.copytree(place.photos, tmp_path / "photos")
+    (tmp_path / "photos" / "class 0" / "000.png").write_bytes(b"no image")
+    command = ("train", *QUICK, "--method", "deterministic", "--data", tmp_path / "photos")
+    assert "does not decode" in refused(*command, "--out", tmp_path / "m")
+    worked(*command, "--skip-broken", "--out", tmp_path / "m")
+    assert names(tmp_path) == ["m", "photos"]
 
 
 def test_a_training_that_somebody_else_is_at(tmp_path: Path) -> None:
@@ -158,7 +206,14 @@ def test_ctrl_c_in_a_shell(tmp_path: Path, root: Path) -> None:
     command += ["--out", str(tmp_path / "m"), "--set", "training.epochs=500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # Where the tests run in the background of a shell, Ctrl-C is ignored, and so it would be here.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         log = tmp_path / "m.training" / "model" / "seed0" / "log.json"
         for _ in range(3000):

@@ -183,7 +183,7 @@ def evaluated(
         seed: of these.
         progress: whether to show bars.
     """
-    source.known_labels()
+    source.require_classes("a report")
     seen = warn_if_seen(model, source, "the figures are better than those of new images will be")
     inside = Images.of(model, source, progress)
     out = {name: Images.of(model, other, progress) for name, other in titled(strangers).items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from laplacian_metric.model_folder import ModelFolder, check_options, check_targ
 from laplacian_metric.report.folder import output_folder
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.fitting import Fitted
+from laplacian_metric.runs.fitting import BaseError, Fitted
 from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
 from laplacian_metric.runs.work import Busy, ChangedError
+
+# What is beside the cells before anything was trained.
+BEFORE_CHECKPOINTS = {"config.json", "lock"}
 
 
 @dataclass(frozen=True)
@@ -68,38 +72,63 @@ def train(
         progress: whether to show bars.
     """
     check_target(out, force)  # before hours of training
-    work = out.with_name(out.name + ".training")
+    work = work_of(out)
     cells_dir = work / "cells"
     if fresh and work.exists():
         shutil.rmtree(work)
     work.parent.mkdir(parents=True, exist_ok=True)
-    was_there = work.exists()
-    try:
+    with _nothing_begun(work):
         write_cells(settings, cells_dir, seed)
         cell = runs.Cells(cells_dir)[NAME]
         check_options(cell.network.options)
-    except BaseException:
-        if not was_there:
-            shutil.rmtree(work, ignore_errors=True)
-        raise
-    try:
-        found = runs.fitted(
-            NAME, seed, cells_dir=cells_dir, work=work, data_dir=data_dir, device=device, progress=progress
-        )
-    except ChangedError as error:
-        raise ValueError(f"{error}; give the settings back, or begin anew with --fresh") from error
-    except Busy as error:
-        raise ValueError(
-            f"another process is training in {work}: wait for it, or name another folder"
-        ) from error
-    except FileNotFoundError:
-        if not was_there:  # nothing was trained yet
-            shutil.rmtree(work, ignore_errors=True)
-        raise
+        images = ImageSets(cell.data, data_dir)
+        for name in (TRAIN, VALIDATION):
+            _require_classes(images.loaded(name))
+        try:
+            found = runs.fitted(
+                NAME,
+                seed,
+                cells_dir=cells_dir,
+                work=work,
+                data_dir=data_dir,
+                device=device,
+                progress=progress,
+            )
+        except ChangedError as error:
+            raise ValueError(f"{error}; give the settings back, or begin anew with --fresh") from error
+        except BaseError as error:  # there is no other cell that whoever trains would know of
+            raise (error.__cause__ or error) from None
+        except Busy as error:
+            raise ValueError(
+                f"another process is training in {work}: wait for it, or name another folder"
+            ) from error
     kept = _kept(found, cell, out, work, data_dir, seed, force)
     if kept.kind != "training":
         shutil.rmtree(work, ignore_errors=True)
     return kept
+
+
+def work_of(out: Path) -> Path:
+    """Where a training keeps its checkpoints until ``out`` can be made."""
+    return out.with_name(out.name + ".training")
+
+
+@contextmanager
+def _nothing_begun(work: Path) -> Iterator[None]:
+    """Leave no folder of a training that ends before its first checkpoint: no other settings could use it."""
+    was_there = work.exists()
+    try:
+        yield
+    except BaseException:
+        left = {path.name for path in work.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+        if not was_there and left <= BEFORE_CHECKPOINTS:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _require_classes(images: LabelledImages) -> None:
+    if images.positive_distance is None:
+        _source(images).require_classes("a training")
 
 
 def _kept(
@@ -203,5 +232,9 @@ def _title(cell: Cell, images: LabelledImages) -> str:
 
 
 def _digests(images: LabelledImages) -> Any:
+    return _source(images).digests()
+
+
+def _source(images: LabelledImages) -> Source:
     ids = tuple(map(str, range(len(images))))
-    return Source(images.name, None, ids, images.labels, images.class_names, images, None).digests()
+    return Source(images.name, images.split.value, ids, images.labels, images.class_names, images, None)
