@@ -66,7 +66,8 @@ _RETRIEVAL = {
     "R@5": "recall@5",
     "R@10": "recall@10",
 }
-_PARTS = {"test": "", "validation": ", validation", "own_similarity": ", own similarity"}
+_OTHER = {"own_similarity": ", own similarity", "expected_similarity": ", expected distance"}
+_PARTS = {"test": "", "validation": ", validation", **_OTHER}
 # Of pairs and neighbours, on the test sets of digits side by side; other sets by the names that cells give them.
 _TESTS = {
     "test": ", clean",
@@ -96,7 +97,12 @@ _COLUMNS = (
     Column("AUSC", ("scores", "ausc")),
     Column("AUSC, oracle", ("scores", "ausc_oracle")),
     Column("AUSC, random", ("scores", "ausc_random")),
-    Column("ECE@5", ("scores", "ece_at_5"), higher=False),
+    *(Column(f"ECE@{k}", ("scores", f"ece_at_{k}"), higher=False) for k in (1, 5, 10)),
+    *(
+        Column(f"ECE@{k}{suffix}", ("retrieval", part, f"ece@{k}"), higher=False)
+        for part, suffix in _OTHER.items()
+        for k in (1, 5, 10)
+    ),
     Column("crop test", ("scores", "crop_test")),
     Column("rank correlation", ("scores", "rank_correlation")),
     Column("ECE", ("calibration", "ece"), higher=False),
