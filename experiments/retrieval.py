@@ -3,7 +3,8 @@
     python -m experiments.retrieval --data DATA --work WORK --results figures/results --out figures
 
 What is measured is in `experiments/retrieval.yaml`. Only cells and seeds that have a result file are taken; their
-networks are read from WORK, where embeddings are kept too. Written are OUT/retrieval_<what>.md and .json for the errors
+networks are read from WORK, where embeddings are kept too, and trained anew where they are not there, or left out with
+--trained. Written are OUT/retrieval_<what>.md and .json for the errors
 among answered queries (refusal), safe retrieval (safe), promised error rates (promise), credible sets (credible), match
 probabilities (matching) and drift (drift), and OUT/plots/retrieval_refusal.png and retrieval_matching.png.
 """
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import save, show
-from experiments.refusal.embedded import OWN, Embedded, embedded
+from experiments.refusal.embedded import OWN, Embedded, embedded, is_trained
 from experiments.refusal.measures import Asked, Matched, ask, rejection_curve
 from experiments.refusal.pictures import refusal_picture, reliability_picture
 from experiments.refusal.tables import (
@@ -54,9 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("figures"))
     parser.add_argument("--described", type=Path, default=HERE / "retrieval.yaml")
     parser.add_argument("--cells-dir", type=Path, default=CELLS)
+    parser.add_argument("--seeds", type=int, nargs="+", help="only these")
+    parser.add_argument("--trained", action="store_true", help="only cells whose networks are in WORK")
     options = parser.parse_args(arguments)
     described = read_yaml(options.described)["sets"]
-    done = {(result.cell, result.seed) for result in read_results(options.results) if result.done}
+    done = {
+        (result.cell, result.seed)
+        for result in read_results(options.results)
+        if result.done and (options.seeds is None or result.seed in options.seeds)
+    }
+    if options.trained:
+        done = {one for one in done if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
     rows: dict[str, list[Row]] = {
         name: [] for name in ("refusal", "safe", "promise", "credible", "matching", "drift")
     }
@@ -83,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
     if not curves:
         raise SystemExit(
-            f"{options.results} has no result of a cell in {options.described.name}: run cells first"
+            f"{options.results} has no result of a cell in {options.described.name} that is asked for: run cells first"
         )
     for name, made in rows.items():
         show(TITLES[name], made)

@@ -17,6 +17,7 @@ from laplacian_metric import runs
 from laplacian_metric.files import atomic_write
 from laplacian_metric.runs.images import OUT, TEST, TRAIN
 from laplacian_metric.runs.scores import OWN, method_scores, trivial_scores
+from laplacian_metric.runs.work import Work
 
 FOLDER = "embedded"
 Array = NDArray[Any]
@@ -63,6 +64,18 @@ def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | 
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
     return _of(arrays)
+
+
+def is_trained(name: str, seed: int, *, cells_dir: Path, work: Path) -> bool:
+    """Whether all networks that a cell embeds with are in WORK."""
+    cells = runs.Cells(cells_dir)
+    if name not in cells.names():
+        return False
+    cell = cells[name]
+    base = cells.base_of(cell)
+    needed = [(name, seed)] if cell.method.kind.trains else []
+    needed += [(base.name, number) for number in cell.base_seeds(seed)] if base else []
+    return all(Work(work).trained(*network) is not None for network in needed)
 
 
 def sources() -> str:
@@ -123,4 +136,4 @@ def _of(arrays: dict[str, Array]) -> Embedded:
     )
 
 
-__all__ = ["FOLDER", "OWN", "Embedded", "embedded"]
+__all__ = ["FOLDER", "OWN", "Embedded", "embedded", "is_trained"]

@@ -1,5 +1,10 @@
 """Small networks: those of the LAM paper (appendix G.2), for 28x28 grey images and for 32x32 colour images, and that of
-the HIB paper for digits side by side."""
+the HIB paper for digits side by side.
+
+Two things make a step of theirs take two thirds of the time, or half, and change nothing of what they compute: weights
+whose channels are innermost in memory, which convolutions and poolings hand on, and a pooling that comes before the
+ReLU. The largest of some numbers, cut off at 0, is the largest of the same numbers that were cut off one by one.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ def fashion_backbone() -> nn.Sequential:
         >>> tuple(fashion_backbone()(torch.zeros(2, 1, 28, 28)).shape)
         (2, 9216)
     """
-    return nn.Sequential(
+    return _channels_innermost(
         nn.Conv2d(1, 32, kernel_size=3),
         nn.ReLU(),
         nn.Conv2d(32, 64, kernel_size=3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
     )
 
@@ -45,12 +50,12 @@ def cifar_backbone() -> nn.Sequential:
         >>> tuple(cifar_backbone()(torch.zeros(2, 3, 32, 32)).shape)
         (2, 9216)
     """
-    return nn.Sequential(
+    return _channels_innermost(
         nn.Conv2d(3, 32, kernel_size=3),
         nn.ReLU(),
         nn.Conv2d(32, 64, kernel_size=3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(64, 64, kernel_size=3),
         nn.ReLU(),
         nn.Flatten(),
@@ -77,13 +82,13 @@ def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn
     if len(channels) != 2 or min(channels) < 1:
         raise ValueError(f"channels is {list(channels)}: two numbers from 1 on are needed")
     first, second = channels
-    return nn.Sequential(
+    return _channels_innermost(
         nn.Conv2d(1, first, kernel_size=5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(first, second, kernel_size=5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
     )
 
@@ -130,6 +135,10 @@ def cifar_network(dimensions: int = 16, seed: int | None = None) -> tuple[nn.Seq
     _check_dimensions(dimensions)
     with seeded(seed):
         return cifar_backbone(), nn.Linear(CIFAR_FEATURES, dimensions)
+
+
+def _channels_innermost(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
 def _check_dimensions(dimensions: int) -> None:

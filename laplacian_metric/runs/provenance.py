@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import laplacian_metric
+from laplacian_metric.training.precision import has_bfloat16
 
 ROOT = Path(laplacian_metric.__file__).resolve().parents[1]
 SOURCES = ("hessians", "laplacian_metric", "experiments")
@@ -77,4 +78,6 @@ def environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        # Whether networks computed in it where their cell has it; without it they did so in float32.
+        "bfloat16": has_bfloat16(torch.device("cpu")),
     }

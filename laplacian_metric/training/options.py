@@ -54,6 +54,7 @@ class Precision(Choice):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    """Where the processor or the GPU has instructions for it; elsewhere float32, which is faster there."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class TrainingOptions:
         steps_per_epoch: for "pairs"; None takes as many as have places for all images.
         miner: a miner of pytorch-metric-learning by its class's name; None trains on all pairs of a batch.
         miner_options: what it is made with.
-        precision: "float32", or "bfloat16" for the forward pass.
+        precision: "float32", or "bfloat16" for the forward pass where there are instructions for it.
         clip_norm: gradients are scaled down to this norm; None leaves them alone.
         patience: training ends after so many epochs without a better validation score; None never.
         checkpoint_every: steps between checkpoints inside of an epoch; None has them between epochs only.

@@ -11,7 +11,7 @@ import pytest
 
 from experiments import retrieval
 from experiments.refusal import embedded as embedding
-from experiments.refusal.embedded import Embedded, embedded
+from experiments.refusal.embedded import Embedded, embedded, is_trained
 from experiments.refusal.measures import (
     alarms,
     ask,
@@ -149,6 +149,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = ["--work", str(tmp_path), "--results", str(results), "--out", str(tmp_path / "out")]
     retrieval.main([*places, "--described", str(described)])
     assert asked_for == [("set/one", 0), ("set/one", 1), ("set/two", 0), ("set/two", 1)]
+    asked_for.clear()
+    retrieval.main([*places, "--described", str(described), "--seeds", "1"])
+    assert asked_for == [("set/one", 1), ("set/two", 1)]
+    with pytest.raises(SystemExit, match="has no result of a cell"):  # nor a network
+        retrieval.main([*places, "--described", str(described), "--trained"])
     out = tmp_path / "out"
     rows = json.loads((out / "retrieval_refusal.json").read_text())["rows"]
     assert [row["uncertainty"] for row in rows] == ["first", "second"]
@@ -171,6 +176,11 @@ def test_embeddings_are_kept_for_the_same_cell_and_sources(
     folder = folder_with(tmp_path, laplace=LAPLACE)
     assert folder.run().ok
     places: Any = {"cells_dir": folder.cells, "work": folder.work, "data": None}
+    network = {"cells_dir": folder.cells, "work": folder.work}
+    assert is_trained("mini/laplace", 0, **network)
+    assert is_trained("mini/deterministic", 0, **network)
+    assert not is_trained("mini/laplace", 1, **network)
+    assert not is_trained("mini/other", 0, **network)
     first = embedded("mini/laplace", 0, **places)
     found = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
     e = found.embedder.embed(found.sets["test"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from laplacian_metric import networks
 from laplacian_metric.encoder import Encoder, whitening_head
 from laplacian_metric.networks import GeM, PixelScaling
+from laplacian_metric.networks.small import n_digit_backbone
 
 WEIGHTS = Path("weights") / "resnet50_imagenet_v1.safetensors"
 
@@ -50,6 +53,34 @@ def test_sides_of_the_cifar_network() -> None:
             sides.append(tuple(x.shape[1:]))
     assert sides == [(32, 30, 30), (64, 28, 28), (64, 14, 14), (64, 12, 12)]
     assert x.shape == (1, networks.CIFAR_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (networks.fashion_backbone, (1, 28, 28)),
+        (networks.cifar_backbone, (3, 32, 32)),
+        (n_digit_backbone, (1, 28, 56)),
+    ],
+)
+def test_what_is_done_for_speed_changes_nothing(
+    make: Callable[[], nn.Sequential], shape: tuple[int, int, int]
+) -> None:
+    backbone = make().double()
+    layers = list(backbone)
+    pools = [place for place, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    assert pools
+    for place in pools:  # into the order of the papers
+        assert isinstance(layers[place + 1], nn.ReLU)
+        layers[place : place + 2] = layers[place + 1], layers[place]
+    plain = copy.deepcopy(nn.Sequential(*layers)).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    weights = torch.randn(backbone(x).shape, dtype=torch.float64)
+    (backbone(x) * weights).sum().backward()
+    (plain(x) * weights).sum().backward()
+    torch.testing.assert_close(backbone(x), plain(x), rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(backbone.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [networks.fashion_network, networks.cifar_network])

@@ -13,14 +13,20 @@ from hessians import ContrastiveLoss
 from laplacian_metric import methods
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.method import Setup
-from laplacian_metric.training import TrainingOptions, train
+from laplacian_metric.training import TrainingOptions, precision, train
 from laplacian_metric.training.options import Precision
-from laplacian_metric.training.precision import computing_in
+from laplacian_metric.training.precision import computing_in, has_bfloat16
 from tests.training.cases import Case, an_encoder, clusters, plain, timeless
 
 LOW = Precision.BFLOAT16
 X = clusters().inputs
 assert isinstance(X, Tensor)
+
+
+@pytest.fixture(autouse=True)
+def _bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the processor had it: torch imitates it otherwise, with the same results."""
+    monkeypatch.setattr(precision, "has_bfloat16", lambda device: True)
 
 
 def test_the_backbone_computes_in_bfloat16_and_the_head_in_float32() -> None:
@@ -120,3 +126,26 @@ def test_it_learns_nearly_the_same(tmp_path: Path) -> None:
     lower = Case(options={"learning_rate": 1e-3, "precision": "bfloat16"}).run(tmp_path / "lower").history
     assert timeless(exact) != timeless(lower)
     assert lower[-1]["loss"] == pytest.approx(exact[-1]["loss"], rel=0.05)
+
+
+def test_what_would_be_imitated_is_computed_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = Case().run(tmp_path / "exact").history
+    monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
+    asked = Case(options={"precision": "bfloat16"}).run(tmp_path / "asked").history
+    assert timeless(exact) == timeless(asked)
+
+
+@pytest.mark.parametrize("instructions", [(True, False), (False, True), (False, False), (None, None)])
+def test_either_kind_of_instructions_will_do(
+    instructions: tuple[bool | None, bool | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, found in zip(
+        ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), instructions, strict=True
+    ):
+        # An older or newer torch may not have them.
+        given = None if found is None else lambda found=found: found
+        monkeypatch.setattr(torch.cpu, name, given, raising=False)
+    assert has_bfloat16(torch.device("cpu")) is any(instructions)
+    assert not has_bfloat16(torch.device("meta"))
