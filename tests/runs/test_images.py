@@ -52,7 +52,7 @@ def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None
     assert sets["train"].role is Role.FITTING
     for name in ("validation", "test"):
         assert torch.equal(sets[name].inputs, clean[name].inputs)
-    with pytest.raises(ValueError, match="corrupted_share is 0.4 and augment 'crop-flip'"):
+    with pytest.raises(ValueError, match=r"corrupted_share is 0\.4 and augment 'crop-flip'"):
         section(corrupted_share=0.4, augment="crop-flip")
 
 
