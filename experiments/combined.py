@@ -3,9 +3,10 @@
     python -m experiments.combined --data DATA --work WORK --results figures/results --out figures
 
 `experiments/combined.yaml` names pairs of cells, one whose uncertainty is learned and one whose is deduced. Their
-networks are read from WORK, or trained there, for those seeds that have a result file. `combine` splits the variance of
-the direction of every image into both parts. Written are OUT/combined.md and .json, the AUROC of either part against
-clean test images by what was done to images, and OUT/plots/combined.png.
+networks are read from WORK for those seeds that have a result file, and trained anew where they are not there, or left
+out with --trained. `combine` splits the variance of the direction of every image into both parts. Written are
+OUT/combined.md and .json, the AUROC of either part against clean test images by what was done to images, and
+OUT/plots/combined.png.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
-from experiments.run import CELLS
+from experiments.asked import add_places, done
 from laplacian_metric import metrics, runs
 from laplacian_metric.combined import at_norm, combine
 from laplacian_metric.data.corruptions import HIDING, corrupt
@@ -33,7 +34,6 @@ from laplacian_metric.progress import track
 from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.result_files import read_results
 from laplacian_metric.report.results import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
 from laplacian_metric.runs.features import FeatureSets
@@ -60,6 +60,14 @@ class Pair:
     label: str
     strangers: str
     seeds: list[Parts]
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The sets of images by one cell's network, and the median norm of its raw embeddings of validation images."""
+
+    sets: dict[tuple[str, float], StochasticEmbedding]
+    norm: float | None
 
 
 def image_sets(found: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
@@ -92,26 +100,23 @@ def embed(found: runs.Fitted, images: Tensor) -> StochasticEmbedding:
     return found.embedder.embed(inputs, progress=False).to("cpu")
 
 
-def parts(
-    aleatoric: runs.Fitted,
-    epistemic: runs.Fitted,
-    out: str,
-    limit: int | None = None,
-    one_norm: bool = False,
-) -> Parts:
+def embedded(found: runs.Fitted, out: str, limit: int | None = None) -> Embedded:
+    """All sets of images by a cell's embedder."""
+    sets = {key: embed(found, images) for key, images in image_sets(found, out, limit).items()}
+    known = found.embedder.embed(found.sets[VALIDATION], progress=False)
+    norm = None if known.gaussians is None else float(known.gaussians.mean.norm(dim=1).median())
+    return Embedded(sets, norm)
+
+
+def parts(learned: Embedded, deduced: Embedded, *, one_norm: bool = False) -> Parts:
     """Both parts of the variance for every set of images.
 
     With ``one_norm`` all raw embeddings of the second have the median norm of validation images, see `at_norm`.
     """
-    norm = None
-    if one_norm:
-        known = epistemic.embedder.embed(epistemic.sets[VALIDATION], progress=False)
-        assert known.gaussians is not None
-        norm = float(known.gaussians.mean.norm(dim=1).median())
     found: Parts = {}
-    for key, images in image_sets(aleatoric, out, limit).items():
-        deduced = embed(epistemic, images)
-        both = combine(embed(aleatoric, images), deduced if norm is None else at_norm(deduced, norm))
+    for key, e in deduced.sets.items():
+        placed = at_norm(e, deduced.norm or 1.0) if one_norm else e
+        both = combine(learned.sets[key], placed)
         found[key] = {ALEATORIC: both.aleatoric, EPISTEMIC: both.epistemic}
     return found
 
@@ -227,18 +232,14 @@ def picture(pairs: Sequence[Pair]) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure learned and deduced uncertainty together.")
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder with the networks of experiments.run"
-    )
-    parser.add_argument("--results", type=Path, default=Path("figures/results"))
-    parser.add_argument("--out", type=Path, default=Path("figures"))
-    parser.add_argument("--described", type=Path, default=HERE / "combined.yaml")
-    parser.add_argument("--cells-dir", type=Path, default=CELLS)
+    add_places(parser, HERE / "combined.yaml")
     options = parser.parse_args(arguments)
     described = read_yaml(options.described)
-    done = {(result.cell, result.seed) for result in read_results(options.results) if result.done}
-    pairs = [pair for told in described["pairs"] if (pair := _pair(told, described, done, options)).seeds]
+    keep: dict[tuple[str, int], Embedded] = {}
+    found = done(options)
+    pairs = [
+        pair for told in described["pairs"] if (pair := _pair(told, described, found, keep, options)).seeds
+    ]
     if not pairs:
         raise SystemExit(
             f"{options.results} has no results of both cells of a pair in {options.described.name}: run cells first"
@@ -263,25 +264,23 @@ def _pair(
     told: Mapping[str, Any],
     described: Mapping[str, Any],
     done: set[tuple[str, int]],
+    keep: dict[tuple[str, int], Embedded],
     options: argparse.Namespace,
 ) -> Pair:
-    """What was measured of the seeds of which both cells have a result."""
+    """What was measured of the seeds of which both cells have a result; what was embedded is kept for other pairs."""
     seeds = []
     for seed in track(described["seeds"], told["label"]):
-        cells = [told[part] for part in PARTS]
-        if all((cell, seed) in done for cell in cells):
-            found = [
-                runs.fitted(cell, seed, cells_dir=options.cells_dir, work=options.work, data_dir=options.data)
-                for cell in cells
-            ]
-            seeds.append(
-                parts(
-                    *found,
-                    out=described["strangers"],
-                    limit=described.get("limit"),
-                    one_norm=told.get("one_norm", False),
+        wanted = [(told[part], seed) for part in PARTS]
+        if not done.issuperset(wanted):
+            continue
+        for name, number in wanted:
+            if (name, number) not in keep:
+                found = runs.fitted(
+                    name, number, cells_dir=options.cells_dir, work=options.work, data_dir=options.data
                 )
-            )
+                keep[name, number] = embedded(found, described["strangers"], described.get("limit"))
+        learned, deduced = (keep[key] for key in wanted)
+        seeds.append(parts(learned, deduced, one_norm=told.get("one_norm", False)))
     return Pair(told["label"], described["strangers"], seeds)
 
 
