@@ -210,6 +210,9 @@ def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
     found = read_result(write(tmp_path, content))
     for name in names():
         assert math.isfinite(find(name, out="mnist").value(found)), name
+    content["scores"]["own"]["ece_at_5"], content["retrieval"]["test"]["map@5"] = 0.45, 0.9
+    excess = find("ECE@5, excess").value(read_result(write(tmp_path, content)))
+    assert excess == pytest.approx(0.05)
     assert math.isnan(find("AUROC", out="nothing").value(found))
     assert math.isnan(find("AUROC", out="mnist").value(found, "no such score"))
     assert math.isnan(find("ECE").value(found, "feature norm"))
