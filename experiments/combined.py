@@ -37,7 +37,7 @@ from laplacian_metric.report.read_yaml import read_yaml
 from laplacian_metric.report.results import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
 from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.images import OUT, TEST, VALIDATION, spread
+from laplacian_metric.runs.images import OUT, TEST, VALIDATION, ImageSets, spread
 
 HERE = Path(__file__).resolve().parent
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
@@ -73,6 +73,7 @@ class Embedded:
 def image_sets(found: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
     """Clean and corrupted test images and strangers, as a network takes them, by name and strength."""
     sets = found.sets.images if isinstance(found.sets, FeatureSets) else found.sets
+    assert isinstance(sets, ImageSets)
     made: dict[tuple[str, float], Tensor] = {}
     for name, clean_name, corrupted_name in ((TEST, CLEAN[0], CORRUPTED), (OUT + out, STRANGE, BOTH)):
         images = spread(sets.loaded(name), limit)
