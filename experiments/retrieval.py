@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import save, show
-from experiments.refusal.embedded import OWN, Embedded, embedded, is_trained
+from experiments.asked import add_places, done
+from experiments.refusal.embedded import OWN, Embedded, embedded
 from experiments.refusal.measures import Asked, Matched, ask, rejection_curve
 from experiments.refusal.pictures import refusal_picture, reliability_picture
 from experiments.refusal.tables import (
@@ -36,36 +37,19 @@ from experiments.refusal.tables import (
     refusal_rows,
     safe_rows,
 )
-from experiments.run import CELLS
 from laplacian_metric.files import atomic_write
 from laplacian_metric.progress import track
 from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.result_files import read_results
 
 HERE = Path(__file__).resolve().parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure retrieval that can refuse.")
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder with the networks of experiments.run"
-    )
-    parser.add_argument("--results", type=Path, default=Path("figures/results"))
-    parser.add_argument("--out", type=Path, default=Path("figures"))
-    parser.add_argument("--described", type=Path, default=HERE / "retrieval.yaml")
-    parser.add_argument("--cells-dir", type=Path, default=CELLS)
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these")
-    parser.add_argument("--trained", action="store_true", help="only cells whose networks are in WORK")
+    add_places(parser, HERE / "retrieval.yaml")
     options = parser.parse_args(arguments)
     described = read_yaml(options.described)["sets"]
-    done = {
-        (result.cell, result.seed)
-        for result in read_results(options.results)
-        if result.done and (options.seeds is None or result.seed in options.seeds)
-    }
-    if options.trained:
-        done = {one for one in done if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
+    found = done(options)
     rows: dict[str, list[Row]] = {
         name: [] for name in ("refusal", "safe", "promise", "credible", "matching", "drift")
     }
@@ -73,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables: dict[str, dict[str, list[Matched]]] = {}
     for told_set in described.values():
         title = told_set["title"]
-        judges = _judges(told_set, done, options)
+        judges = _judges(told_set, found, options)
         if not judges:
             continue
         rows["refusal"] += refusal_rows(title, judges)

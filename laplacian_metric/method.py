@@ -158,6 +158,12 @@ class Embedder(ABC):
         """The method's own score of how well images match, (Q, G); None where it is the cosine of the points."""
         return None
 
+    def other_similarities(
+        self, queries: StochasticEmbedding, gallery: StochasticEmbedding
+    ) -> dict[str, Tensor]:
+        """Further scores (Q, G) by which it may retrieve, by name: what is measured beside its own."""
+        return {}
+
 
 def scores_of(e: StochasticEmbedding) -> dict[str, Tensor]:
     """The scores (N,) that an embedding has by itself.

@@ -84,6 +84,8 @@ def _place(rows: int, columns: int, seed: tuple[int, ...]) -> tuple[int, int]:
 
 _KINDS: dict[str, _Corruption] = {"crop": _crop, "blur": _blur, "occlusion": _occlusion, "noise": _noise}
 KINDS = tuple(_KINDS)
+HIDING = ("blur", "occlusion", "noise")
+"""Those that leave an image where it is, and hide some of it."""
 
 
 def corrupt(
@@ -143,3 +145,47 @@ def corrupt(
     work = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
     made = [apply(image, strength, (seed, index)) for image, index in zip(work, known, strict=True)]
     return torch.stack(made).clamp(0, 1).to(images.dtype)
+
+
+def corrupt_some(
+    images: torch.Tensor,
+    share: float,
+    *,
+    kinds: Sequence[str] = HIDING,
+    indices: torch.Tensor | Sequence[int] | None = None,
+    seed: int = 0,
+) -> torch.Tensor:
+    """Corrupt a share of images, each by one kind and to a strength from 0 to 1, all of which are drawn by its index.
+
+    What a method sees of corruption while it is trained: a variance that is learned knows only what it has seen.
+
+    Args:
+        images: as `corrupt` takes them.
+        share: the probability that an image is corrupted, from 0 to 1.
+        kinds: one of which is taken.
+        indices, seed: as `corrupt` takes them.
+
+    Example:
+        >>> from laplacian_metric.data import embedded_sample
+        >>> sample = embedded_sample("fashion-mnist", "train")
+        >>> clean = sample.floats()[:100]
+        >>> changed = (corrupt_some(clean, 0.2) != clean).flatten(1).any(1)
+        >>> int(changed.sum())
+        21
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}; it must be from 0 to 1")
+    if not kinds:
+        raise ValueError(f"kinds is empty: give at least one of {', '.join(KINDS)}")
+    known = list(range(len(images))) if indices is None else [int(index) for index in indices]
+    if len(known) != len(images):
+        raise ValueError(f"indices has {len(known)} entries for {len(images)} images")
+    made = images.clone()
+    for place, index in enumerate(known):
+        whether, which, strength = uniforms((seed, index, 4), (3,))
+        if whether < share:
+            kind = kinds[math.floor(which * len(kinds))]
+            made[place] = corrupt(
+                images[place : place + 1], kind, float(strength), indices=[index], seed=seed
+            )[0]
+    return made

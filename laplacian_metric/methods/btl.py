@@ -230,6 +230,15 @@ class BTLEmbedder(NeighbourEmbedder):
             return -squared_distances(mean_and_spread(queries)[0], mean_and_spread(gallery)[0])
         return -expected_distances(*mean_and_spread(queries), *mean_and_spread(gallery))
 
+    def other_similarities(
+        self, queries: StochasticEmbedding, gallery: StochasticEmbedding
+    ) -> dict[str, Tensor]:
+        """Minus the expected squared distance, where images are not retrieved by it anyway."""
+        if self.expected:
+            return {}
+        expected = expected_distances(*mean_and_spread(queries), *mean_and_spread(gallery))
+        return {Distance.EXPECTED.value: -expected}
+
     def settings(self) -> dict[str, Any]:
         """The scale of the means, where there is one."""
         scale = self.network.log_scale

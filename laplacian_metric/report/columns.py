@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import dataclass, replace
 
-from laplacian_metric.report.results import OWN, Cell, Result
+from laplacian_metric.report.results import OWN, Cell, Result, Score
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Column:
     @property
     def about_uncertainty(self) -> bool:
         """Whether it depends on the score that is asked about."""
-        return self.place[0] in ("scores", "out", "correlations")
+        return self.place[0] in ("scores", "out", "correlations", "excess")
 
     def value(self, result: Result, score: str = OWN) -> float:
         """The number of one result, NaN where it has none."""
@@ -49,12 +49,20 @@ class Column:
         if score not in result.scores:
             return math.nan
         found = result.scores[score]
+        if room == "excess":
+            return _excess(found, result, rest[0])
         numbers = found.values if room == "scores" else found.out.get(self.out, {})
         return numbers.get(rest[0], math.nan)
 
     def values(self, cell: Cell, score: str = OWN) -> list[float]:
         """The numbers of the seeds that are done."""
         return [self.value(result, score) for result in cell.done]
+
+
+def _excess(found: Score, result: Result, k: str) -> float:
+    """How far ECE@k is above what no uncertainty could bring it below: the distance of mAP@k from 1/2."""
+    precision = result.retrieval.get("test", {}).get(f"map@{k}", math.nan)
+    return found.values.get(f"ece_at_{k}", math.nan) - abs(precision - 0.5)
 
 
 _RETRIEVAL = {
@@ -66,7 +74,8 @@ _RETRIEVAL = {
     "R@5": "recall@5",
     "R@10": "recall@10",
 }
-_PARTS = {"test": "", "validation": ", validation", "own_similarity": ", own similarity"}
+_OTHER = {"own_similarity": ", own similarity", "expected_similarity": ", expected distance"}
+_PARTS = {"test": "", "validation": ", validation", **_OTHER}
 # Of pairs and neighbours, on the test sets of digits side by side; other sets by the names that cells give them.
 _TESTS = {
     "test": ", clean",
@@ -96,7 +105,13 @@ _COLUMNS = (
     Column("AUSC", ("scores", "ausc")),
     Column("AUSC, oracle", ("scores", "ausc_oracle")),
     Column("AUSC, random", ("scores", "ausc_random")),
-    Column("ECE@5", ("scores", "ece_at_5"), higher=False),
+    *(Column(f"ECE@{k}", ("scores", f"ece_at_{k}"), higher=False) for k in (1, 5, 10)),
+    *(Column(f"ECE@{k}, excess", ("excess", str(k)), higher=False) for k in (1, 5, 10)),
+    *(
+        Column(f"ECE@{k}{suffix}", ("retrieval", part, f"ece@{k}"), higher=False)
+        for part, suffix in _OTHER.items()
+        for k in (1, 5, 10)
+    ),
     Column("crop test", ("scores", "crop_test")),
     Column("rank correlation", ("scores", "rank_correlation")),
     Column("ECE", ("calibration", "ece"), higher=False),

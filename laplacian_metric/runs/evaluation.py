@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.method import Embedder, Method
-from laplacian_metric.metrics.calibration import NUM_BINS, Consensus
+from laplacian_metric.metrics.calibration import NUM_BINS, Consensus, ranking_ece
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.runs.fitting import Fitted, Sets
 from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
@@ -67,7 +69,7 @@ def evaluate(
         "retrieval": {
             "test": _retrieval(rankings[TEST], section),
             "validation": _retrieval(rankings[VALIDATION], section),
-            "own_similarity": _own_retrieval(embedder, test, matchings[TEST], section),
+            **_own_retrieval(embedder, test, matchings[TEST], own, section),
         },
         "scores": {
             name: judged(values, rankings[TEST], rankings[VALIDATION], entropy)
@@ -133,19 +135,39 @@ def _retrieval(ranking: Ranking, section: EvaluationSection) -> dict[str, float]
 
 
 def _own_retrieval(
-    embedder: Embedder, test: StochasticEmbedding, matching: Matching, section: EvaluationSection
-) -> dict[str, float] | None:
-    """Retrieval by the method's own similarity, where it has one."""
-    if embedder.similarity(test[:2], test[:2]) is None:
-        return None
+    embedder: Embedder,
+    test: StochasticEmbedding,
+    matching: Matching,
+    own: dict[str, Tensor] | None,
+    section: EvaluationSection,
+) -> dict[str, dict[str, float] | None]:
+    """Retrieval by the method's own similarity, None where it has none, and by its others.
 
-    def score(queries: StochasticEmbedding, database: StochasticEmbedding) -> Tensor:
-        found = embedder.similarity(queries, database)
-        assert found is not None
-        return found
+    With the calibration error of the method's uncertainty (see `ranking_ece`), since the answers are other ones.
+    """
 
+    def similarities(queries: StochasticEmbedding, database: StochasticEmbedding) -> dict[str, Tensor]:
+        first = embedder.similarity(queries, database)
+        others = embedder.other_similarities(queries, database)
+        named = {f"{name}_similarity": found for name, found in others.items()}
+        return named if first is None else {"own_similarity": first, **named}
+
+    found: dict[str, dict[str, float] | None] = {"own_similarity": None}
     ks = _ks(section, matching.gallery_size(len(test)))
-    return _retrieval(matching.rank_by(score, test, max(ks)), section)
+    for name in similarities(test[:2], test[:2]):
+        ranking = matching.rank_by(partial(_one_of, similarities, name), test, max(ks))
+        errors = {} if own is None else {f"ece@{k}": ranking_ece(ranking, own[TEST], k) for k in ks}
+        found[name] = {**_retrieval(ranking, section), **errors}
+    return found
+
+
+def _one_of(
+    similarities: Callable[[StochasticEmbedding, StochasticEmbedding], dict[str, Tensor]],
+    name: str,
+    queries: StochasticEmbedding,
+    database: StochasticEmbedding,
+) -> Tensor:
+    return similarities(queries, database)[name]
 
 
 def _agreed(embedder: Embedder, inputs: LabelledInputs, section: EvaluationSection) -> Consensus | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric import data
-from laplacian_metric.data.corruptions import corrupt
+from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.labelled import LabelledInputs
@@ -115,6 +115,10 @@ class ImageSets:
             cropped = corrupt(self._unscaled(whole), "crop", CROP, indices=whole.indices)
             return self._inputs(name, cropped, whole.labels)
         images = self.loaded(name)
+        share = self.section.corrupted_share
+        if name == TRAIN and share:
+            floats = corrupt_some(self._unscaled(images), share, indices=images.indices)
+            return self._inputs(name, floats, images.labels)
         if self.section.in_memory:
             return LabelledInputs.in_memory(images, batch_size=self.batch_size)
         return LabelledInputs(images, batch_size=self.batch_size, workers=self.section.workers)

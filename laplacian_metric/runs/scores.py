@@ -23,6 +23,7 @@ from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, VALIDATI
 OWN = "own"
 EVERY = 5  # of the training images, so many are what the nearest distance is taken to
 ROC_POINTS = 201
+CALIBRATED = (1, 5, 10)  # k of the calibration error by rank
 
 # Of every score the values (N,) for every set.
 Scores = dict[str, dict[str, Tensor]]
@@ -87,7 +88,7 @@ def judged(
         "ausc": areas.area,
         "ausc_oracle": areas.oracle,
         "ausc_random": areas.random,
-        "ece_at_5": ranking_ece(ranking, test, 5) if ranking.k >= 5 else None,
+        **{f"ece_at_{k}": ranking_ece(ranking, test, k) if ranking.k >= k else None for k in CALIBRATED},
         "validation_r_auroc": error_auroc(validation, values[VALIDATION]),
         "corrupted_auroc": (
             metrics.ood_auroc(values[VALIDATION], values[CORRUPTED]) if CORRUPTED in values else None

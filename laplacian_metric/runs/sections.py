@@ -89,12 +89,14 @@ class DataSection(Section):
         out: data sets of strangers; they are given the size and the channels of the data set's images.
         image_size, channels, preprocessing: as `data.load` takes them.
         augment: "crop-flip" trains on random windows of images, every other one mirrored.
+        corrupted_share: so large a share of the training images, drawn once, is blurred, partly covered or noisy; see
+            `corrupt_some`.
         in_memory: whether images are made ready for the network once and kept; False reads files as they are needed.
         workers: processes that read files.
         limit: so many images of every split, at even steps, for a trial; None takes all.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("split_options", "tests")
+    later: ClassVar[tuple[str, ...]] = ("split_options", "tests", "corrupted_share")
 
     train: str
     splits: Splits = Splits()
@@ -106,6 +108,7 @@ class DataSection(Section):
     channels: Literal[1, 3] | None = None
     preprocessing: Literal["unit", "imagenet"] | None = None
     augment: Literal["crop-flip"] | None = None
+    corrupted_share: float = Field(default=0.0, ge=0, le=1)
     in_memory: bool = True
     workers: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=2)
@@ -115,6 +118,15 @@ class DataSection(Section):
     def _known(cls, name: str) -> str:
         registry.info(name)
         return name
+
+    @model_validator(mode="after")
+    def _corrupted_once(self) -> DataSection:
+        if self.corrupted_share and self.augment is not None:
+            raise ValueError(
+                f"corrupted_share is {self.corrupted_share:g} and augment {self.augment!r}: images are corrupted once, "
+                "before training, and augmented anew in every epoch; leave out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _labels_differ(self) -> DataSection:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from laplacian_metric.data import corruptions, embedded_sample
-from laplacian_metric.data.corruptions import KINDS, corrupt
+from laplacian_metric.data.corruptions import HIDING, KINDS, corrupt, corrupt_some
 from laplacian_metric.data.randomness import uniforms
 
 
@@ -149,3 +149,33 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
 
 def test_no_images_are_no_mistake() -> None:
     assert corrupt(torch.zeros(0, 1, 4, 4), "noise", 0.5).shape == (0, 1, 4, 4)
+
+
+def test_some_images_are_corrupted_by_the_kind_and_to_the_strength_of_their_lot(images: torch.Tensor) -> None:
+    indices = torch.arange(100, 164)
+    found = corrupt_some(images, 0.5, indices=indices, seed=3)
+    number = 0
+    for row, index in enumerate(indices.tolist()):
+        whether, which, strength = uniforms((3, index, 4), (3,))
+        expected = images[row : row + 1]
+        if whether < 0.5:
+            number += 1
+            expected = corrupt(expected, HIDING[int(3 * which)], strength, indices=[index], seed=3)
+        assert torch.equal(found[row], expected[0])
+    assert 20 < number < 44  # four standard errors are 16
+    part = corrupt_some(images[10:20], 0.5, indices=indices[10:20], seed=3)
+    assert torch.equal(part, found[10:20])
+    assert torch.equal(corrupt_some(images, 0.0), images)
+    everything = corrupt_some(images, 1.0, kinds=["noise"])
+    assert bool((everything != images).flatten(1).any(1).all())
+
+
+def test_what_cannot_be_a_share_is_named(images: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"share is 1.5; it must be from 0 to 1"):
+        corrupt_some(images, 1.5)
+    with pytest.raises(ValueError, match="kinds is empty: give at least one of crop, blur"):
+        corrupt_some(images, 0.5, kinds=())
+    with pytest.raises(ValueError, match="indices has 2 entries for 64 images"):
+        corrupt_some(images, 0.5, indices=[1, 2])
+    with pytest.raises(ValueError, match="no corruption is called 'fog'"):
+        corrupt_some(images, 1.0, kinds=["fog"])

@@ -147,6 +147,32 @@ def test_human_labels_of_cifar(folder: Path) -> None:
         load("cifar-10", folder, "train", labels="noisy")
 
 
+def test_cifar_split_by_class(folder: Path) -> None:
+    miniatures.cifar10(folder)
+    options = {"held_out": 15, "zero_shot": True}
+    train, validation, both, test = (
+        load("cifar-10", folder, split, **options)
+        for split in ("train", "validation", "train+validation", "test")
+    )
+    assert [len(part) for part in (train, validation, both, test)] == [85, 15, 100, 20]
+    assert train.classes == validation.classes == [0, 1, 2, 3, 4]
+    assert test.classes == [5, 6, 7, 8, 9]
+    for part, whole in ((train, "train+validation"), (validation, "train+validation"), (test, "test")):
+        published = load("cifar-10", folder, whole)
+        assert torch.equal(published.labels[part.indices], part.labels)
+        assert isinstance(published.images, torch.Tensor)
+        assert isinstance(part.images, torch.Tensor)
+        assert torch.equal(published.images[part.indices], part.images)
+        for name, values in part.extras.items():
+            assert torch.equal(published.extras[name][part.indices], values)
+    assert not set(train.indices.tolist()) & set(validation.indices.tolist())
+    for label in range(5):
+        members = both.indices[both.labels == label]
+        assert validation.indices[validation.labels == label].tolist() == members[-3:].tolist()
+    with pytest.raises(ValueError, match="which zero_shot keeps for testing: leave one of the two out"):
+        load("cifar-10", folder, "train", labels="worst", zero_shot=True)
+
+
 def test_human_labels_can_be_left_out_or_insisted_on(folder: Path) -> None:
     miniatures.cifar10(folder)
     assert not load("cifar-10", folder, "train", human_labels=False).extras

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import f as ratio
 
-from experiments.triplet_tail import draws_of, exact_probability, parameters, row
+from experiments.triplet_tail import DRAWS, draws_of, exact_probability, of_draws, parameters, row
 
 
 @pytest.mark.statistical
@@ -30,6 +30,20 @@ def test_without_an_anchors_noise_and_with_equal_means_it_is_a_ratio_of_variance
     variances = torch.tensor([1e-18, 1.0, 2.0], dtype=torch.float64)
     expected = ratio.cdf(2.0, dim, dim)  # |p - a|^2 < |n - a|^2
     assert exact_probability(means, variances, 0.0) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+@pytest.mark.parametrize("family", ["gaussian", "vmf"])
+@pytest.mark.parametrize("dim", [2, 32])
+def test_the_moments_of_random_triplets_are_those_of_a_million_draws(
+    family: str, dim: int, long_form: bool
+) -> None:
+    """4 random triplets of 1,000,000 draws each, 2 of 50,000 in short; 5 standard errors are allowed."""
+    sets, draws = (4, DRAWS) if long_form else (2, 50_000)
+    found = of_draws(family, dim, sets, draws, torch.Generator().manual_seed(100 + dim))
+    assert found["mean"] < 5
+    assert found["variance"] < 5
 
 
 def test_a_row_tells_of_moments_and_of_the_tail() -> None:

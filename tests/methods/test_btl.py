@@ -244,6 +244,19 @@ def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_the_expected_distance_is_another_similarity_where_it_is_not_the_own_one(prior: str) -> None:
+    euclidean, expected = (
+        a_learner(prior=prior, distance=distance).embedder(NOTHING) for distance in ("euclidean", "expected")
+    )
+    e = euclidean.embed(two_clusters(20, 0)[0])
+    (other,) = euclidean.other_similarities(e[torch.arange(5)], e).values()
+    own = expected.similarity(e[torch.arange(5)], e)
+    assert own is not None
+    assert torch.equal(other, own)
+    assert expected.other_similarities(e, e) == {}
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
 def test_it_starts_near_the_prior_and_from_its_seed(prior: str) -> None:
     images, _ = two_clusters(100, 0)
     for given, expected in ((None, 1 / 3), (0.01, 0.01)):

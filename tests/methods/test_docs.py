@@ -10,7 +10,9 @@ from tests.pages import run_page
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    e = run_page(root / "docs" / "methods.md")["e"]
+    found = run_page(root / "docs" / "methods.md")
+    both, e = found["both"], found["e"]
+    assert (int(both.aleatoric.argmax()), int(both.epistemic.argmax())) == (1, 2)
     assert isinstance(e, StochasticEmbedding)
     assert e.samples is not None
     assert tuple(e.samples.shape) == (3, 8, 3)

@@ -25,7 +25,9 @@ def result(cell: str, seed: int, level: float = 0.8, noise: float = 0.01) -> dic
             "ausc",
             "ausc_oracle",
             "ausc_random",
+            "ece_at_1",
             "ece_at_5",
+            "ece_at_10",
             "validation_r_auroc",
             "corrupted_auroc",
         )

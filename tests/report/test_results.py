@@ -203,11 +203,16 @@ def test_one_value_has_no_deviation_and_none_no_mean() -> None:
 
 def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
     content = result("a", 0)
-    content["retrieval"]["own_similarity"] = content["retrieval"]["test"]
+    errors = {f"ece@{k}": 0.1 for k in (1, 5, 10)}
+    for part in ("own_similarity", "expected_similarity"):
+        content["retrieval"][part] = {**content["retrieval"]["test"], **errors}
     content["scores"]["own"]["rank_correlation"] = 0.3
     found = read_result(write(tmp_path, content))
     for name in names():
         assert math.isfinite(find(name, out="mnist").value(found)), name
+    content["scores"]["own"]["ece_at_5"], content["retrieval"]["test"]["map@5"] = 0.45, 0.9
+    excess = find("ECE@5, excess").value(read_result(write(tmp_path, content)))
+    assert excess == pytest.approx(0.05)
     assert math.isnan(find("AUROC", out="nothing").value(found))
     assert math.isnan(find("AUROC", out="mnist").value(found, "no such score"))
     assert math.isnan(find("ECE").value(found, "feature norm"))

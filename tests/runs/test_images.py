@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from laplacian_metric import data
-from laplacian_metric.data.corruptions import corrupt
+from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.splits import Role
 from laplacian_metric.runs.augment import crop_flip
 from laplacian_metric.runs.images import CORRUPTIONS, CROP, ImageSets, spread
@@ -41,6 +41,19 @@ def test_corrupted_images_are_every_fifth_of_validation() -> None:
     assert torch.equal(sets["corrupted"].labels, sets["validation"].labels[::5].repeat(4))
     assert sets.size("corrupted") == len(expected)
     assert sets["corrupted"].role is Role.SELECTION
+
+
+def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None:
+    clean, sets = ImageSets(section(limit=50), None), ImageSets(section(limit=50, corrupted_share=0.4), None)
+    expected = corrupt_some(clean["train"].inputs, 0.4, indices=clean.loaded("train").indices)
+    assert torch.equal(sets["train"].inputs, expected)
+    assert not torch.equal(expected, clean["train"].inputs)
+    assert sets.training() is sets["train"]
+    assert sets["train"].role is Role.FITTING
+    for name in ("validation", "test"):
+        assert torch.equal(sets[name].inputs, clean[name].inputs)
+    with pytest.raises(ValueError, match=r"corrupted_share is 0\.4 and augment 'crop-flip'"):
+        section(corrupted_share=0.4, augment="crop-flip")
 
 
 def test_windows_are_of_test_images() -> None:

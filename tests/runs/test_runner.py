@@ -30,7 +30,9 @@ SCORE = {
     "ausc",
     "ausc_oracle",
     "ausc_random",
+    "ece_at_1",
     "ece_at_5",
+    "ece_at_10",
     "validation_r_auroc",
     "corrupted_auroc",
     "crop_test",
@@ -503,7 +505,25 @@ def test_a_methods_own_similarity_is_ranked_beside_the_points(tmp_path: Path) ->
     hib = {"inherit": "mini/deterministic", "method": {"name": "hib", "normalize": False}}
     folder = folder_with(tmp_path, hib=hib, vmf={"inherit": "mini/deterministic", "method": "vmf"})
     assert folder.run(["mini/hib", "mini/vmf"]).ok
-    assert set(folder.result("mini/hib")["retrieval"]["own_similarity"]) == RETRIEVAL
+    found = folder.result("mini/hib")["retrieval"]
+    assert set(found["own_similarity"]) == RETRIEVAL | {"ece@1", "ece@5"}
+    assert set(found) == {"test", "validation", "own_similarity"}
+
+
+def test_both_distances_of_the_bayesian_triplet_loss_are_measured_and_the_covariance(tmp_path: Path) -> None:
+    method = {"name": "btl", "mining": "batch", "hidden": 8}
+    gaussian = {"inherit": "mini/deterministic", "method": method}
+    sphere = {"inherit": "mini/deterministic", "method": {**method, "prior": "sphere"}}
+    folder = folder_with(tmp_path, gaussian=gaussian, sphere=sphere)
+    assert folder.run(["mini/gaussian", "mini/sphere"]).ok
+    for name in ("gaussian", "sphere"):
+        found = folder.result(f"mini/{name}")
+        expected = found["retrieval"]["expected_similarity"]
+        assert set(expected) == RETRIEVAL | {"ece@1", "ece@5"}
+        assert all(0 <= value <= 1 for value in expected.values())
+        # By the cosine, which the means on the sphere are retrieved by anyway.
+        assert (found["retrieval"]["own_similarity"] is None) == (name == "sphere")
+        assert 0 <= found["scores"]["difference covariance"]["out"]["digits"]["auroc"] <= 1
 
 
 def test_the_entropy_of_human_labels_goes_with_the_test_images() -> None:

@@ -51,7 +51,8 @@ def test_a_score_is_judged_as_the_metrics_do() -> None:
     }
     assert found["validation_r_auroc"] == metrics.evaluate_ranking(held, values["validation"])["r_auroc"]
     assert found["corrupted_auroc"] == metrics.ood_auroc(values["validation"], values["corrupted"])
-    assert found["ece_at_5"] == (ranking_ece(ranking, values["test"], 5) if ranking.k >= 5 else None)
+    for k in (1, 5, 10):
+        assert found[f"ece_at_{k}"] == (ranking_ece(ranking, values["test"], k) if ranking.k >= k else None)
     less = judged({key: values[key] for key in ("test", "validation")}, ranking, held)
     assert (less["corrupted_auroc"], less["crop_test"], less["rank_correlation"], less["out"]) == (
         None,

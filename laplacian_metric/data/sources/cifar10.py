@@ -6,6 +6,7 @@ they are read, and is left alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,11 @@ _WHERE_H = "CIFAR-10H is published at https://github.com/jcpeterson/cifar-10h as
 
 
 def read(
-    request: Request, held_out: int = 5000, labels: str = "clean", human_labels: bool | None = None
+    request: Request,
+    held_out: int = 5000,
+    labels: str = "clean",
+    human_labels: bool | None = None,
+    zero_shot: bool = False,
 ) -> Content:
     """Read a split.
 
@@ -66,17 +71,24 @@ def read(
     images get `extras["human_distribution"]` (N, 10), how about fifty people's labels are spread.
 
     Args:
-        held_out: how many of the 50,000 training images are for validation: the last ones of every class, by the
-            clean labels.
+        held_out: how many of the 50,000 training images (25,000 with `zero_shot`) are for validation: the last ones of
+            every class, by the clean labels.
         labels: "clean", or those of CIFAR-10N for training and validation: "aggregate" (majority of three people),
             "worst" (a wrong one where any is wrong), "random1", "random2" or "random3" (one person's).
         human_labels: True to insist on the extras (with download, CIFAR-10H is fetched), False to leave them out; by
             default they are there if their files are.
+        zero_shot: True to split by class: training and validation images are those of the first five classes, test
+            images those of the last five. Classes keep their labels, 0 to 4 and 5 to 9.
     """
     if labels != "clean" and labels not in _KEYS:
         raise ValueError(f"labels is {labels!r}; it must be one of: clean, {', '.join(_KEYS)}")
     if labels != "clean" and request.split is Split.TEST:
         raise ValueError(f"CIFAR-10N has no labels for test images, so labels={labels!r} is for the others")
+    if labels != "clean" and zero_shot:
+        raise ValueError(
+            f"labels={labels!r} has training images of the first five classes that are named as one of the last five, "
+            "which zero_shot keeps for testing: leave one of the two out"
+        )
     names = _TEST if request.split is Split.TEST else _TRAIN
     folder = request.find(
         (_FOLDER, "."),
@@ -91,11 +103,29 @@ def read(
         required = human_labels is True or labels != "clean"
         reader = _read_h if request.split is Split.TEST else _read_n
         extras = reader(request, folder, clean, required)
-    content = array_content(images, clean, request.split, CLASSES, held_out, extras)
+    content = _content(images, clean, request.split, held_out, extras, zero_shot)
     if labels == "clean":
         return content
     chosen = content.extras[f"{labels}_label"].numpy()
     return Content(content.images, chosen, CLASSES, content.indices, content.extras)
+
+
+def _content(
+    images: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+    split: Split,
+    held_out: int,
+    extras: dict[str, torch.Tensor],
+    zero_shot: bool,
+) -> Content:
+    """One split of the published training or test images; indices are positions among all of these."""
+    if not zero_shot:
+        return array_content(images, labels, split, CLASSES, held_out, extras)
+    half = len(CLASSES) // 2
+    own = np.flatnonzero(labels >= half if split is Split.TEST else labels < half)
+    chosen = {name: values[torch.from_numpy(own)] for name, values in extras.items()}
+    content = array_content(images[own], labels[own], split, CLASSES, held_out, chosen)
+    return replace(content, indices=own[content.indices])
 
 
 def _beside(request: Request, folder: Path, name: str, where: str, required: bool) -> Path | None:

@@ -1,0 +1,141 @@
+"""Learned and deduced uncertainty together: what is measured of made-up parts, and the direction on the sample."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from experiments import combined
+from experiments.combined import ALEATORIC, BOTH, CLEAN, CORRUPTED, EPISTEMIC, STRANGE, STRENGTHS, Pair, Parts
+from laplacian_metric.data.corruptions import HIDING
+from tests.report.synthetic import result, write
+from tests.runs.miniature import Folder
+
+CELLS: dict[str, dict[str, Any]] = {
+    "deterministic": {
+        "data": {
+            "train": "sample-fashion-mnist",
+            "corrupted_share": 0.5,
+            "out": [{"name": "sample-mnist", "label": "digits"}],
+        },
+        "network": {"name": "n-digit", "dim": 3, "options": {"digits": 1}},
+        "training": {"epochs": 10, "batch_size": 64, "learning_rate": 3e-3, "weight_decay": 1e-5},
+        "method": {"name": "deterministic"},
+        "seeds": [0],
+        "evaluation": {"samples": 0, "corrupted": False},
+    },
+    "hib": {"inherit": "small/deterministic", "method": {"name": "hib"}},
+    "laplace": {
+        "base": "small/deterministic",
+        "method": {
+            "name": "laplace",
+            "structure": "diag",
+            "approximation": "fixed",
+            "prior": "decay",
+            "temperature": 0.01,
+        },
+    },
+}
+
+
+def made_up(aleatoric: float, epistemic: float) -> Parts:
+    """Clean images at 0..9; corruption adds to the learned part and strangeness to the deduced one."""
+    clean = torch.arange(10.0)
+    found: Parts = {CLEAN: {ALEATORIC: clean, EPISTEMIC: clean}}
+    found[STRANGE, 0.0] = {ALEATORIC: clean, EPISTEMIC: clean + epistemic}
+    for kind in HIDING:
+        for strength in STRENGTHS:
+            noise = aleatoric * strength
+            found[f"{CORRUPTED}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean}
+            found[f"{BOTH}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean + epistemic}
+    return found
+
+
+def test_each_part_is_judged_by_each_cause() -> None:
+    told = combined.causes(made_up(100.0, 100.0))
+    assert told[CORRUPTED] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
+    assert told[STRANGE] == {ALEATORIC: 0.5, EPISTEMIC: 1.0}
+    assert told[BOTH] == {ALEATORIC: 1.0, EPISTEMIC: 1.0}
+    assert told["strange and corrupted, against strange"] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
+    assert all(combined.claims(told).values())
+    mixed_up = combined.causes(made_up(-100.0, -100.0))
+    assert not any(combined.claims(mixed_up).values())
+
+
+def test_strengths_are_told_apart_in_the_curves_and_seeds_in_the_rows() -> None:
+    pair = Pair("one", "digits", [made_up(5.0, 100.0), made_up(0.0, 100.0)])
+    drawn = combined.curves(pair)
+    rising, flat = drawn[ALEATORIC][CORRUPTED]
+    assert rising == sorted(rising)
+    assert rising[0] == 0.5 < rising[-1]
+    assert flat == [0.5] * 5
+    assert drawn[EPISTEMIC][STRANGE] == [[1.0] * 5] * 2
+    row = combined.rows_of(pair)[4]
+    assert (row["images"], row["epistemic part, AUROC"], row["seeds"]) == (STRANGE, "1.000 ± 0.000", 2)
+    assert "the learned part tells corrupted images better than strangers with 1 of 2 seeds" in combined.said(
+        pair
+    )
+    assert combined.picture([pair])[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow
+@pytest.mark.statistical
+def test_each_part_reacts_to_its_cause_on_the_sample(tmp_path: Path, long_form: bool) -> None:
+    """One seed of a small network; the AUROC of 100 images (long: 1000) have standard errors of 0.04 (0.013)."""
+    folder = Folder(tmp_path)
+    for name, content in CELLS.items():
+        folder.write(f"small/{name}", content)
+    for name in ("hib", "laplace"):  # their networks are trained when they are asked for
+        write(folder.results, result(f"small/{name}", 0))
+    described = {
+        "seeds": [0, 1],
+        "strangers": "digits",
+        "limit": 1000 if long_form else 100,
+        "pairs": [
+            {"label": "small", "aleatoric": "small/hib", "epistemic": "small/laplace", "one_norm": True},
+            {"label": "absent", "aleatoric": "small/nothing", "epistemic": "small/laplace"},
+        ],
+    }
+    (tmp_path / "described.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    places = {
+        "work": folder.work,
+        "results": folder.results,
+        "cells-dir": folder.cells,
+        "out": tmp_path / "out",
+    }
+    places["described"] = tmp_path / "described.yaml"
+    combined.main([text for name, place in places.items() for text in (f"--{name}", str(place))])
+    record = json.loads((tmp_path / "out" / "combined.json").read_text(encoding="utf-8"))
+    told = {
+        row["images"]: {part: float(row[f"{part} part, AUROC"]) for part in combined.PARTS}
+        for row in record["rows"]
+    }
+    assert {(row["pair"], row["seeds"]) for row in record["rows"]} == {("small", 1)}
+    assert told[CORRUPTED][ALEATORIC] > told[STRANGE][ALEATORIC] + 0.1
+    assert told[STRANGE][EPISTEMIC] > told[CORRUPTED][EPISTEMIC] + 0.1
+    assert told[CORRUPTED][ALEATORIC] > told[CORRUPTED][EPISTEMIC] + 0.05
+    assert told[STRANGE][EPISTEMIC] > told[STRANGE][ALEATORIC] + 0.1
+    # Of strangers that are corrupted too, the learned part knows which.
+    assert told["strange and corrupted, against strange"][ALEATORIC] > 0.6
+    assert "small: the learned part" in (tmp_path / "out" / "combined.md").read_text(encoding="utf-8")
+    assert (tmp_path / "out" / "plots" / "combined.png").stat().st_size > 1000
+
+
+def test_without_results_it_says_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "results", result("fashion_mnist/hib", 0))
+    with pytest.raises(
+        SystemExit, match=r"no results of both cells of a pair in combined\.yaml: run cells first"
+    ):
+        combined.main(["--work", str(tmp_path), "--results", str(tmp_path / "results")])
+
+
+def test_every_pair_is_of_cells_that_there_are(root: Path) -> None:
+    described = yaml.safe_load((root / "experiments" / "combined.yaml").read_text(encoding="utf-8"))
+    for pair in described["pairs"]:
+        for part in combined.PARTS:
+            assert (root / "experiments" / "cells" / f"{pair[part]}.yaml").is_file()
