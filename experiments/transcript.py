@@ -40,8 +40,9 @@ def cleaned(log: str, folder: Path) -> list[str]:
         folder: where the command ran, which becomes ".".
 
     Example:
-        >>> log = "Collecting torch\\nrootdir: /tmp/clone\\nsee https://example.org/a and /usr/lib/b.py"
-        >>> cleaned(log, Path("/tmp/clone"))
+        >>> clone = Path("/", "clones", "new")
+        >>> log = f"Collecting torch\\nrootdir: {clone}\\nsee https://example.org/a and /usr/lib/b.py"
+        >>> cleaned(log, clone)
         ['rootdir: .', 'see (address) and b.py']
     """
     names = {platform.node(): "(machine)", str(Path.home()): "~"}

@@ -92,7 +92,8 @@ def test_a_singular_covariance_around_a_mean_in_its_range(dim: int, rank: int, s
         vmf.projected_normal(mean @ frame.T, factor @ factor.mT),
         vmf.projected_normal(mean @ frame.T, none, factor),
     ):
-        torch.testing.assert_close(many.variance, few.variance, rtol=1e-6, atol=0)
+        # The integrals of both have an error of up to 1e-6 each, and other frames have other errors.
+        torch.testing.assert_close(many.variance, few.variance, rtol=3e-6, atol=0)
         torch.testing.assert_close(many.length, few.length, rtol=1e-6, atol=0)
         torch.testing.assert_close(many.mean @ frame, few.mean, rtol=0, atol=1e-6)
 
