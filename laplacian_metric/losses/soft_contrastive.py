@@ -213,12 +213,7 @@ def match_probability(first: Tensor, second: Tensor, match: MatchProbability) ->
         >>> match_probability(one, one + 1, MatchProbability(scale=1.0, offset=2.0**0.5))
         tensor([[0.5000]])
     """
-    check_samples("first", first)
-    check_samples("second", second)
-    if first.shape[2] != second.shape[2]:
-        raise ValueError(
-            f"first has {first.shape[2]} dimensions and second {second.shape[2]}: embed both alike"
-        )
+    check_comparable(first, second)
     across = max(1, len(first) * len(second))
     columns = max(1, min(second.shape[1], ELEMENTS_AT_ONCE // across))
     rows = max(1, ELEMENTS_AT_ONCE // (across * columns))
@@ -239,12 +234,7 @@ def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability)
         >>> float(mismatch_probability(one, one, MatchProbability(scale=1.0, offset=20.0)))
         2.06...e-09
     """
-    check_samples("first", first)
-    check_samples("second", second)
-    if first.shape[2] != second.shape[2]:
-        raise ValueError(
-            f"first has {first.shape[2]} dimensions and second {second.shape[2]}: embed both alike"
-        )
+    check_comparable(first, second)
     samples, size, dim = second.shape
     members = second.reshape(-1, dim)
     rows = max(1, ELEMENTS_AT_ONCE // max(1, len(members)))
@@ -344,4 +334,14 @@ def check_samples(name: str, samples: Tensor) -> None:
     if samples.ndim != 3 or samples.shape[0] < 1:
         raise ValueError(
             f"{name} has shape {tuple(samples.shape)}, (K, N, Z) is needed: K samples, at least one, of N images"
+        )
+
+
+def check_comparable(first: Tensor, second: Tensor) -> None:
+    """Refuse samples of different spaces."""
+    check_samples("first", first)
+    check_samples("second", second)
+    if first.shape[2] != second.shape[2]:
+        raise ValueError(
+            f"first has {first.shape[2]} dimensions and second {second.shape[2]}: embed both alike"
         )

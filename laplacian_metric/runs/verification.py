@@ -16,7 +16,6 @@ from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.losses.soft_contrastive import (
     MatchProbability,
-    mismatch_probability,
     paired_match_probability,
     self_mismatch,
 )
@@ -24,6 +23,7 @@ from laplacian_metric.method import Embedder
 from laplacian_metric.metrics.nearest import distances, nearest, vote
 from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
 from laplacian_metric.pair_streams import balanced_pairs, random_pairs
+from laplacian_metric.runs.closest_matches import closest_matches
 from laplacian_metric.runs.fitting import Fitted
 from laplacian_metric.runs.images import TEST, TESTS
 from laplacian_metric.runs.results import rounded
@@ -58,8 +58,11 @@ class Images(Protocol):
     def pairs(self, pairs: Tensor) -> Tensor:
         """The scores (P,) of pairs (P, 2)."""
 
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
-        """What scores some images, by their positions (B,), with all of a gallery, (B, M)."""
+    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
+        """What scores some images, by their positions (B,), with all of a gallery, (B, M).
+
+        Minus infinity is allowed for members that are not among so many as `best` of the greatest.
+        """
 
     def uncertainty(self) -> Tensor | None:
         """(N,); None where there is none."""
@@ -87,11 +90,9 @@ class HedgedImages:
         first, second = self.first[:, pairs[:, 0]].double(), self.second[:, pairs[:, 1]].double()
         return paired_match_probability(first, second, self.match).cpu()
 
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, HedgedImages)
-        second = gallery.second
-        # The probability of a mismatch keeps its digits where images are alike.
-        return lambda rows: -mismatch_probability(self.first[:, rows], second, self.match)
+        return closest_matches(self.first, gallery.second, self.match, best)
 
     def uncertainty(self) -> Tensor | None:
         return self_mismatch(self.first, self.second, self.match).cpu() if self.has_uncertainty else None
@@ -121,7 +122,7 @@ class EmbeddedImages:
             [self._score(self.e[rows[:, 0]], self.e[rows[:, 1]]).diagonal() for rows in pairs.split(BLOCK)]
         ).cpu()
 
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, EmbeddedImages)
         other = gallery.e
         return lambda rows: self._score(self.e[rows], other)
@@ -226,9 +227,9 @@ def _named(one: _Set, gallery: _Set, neighbours: int) -> tuple[Tensor, Tensor]:
             f"the test sets {one.name} and {gallery.name} have different labels, so that they are no twins: name "
             "another gallery"
         )
-    members, scores = nearest(
-        one.images.among(gallery.images), number, size, neighbours, own=torch.arange(number)
-    )
+    # One more, since an image itself, or its twin, is passed over.
+    score = one.images.among(gallery.images, neighbours + 1)
+    members, scores = nearest(score, number, size, neighbours, own=torch.arange(number))
     members, scores = members.cpu(), scores.cpu()
     return (vote(gallery.labels[members]) == one.labels).double(), scores[:, 0].double()
 
