@@ -115,7 +115,8 @@ def _means(first: _Balls, row: Tensor, second: _Balls, member: Tensor, match: Ma
 
 def _mismatch(match: MatchProbability, distance: Tensor) -> Tensor:
     """Of distances, none of which is below 0."""
-    return match(distance.clamp_min(0)).neg_().sigmoid_()
+    logits: Tensor = match(distance.clamp_min(0))
+    return logits.neg_().sigmoid_()
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
