@@ -10,20 +10,12 @@ from torch import Tensor
 
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.method import Embedder
 
 
-class PointEmbedder(Embedder):
-    """The encoder's points, without any spread: every joint sample is the same."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
-
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        z = unit_rows(self.encoder.raw(inputs))
-        certain = z.new_full((len(z),), torch.inf)
-        return StochasticEmbedding(point=z, mean=z, kappa=certain, uncertainty=certain.reciprocal())
+class CertainEmbedder(Embedder):
+    """One whose embeddings have no spread: every joint sample is the same."""
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
@@ -31,3 +23,21 @@ class PointEmbedder(Embedder):
         z = self.embed(inputs).point
         for _ in range(samples):
             yield z
+
+
+class PointEmbedder(CertainEmbedder):
+    """The encoder's points."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self.encoder = encoder
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        return without_spread(self.encoder.raw(inputs))
+
+
+def without_spread(u: Tensor, gaussians: Gaussians | None = None) -> StochasticEmbedding:
+    """The directions of (N, Z), each of which is certain."""
+    z = unit_rows(u)
+    certain = z.new_full((len(z),), torch.inf)
+    return StochasticEmbedding(z, z, certain, certain.reciprocal(), gaussians)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from laplacian_metric.losses.soft_contrastive import (
 )
 from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.modes import evaluating
+from laplacian_metric.points import CertainEmbedder, without_spread
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class SoftContrastiveLearner(Learner):
         return SoftContrastiveEmbedder(self.network)
 
 
-class SoftContrastiveEmbedder(Embedder):
+class SoftContrastiveEmbedder(CertainEmbedder):
     """Points without any spread, compared by their match probability."""
 
     def __init__(self, network: MatchingNetwork) -> None:
@@ -110,16 +111,7 @@ class SoftContrastiveEmbedder(Embedder):
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         u = self.network(inputs)
-        z = unit_rows(u)
-        certain = z.new_full((len(z),), torch.inf)
-        return StochasticEmbedding(z, z, certain, certain.reciprocal(), Gaussians(u, torch.zeros_like(u)))
-
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
-    ) -> Iterator[Tensor]:
-        z = self.embed(inputs).point
-        for _ in range(samples):
-            yield z
+        return without_spread(u, Gaussians(u, torch.zeros_like(u)))
 
     def similarity(self, queries: StochasticEmbedding, gallery: StochasticEmbedding) -> Tensor | None:
         """The match probability, (Q, G)."""
