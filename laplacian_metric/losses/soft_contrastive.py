@@ -73,6 +73,15 @@ class MatchProbability(nn.Module):
         """a."""
         return self.log_scale.exp()
 
+    def settings(self) -> dict[str, float]:
+        """a and b as numbers.
+
+        Example:
+            >>> MatchProbability(scale=1.0, offset=0.5).settings()
+            {'scale': 1.0, 'offset': 0.5}
+        """
+        return {"scale": float(self.scale.detach()), "offset": float(self.offset.detach())}
+
     def forward(self, distance: Tensor) -> Tensor:
         """The logits of distances |z1 - z2| of any shape."""
         return self.offset - self.scale * (distance.square() if self.squared else distance)

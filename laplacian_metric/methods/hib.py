@@ -239,6 +239,10 @@ class HIBEmbedder(Embedder):
         """The learned a and b."""
         return self.network.match
 
+    def settings(self) -> dict[str, Any]:
+        """The learned a and b."""
+        return self.match.settings()
+
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         means, log_variances = self.network(inputs)
         noises = self._noise(means, self.method.score_samples)

@@ -109,6 +109,10 @@ class SoftContrastiveEmbedder(CertainEmbedder):
         """The learned a and b."""
         return self.network.match
 
+    def settings(self) -> dict[str, Any]:
+        """The learned a and b."""
+        return self.match.settings()
+
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         u = self.network(inputs)
         return without_spread(u, Gaussians(u, torch.zeros_like(u)))

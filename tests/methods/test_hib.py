@@ -247,6 +247,7 @@ def test_similarity_is_the_match_probability() -> None:
     assert e.gaussians is not None
     first, second = (e.gaussians.mean + e.variance.sqrt() * each[:, :, 0] for each in noise)
     a, b = float(learner.network.match.scale.detach()), float(learner.network.match.offset.detach())
+    assert embedder.settings() == {"scale": a, "offset": b}
     for i, j in ((0, 0), (1, 5), (3, 8)):
         logits = [b - a * (x - y).norm() for x, y in itertools.product(first[:, i], second[:, j])]
         torch.testing.assert_close(found[i, j], torch.stack(logits).sigmoid().mean())

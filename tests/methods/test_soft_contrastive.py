@@ -146,6 +146,7 @@ def test_it_embeds_points_without_spread() -> None:
     means, log_variances = embedder.mixtures([inputs[:5], inputs[5:]])
     torch.testing.assert_close(means[:, 0], u)
     assert bool((log_variances.exp() == 0).all())
+    assert embedder.settings() == pytest.approx({"scale": 5.0, "offset": 3.0})
     drawn = embedder.drawn((means, log_variances), 8)
     torch.testing.assert_close(drawn, u[None])
     with pytest.raises(ValueError, match="loader is empty"):
