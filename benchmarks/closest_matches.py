@@ -24,10 +24,10 @@ SEARCHES = (("test", "test"), ("corrupt", "test"), ("corrupt", "corrupt"))
 IMAGES, QUERIES, SAMPLES, NEIGHBOURS = 10_000, 256, 8, 6
 TITLE = "Neighbours by match probability"
 NOTE = (
-    f"{QUERIES} images among {IMAGES:,}, {SAMPLES} samples each, the {NEIGHBOURS} that match most probably. 'all' has the"
-    " probabilities of all pairs; 'closest' those that balls around the samples do not rule out, which are 'left', in per"
-    " cent. Both take the greatest. Times are medians in ms of interleaved runs in one process, memory is the peak beyond"
-    " what was there before, in MiB."
+    f"{QUERIES} images among {IMAGES:,}, {SAMPLES} samples each, the {NEIGHBOURS} that match most probably. 'all' has "
+    "the probabilities of all pairs; 'closest' those that balls around the samples do not rule out, which are 'left', "
+    "in per cent. Both take the greatest. Times are medians in ms of interleaved runs in one process, memory is the "
+    "peak beyond what was there before, in MiB."
 )
 
 
