@@ -224,7 +224,10 @@ def picture(pairs: Sequence[Pair]) -> bytes:
                     x, mean - deviation, mean + deviation, color=COLOURS[part], alpha=0.15, linewidth=0
                 )
         axes.set(
-            title=pair.label, xlabel="strength of the corruption", ylabel="AUROC against clean", ylim=(0, 1)
+            title=pair.label.replace(": ", ":\n"),
+            xlabel="strength of the corruption",
+            ylabel="AUROC against clean",
+            ylim=(0, 1),
         )
         axes.grid(alpha=GRID)
     shared_legend(figure, every, columns=2)
