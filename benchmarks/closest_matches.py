@@ -1,6 +1,6 @@
 """Time of the neighbours by match probability, beside the probabilities of all pairs, and what of these is computed.
 
-    python -m benchmarks.closest_matches --result figures/results/n_digit/N2_D2_gaussian/seed0.json --out figures
+    python -m benchmarks.closest_matches --result figures/results/n_digit/N2_D2_gaussian_beta0/seed0.json --out figures
 
 The result says how some test images lie in the plane; every image here is one of these, and has samples of its own.
 """
@@ -72,7 +72,12 @@ def main(
 ) -> None:
     """Measure all searches."""
     read = json.loads(result.read_text(encoding="utf-8"))
-    match = MatchProbability(*(read["settings"][name] for name in ("scale", "offset")))
+    settings = read["settings"]
+    if not {"scale", "offset"} <= settings.keys():
+        raise typer.BadParameter(
+            f"{result} says nothing of a and b: it is of another method, or of an older version"
+        )
+    match = MatchProbability(settings["scale"], settings["offset"])
     with torch.no_grad():
         rows = [measure(*search, read["verification"], match, repeats) for search in SEARCHES]
     show(TITLE, rows)
