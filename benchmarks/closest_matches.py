@@ -82,7 +82,8 @@ def main(
         rows = [measure(*search, read["verification"], match, repeats) for search in SEARCHES]
     show(TITLE, rows)
     if out is not None:
-        for path in save(out, "benchmark_closest_matches", TITLE, rows, NOTE):
+        note = f"{NOTE} The images are those of {read['cell']}, seed {read['seed']}."
+        for path in save(out, "benchmark_closest_matches", TITLE, rows, note):
             Console().print(f"written: {path}")
 
 
