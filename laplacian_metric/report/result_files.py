@@ -80,6 +80,7 @@ def read_result(path: Path) -> Result:
         "commit": file.text(top.get("commit") or "unknown", "commit"),
         "command": file.text(top.get("command") or "unknown", "command"),
         "config": file.mapping(top.get("config") or {}, "config"),
+        "environment": file.mapping(top.get("environment") or {}, "environment"),
     }
     if status == "failed":
         return Result(**common, error=file.text(top.get("error") or "it does not say why", "error"))

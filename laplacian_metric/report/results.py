@@ -111,6 +111,7 @@ class Result:
     commit: str = "unknown"
     command: str = "unknown"
     config: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     training: Training | None = None
     retrieval: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -153,15 +154,21 @@ class Cell:
         reasons: dict[str, list[int]] = {}
         for result in self.failed:
             reasons.setdefault(tidy(result.error or ""), []).append(result.seed)
-        parts = [f"{_seeds(seeds)} failed: {reason}" for reason, seeds in reasons.items()]
+        parts = [f"{seeds_in_words(seeds)} failed: {reason}" for reason, seeds in reasons.items()]
         if self.missing and not self.done and not self.failed:
             parts.append("no result yet")
         elif self.missing:
-            parts.append(f"{_seeds(self.missing)} {'is' if len(self.missing) == 1 else 'are'} missing")
+            parts.append(
+                f"{seeds_in_words(self.missing)} {'is' if len(self.missing) == 1 else 'are'} missing"
+            )
         return "; ".join(parts)
 
 
-def _seeds(numbers: Sequence[int]) -> str:
+def seeds_in_words(numbers: Sequence[int]) -> str:
+    """Example:
+    >>> seeds_in_words([1]), seeds_in_words([0, 2])
+    ('seed 1', 'seeds 0, 2')
+    """
     return f"seed{'s' if len(numbers) > 1 else ''} {', '.join(str(number) for number in numbers)}"
 
 

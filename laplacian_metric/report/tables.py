@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from laplacian_metric.metrics.comparison import compare_paired
 from laplacian_metric.report.columns import Column
 from laplacian_metric.report.descriptions import PairDescription, RowDescription, TableDescription
+from laplacian_metric.report.precision import Precisions
 from laplacian_metric.report.published import PublishedTable
-from laplacian_metric.report.results import Cell, Result, Spread, pick, spread
+from laplacian_metric.report.results import Cell, Result, Spread, pick, seeds_in_words, spread
 
 FAILED, MISSING, NONE = "failed", "missing", "–"
 
@@ -58,10 +59,11 @@ def build_table(
     `level` is that of the intervals that decide what is bold. Errors where the description names a published table or
     row that is not there.
     """
-    cells = cells_of(description, results)
+    every = list(results)
+    cells, precisions = cells_of(description, every), Precisions(every)
     if description.pairs:
-        return _pairs(description, cells, level)
-    return _methods(description, cells, _published(description, published or {}), level)
+        return _pairs(description, cells, precisions, level)
+    return _methods(description, cells, precisions, _published(description, published or {}), level)
 
 
 def cells_of(description: TableDescription, results: Iterable[Result]) -> dict[str, Cell]:
@@ -95,7 +97,11 @@ def _published(
 
 
 def _methods(
-    description: TableDescription, cells: Mapping[str, Cell], published: PublishedTable | None, level: float
+    description: TableDescription,
+    cells: Mapping[str, Cell],
+    precisions: Precisions,
+    published: PublishedTable | None,
+    level: float,
 ) -> ResultTable:
     rows = description.rows
     spreads = [
@@ -127,7 +133,7 @@ def _methods(
         notes.append(f"paper: {published.source}; numbers as printed there.")
     gaps = _gaps(description, cells, spreads)
     header = (*(column.heading for column in description.columns), "seeds")
-    return _finished(description, header, lines, [*notes, *gaps])
+    return _finished(description, header, lines, [*notes, *precisions.sentences(cells.values()), *gaps])
 
 
 def _sources(rows: Sequence[RowDescription], column: Column) -> list[tuple[str, str]]:
@@ -202,7 +208,9 @@ def _gaps(
     return notes
 
 
-def _pairs(description: TableDescription, cells: Mapping[str, Cell], level: float) -> ResultTable:
+def _pairs(
+    description: TableDescription, cells: Mapping[str, Cell], precisions: Precisions, level: float
+) -> ResultTable:
     lines: list[Line] = []
     notes = [
         "Mean ± standard deviation over the seeds; – is where a method has no such number.",
@@ -221,6 +229,12 @@ def _pairs(description: TableDescription, cells: Mapping[str, Cell], level: floa
         differences = [_difference(column, before, after, pair, level) for column in description.columns]
         both = {result.seed for result in before.done} & {result.seed for result in after.done}
         lines.append(Line("difference", (*differences, Entry(str(len(both))))))
+        if unlike := precisions.unlike(before, after):
+            notes.append(
+                f"{pair.label}, {seeds_in_words(unlike)}: the two were trained in different precision, so the "
+                "difference is not of the correction alone."
+            )
+    notes += precisions.sentences(cells.values())
     notes += [f"`{name}`: {said}." for name, cell in cells.items() if (said := cell.said())]
     header = (*(column.heading for column in description.columns), "seeds")
     return _finished(description, header, lines, notes)

@@ -68,8 +68,8 @@ def _shortened(argument: str) -> str:
     return argument
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers and the seconds depend on."""
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What the numbers and the seconds depend on; `device` is where networks compute."""
     return {
         "laplacian_metric": laplacian_metric.__version__,
         "python": platform.python_version(),
@@ -79,5 +79,5 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         # Whether networks computed in it where their cell has it; without it they did so in float32.
-        "bfloat16": has_bfloat16(torch.device("cpu")),
+        "bfloat16": has_bfloat16(torch.device(device)),
     }

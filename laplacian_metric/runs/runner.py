@@ -262,7 +262,7 @@ class _Runs:
         head = {
             "config": self.cells.config(task.cell.name),
             **self.origin,
-            "environment": provenance.environment(),
+            "environment": provenance.environment(self.place.device),
         }
         self.results.write(task.cell.name, task.seed, {**content, **head})
 

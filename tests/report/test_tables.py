@@ -69,6 +69,59 @@ def test_one_seed_has_no_deviation() -> None:
     assert line(build_table(table("a"), of("a", [0.5])), "method a") == ["0.500", "1"]
 
 
+def trained(cell: str, seed: int, asked: str, has: bool | None, base: str = "") -> Result:
+    """A result of a machine with or without instructions for bfloat16, or from before that was said."""
+    return Result(
+        cell,
+        seed,
+        config={"base": base} if base else {"base": None, "training": {"precision": asked}},
+        environment={} if has is None else {"bfloat16": has},
+        scores={"own": Score({"r_auroc": 0.5}, {})},
+    )
+
+
+def test_a_table_says_which_networks_were_trained_in_another_precision() -> None:
+    results = [
+        trained("a", 0, "bfloat16", None),
+        trained("a", 1, "bfloat16", False),
+        trained("b", 0, "bfloat16", True),
+        trained("b", 1, "", None, base="a"),
+        trained("c", 0, "bfloat16", True),
+    ]
+    made = build_table(table("a", "b", "c"), results)
+    assert "Trained in float32, not in bfloat16 like the others: `a`, `b` (seed 1)." in made.notes
+    results.append(trained("c", 1, "float32", True))
+    made = build_table(table("a", "b", "c"), results)
+    # As many of each: bfloat16 is the first by name.
+    assert "Trained in bfloat16, not in float32 like the others: `a`, `b`, `c` (seed 0)." in made.notes
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [trained("a", 0, "bfloat16", None), trained("b", 0, "bfloat16", True)],
+        [trained("a", 0, "bfloat16", False), trained("b", 0, "float32", None)],
+        [trained("a", 0, "bfloat16", True), trained("b", 0, "", False, base="a")],
+        [trained("a", 0, "bfloat16", True), trained("b", 0, "", False, base="not there")],
+        [trained("a", 0, "bfloat16", True), trained("b", 0, "", False, base="b")],
+    ],
+)
+def test_nothing_is_said_of_precision_where_all_are_alike_or_it_is_not_known(results: list[Result]) -> None:
+    assert not any("float" in note for note in build_table(table("a", "b"), results).notes)
+
+
+def test_a_difference_between_precisions_is_told_from_one_of_corrections() -> None:
+    results = [trained(cell, 0, "bfloat16", cell == "after") for cell in ("before", "after")]
+    results += [trained(cell, 1, "bfloat16", True) for cell in ("before", "after")]
+    pair = {"label": "L", "before": "before", "after": "after"}
+    described = parse_table("t", {"title": "T", "columns": ["R-AUROC"], "pairs": [pair]})
+    notes = build_table(described, results).notes
+    assert any(note.startswith("L, seed 0: the two were trained in different precision") for note in notes)
+    assert "Trained in float32, not in bfloat16 like the others: `before` (seed 0)." in notes
+    alike = build_table(described, results[2:]).notes
+    assert not any("precision" in note or "float" in note for note in alike)
+
+
 def test_what_is_not_there_is_seen_and_said(tmp_path: Path) -> None:
     for seed in range(3):
         write(tmp_path, result("good", seed))
