@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.common import environment, origin, write_text
 from experiments.images import ImagesOfResults
 from experiments.tables import HERE
+from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.files import atomic_write
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.curves import (
@@ -272,7 +273,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for figure in wanted:
             if options.only and figure.name not in options.only:
                 continue
-            if write_figure(figure, material, options.out / "plots"):
+            try:
+                written = write_figure(figure, material, options.out / "plots")
+            except MissingDataError as error:
+                print(f"{figure.name}: left out, {error}")
+                continue
+            if written:
                 print(f"{figure.name}: written")
             elif figure.kind == "extremes" and images is None:
                 print(f"{figure.name}: needs --data, left out")

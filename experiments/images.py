@@ -61,7 +61,9 @@ class ImagesOfResults:
         size = known.get("image_size", "default")
         if name == TEST:
             split = (known.get("splits") or {}).get("test", "test")
-            found = {"name": known["train"], "split": split, "options": known.get("options") or {}}
+            own = (known.get("split_options") or {}).get(TEST) or {}
+            options = {**(known.get("options") or {}), **own}
+            found = {"name": known["train"], "split": split, "options": options}
             return {**found, "image_size": size, "limit": known.get("limit")}
         for entry in known.get("out") or ():
             out = {"name": entry} if isinstance(entry, str) else entry

@@ -79,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{options.results} has no result of a cell in {options.described.name} that is asked for: run cells first"
         )
     for name, made in rows.items():
+        if not made:
+            print(f"retrieval_{name}: no result that is asked for has what it shows, left out")
+            continue
         show(TITLES[name], made)
         save(options.out, f"retrieval_{name}", TITLES[name], made, NOTES[name], package="experiments")
     folder = options.out / "plots"

@@ -20,8 +20,6 @@ from torch import Tensor
 from hessians.checks import check_same_device
 from laplacian_metric import vmf
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.vmf.bessel import expand
-from laplacian_metric.vmf.checks import LARGEST_KAPPA, check_kappa, precise
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +27,8 @@ class Combined:
     """N images with both uncertainties.
 
     Attributes:
-        total: the directions with the concentration that both together leave; its uncertainty is the total variance.
+        total: the directions with the concentration that both together leave; its uncertainty is the total variance, in
+            float64, since it is all but 1 for whatever is hardly known in many dimensions.
         aleatoric: the share of the variance that is the image's, (N,), from 0 to 1.
         epistemic: the share that is the network's, (N,); both add up to the total.
         aleatoric_kappa: (N,).
@@ -72,8 +71,8 @@ def combine(aleatoric: StochasticEmbedding, epistemic: StochasticEmbedding) -> C
         )
     check_same_device(aleatoric=aleatoric.kappa, epistemic=epistemic.kappa)
     dtype = torch.promote_types(aleatoric.kappa.dtype, epistemic.kappa.dtype)
-    image_length, from_image = _length_and_variance(aleatoric)
-    network_length, left = _length_and_variance(epistemic)
+    image_length, from_image = vmf.length_and_variance(aleatoric.kappa, aleatoric.dim)
+    network_length, left = vmf.length_and_variance(epistemic.kappa, epistemic.dim)
     from_network = image_length.square() * left
     variance = from_image + from_network
     kappa = vmf.concentration(image_length * network_length, epistemic.dim, variance=variance.clamp(0, 1))
@@ -81,7 +80,7 @@ def combine(aleatoric: StochasticEmbedding, epistemic: StochasticEmbedding) -> C
         point=epistemic.point,
         mean=epistemic.mean,
         kappa=kappa.to(dtype),
-        uncertainty=variance.to(dtype),
+        uncertainty=variance,
     )
     return Combined(total, from_image.to(dtype), from_network.to(dtype), aleatoric.kappa, epistemic.kappa)
 
@@ -114,11 +113,3 @@ def at_norm(e: StochasticEmbedding, norm: float) -> StochasticEmbedding:
         raise ValueError(f"norm is {norm}, a positive number is needed")
     placed = replace(e.gaussians, mean=norm * unit_rows(e.gaussians.mean))
     return StochasticEmbedding.from_gaussians(placed)
-
-
-def _length_and_variance(e: StochasticEmbedding) -> tuple[Tensor, Tensor]:
-    """A(kappa) and 1 - A(kappa)^2, the latter without a subtraction from 1; in float64."""
-    kappa = precise(e.kappa).clamp(max=LARGEST_KAPPA)
-    check_kappa("kappa", kappa)
-    found = expand(kappa, e.dim)
-    return found.length, found.gap * (1 + found.length)

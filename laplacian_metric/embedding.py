@@ -109,13 +109,16 @@ class StochasticEmbedding:
     def sample(self, k: int, *, generator: torch.Generator | None = None) -> Tensor:
         """k directions of every image, (k, N, Z), unit: independent between images.
 
-        Projected Gaussian where the method has one, else von Mises-Fisher. What needs the same weights for
+        Projected Gaussian where the method has one, else von Mises-Fisher, of which an infinite kappa leaves the mean
+        alone. What needs the same weights for
         every image (calibration by neighbours) takes the joint samples of ``embed(..., samples=S)`` instead.
         """
         if self.gaussians is not None:
             raw = self.gaussians.sample(k, generator=generator)
             return F.normalize(raw, dim=2, eps=torch.finfo(raw.dtype).tiny)
-        return vmf.sample(self.mean, self.kappa, k, generator=generator)
+        certain = self.kappa.isposinf()
+        drawn = vmf.sample(self.mean, self.kappa.masked_fill(certain, 1.0), k, generator=generator)
+        return torch.where(certain[:, None], self.mean, drawn)
 
     def with_uncertainty(self, uncertainty: Tensor) -> StochasticEmbedding:
         """The same directions, with another score (N,) as their uncertainty."""

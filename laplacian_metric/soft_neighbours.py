@@ -39,7 +39,8 @@ def neighbour_disagreement(members: Tensor, references: Tensor, sharpness: float
         raise ValueError(f"{shapes}: both need the same networks and dimensions")
     if not references.shape[1]:
         raise ValueError("there are no references: at least one image is needed beside which others are seen")
-    check_finite("members", members)
+    check_finite("members", members.transpose(0, 1))
+    check_finite("references", references.transpose(0, 1))
     wide = torch.float32 if members.device.type == "mps" else torch.float64
     found = []
     for part in members.split(ROWS_AT_ONCE, dim=1):

@@ -69,6 +69,13 @@ def test_shares_add_up_and_the_total_is_no_surer_than_either(
     assert (found.total.kappa <= torch.minimum(*kappas) * (1 + 1e-6)).all()
 
 
+def test_the_total_tells_images_apart_of_which_little_is_known() -> None:
+    kappa = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+    total = combine(around(kappa, 512), around(kappa, 512)).total
+    assert (total.uncertainty.diff() < 0).all()
+    assert total.kappa.dtype == torch.float32
+
+
 def test_certainty_of_one_leaves_the_other() -> None:
     kappa = torch.tensor([0.0, 3.0, 1e4], dtype=float64)
     certain = torch.full_like(kappa, math.inf)

@@ -129,6 +129,14 @@ def test_samples_and_their_mean_direction(make: Make) -> None:
     close(draws.mean(0), length[:, None] * e.mean, rtol=0, atol=5 / math.sqrt(k))
 
 
+def test_what_is_certain_has_samples_that_are_all_its_mean() -> None:
+    mean = torch.eye(3)
+    e = StochasticEmbedding(mean, mean, torch.tensor([torch.inf, 4.0, torch.inf]), torch.zeros(3))
+    draws = e.sample(50, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(draws[:, ::2], mean[::2].expand(50, 2, 3))
+    assert float(draws[:, 1].std(0).min()) > 0.1
+
+
 def test_samples_of_short_vectors_are_unit() -> None:
     for dtype, scale in ((torch.float32, 1e-15), (float64, 1e-100)):
         short = Gaussians((scale * normal(2, 3, seed=0)).to(dtype), torch.zeros(2, 3, dtype=dtype))

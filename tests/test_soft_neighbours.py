@@ -72,8 +72,13 @@ def test_what_does_not_fit_is_refused() -> None:
             neighbour_disagreement(units(2, 4, 3), references)
     with pytest.raises(ValueError, match="there are no references"):
         neighbour_disagreement(units(2, 4, 3), units(2, 0, 3))
-    with pytest.raises(ValueError, match="members"):
-        neighbour_disagreement(torch.full((2, 1, 3), torch.nan), units(2, 4, 3).float())
+    for name in ("members", "references"):
+        parts = {"members": units(2, 4, 3), "references": units(2, 4, 3)}
+        parts[name][1, 2] = torch.nan
+        with pytest.raises(
+            ValueError, match=f"{name} has NaN or infinite entries in 1 of 4 rows, the first is row 2"
+        ):
+            neighbour_disagreement(parts["members"], parts["references"])
 
 
 def test_a_draw_of_images_has_no_preference_and_no_repetition() -> None:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 def uniforms(seed: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1) that are uniform and independent; another seed gives unrelated ones.
 
+    Zeros at the end of a seed do not make it another: (1,) and (1, 0) are the same.
+
     Example:
         >>> bool((uniforms((1, 2), (3,)) == uniforms((1, 2), (3,))).all())
         True

@@ -17,11 +17,12 @@ from hessians import Pairs
 from hessians.checks import check_finite, check_floating
 from hessians.choices import Choice
 from hessians.pairs import ListedPairs
+from laplacian_metric.vmf.checks import precise
 
 ELEMENTS_AT_ONCE = 1 << 19
 # What a batch may keep for the way back, in logits; beyond it blocks are computed twice.
 ELEMENTS_KEPT = 1 << 23
-# Up to so many dimensions differences are as quick as a matrix product, and keep more digits.
+# Up to so many dimensions differences are as quick as a matrix product.
 DIRECT_DIMENSIONS = 32
 
 
@@ -59,10 +60,7 @@ class MatchProbability(nn.Module):
 
     def __init__(self, scale: float = 1.0, offset: float = 0.0, *, squared: bool = False) -> None:
         super().__init__()
-        if not 0 < scale < math.inf:
-            raise ValueError(
-                f"scale is {scale}, a positive number is needed: distance must lower the probability"
-            )
+        check_match(scale, offset)
         # No step of an optimizer makes a negative, and its steps are relative to a.
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.offset = nn.Parameter(torch.tensor(float(offset)))
@@ -90,21 +88,26 @@ class MatchProbability(nn.Module):
 def sample_distances(first: Tensor, second: Tensor) -> Tensor:
     """|z1 - z2| of samples (K, N, Z) and (L, M, Z): (K, N, L, M). The gradient at distance 0 is 0."""
     dim = first.shape[2]
-    mode = (
-        "donot_use_mm_for_euclid_dist" if dim <= DIRECT_DIMENSIONS else "use_mm_for_euclid_dist_if_necessary"
-    )
-    flat = torch.cdist(first.reshape(-1, dim), second.reshape(-1, dim), compute_mode=mode)
+    flat = distances_of(first.reshape(-1, dim), second.reshape(-1, dim))
     return flat.view(*first.shape[:2], *second.shape[:2])
 
 
 def paired_distances(first: Tensor, second: Tensor) -> Tensor:
     """|z1 - z2| of samples (K, P, Z) and (L, P, Z) of the images of P pairs: (P, K, L)."""
-    mode = (
-        "donot_use_mm_for_euclid_dist"
-        if first.shape[2] <= DIRECT_DIMENSIONS
-        else "use_mm_for_euclid_dist_if_necessary"
-    )
-    return torch.cdist(first.transpose(0, 1), second.transpose(0, 1), compute_mode=mode)
+    return distances_of(first.transpose(0, 1), second.transpose(0, 1))
+
+
+def distances_of(first: Tensor, second: Tensor) -> Tensor:
+    """|z1 - z2| of points (..., K, Z) and (..., L, Z): (..., K, L), in their dtype and to its last digits.
+
+    |z1|^2 + |z2|^2 - 2 z1.z2 in float32 has no digits of the distance left where points are close for their norm: of
+    a tight class it would order all neighbours at random. Differences keep them; so does the product in float64, which
+    is quicker in many dimensions.
+    """
+    if first.shape[-1] <= DIRECT_DIMENSIONS:
+        return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+    found = torch.cdist(precise(first), precise(second), compute_mode="use_mm_for_euclid_dist_if_necessary")
+    return found.to(torch.promote_types(first.dtype, second.dtype))
 
 
 def soft_contrastive_loss(
@@ -250,8 +253,7 @@ def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability)
     found = first.new_zeros(first.shape[1], size)
     for start in range(0, first.shape[1], rows):
         for one in first[:, start : start + rows]:
-            distance = torch.cdist(one, members, compute_mode="donot_use_mm_for_euclid_dist")
-            part = match(distance).neg_().sigmoid_().view(len(one), samples, size)
+            part = match(distances_of(one, members)).neg_().sigmoid_().view(len(one), samples, size)
             found[start : start + rows] += part.sum(1)
     return found / (len(first) * samples)
 
@@ -305,7 +307,7 @@ def self_mismatch(first: Tensor, second: Tensor, match: MatchProbability) -> Ten
         )
     size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
     found = [
-        match(torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")).neg().sigmoid().mean((1, 2))
+        match(distances_of(a, b)).neg().sigmoid().mean((1, 2))
         for a, b in zip(first.transpose(0, 1).split(size), second.transpose(0, 1).split(size), strict=True)
     ]
     return torch.cat(found)
@@ -335,6 +337,16 @@ def published_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
     """
     terms = 0.5 * log_variance + (1 + mean.square()) * (-log_variance).exp()
     return -0.5 * terms.sum(-1)
+
+
+def check_match(scale: float | None, offset: float | None) -> None:
+    """Refuse an a or b that `MatchProbability` cannot start from; None is not checked."""
+    if scale is not None and not 0 < scale < math.inf:
+        raise ValueError(
+            f"scale is {scale}, a positive finite number is needed: distance must lower the probability"
+        )
+    if offset is not None and not math.isfinite(offset):
+        raise ValueError(f"offset is {offset}, a finite number is needed")
 
 
 def check_samples(name: str, samples: Tensor) -> None:

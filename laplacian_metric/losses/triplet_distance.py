@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.embedding import StochasticEmbedding
-from laplacian_metric.vmf import mean_resultant_length
+from laplacian_metric.vmf import length_and_variance
 from laplacian_metric.vmf.checks import precise
 
 ENTRIES_AT_ONCE = 1 << 22
@@ -49,9 +49,8 @@ def mean_and_spread(e: StochasticEmbedding) -> tuple[Tensor, Tensor]:
     """
     if e.gaussians is not None:
         return e.gaussians.mean, e.variance.sum(1)
-    # Infinity, for what knows everything, is more than the normaliser takes.
-    length = mean_resultant_length(e.kappa.clamp(max=1e30), e.dim)
-    return e.mean * length[:, None], (1 - length) * (1 + length)
+    length, variance = length_and_variance(e.kappa, e.dim)
+    return e.mean * length[:, None].to(e.mean.dtype), variance.to(e.mean.dtype)
 
 
 def difference_covariance(

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import to_device
 from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.losses.triplet_mining import Triplets, batch_triplets, laid_out, mined_batches
-from laplacian_metric.method import Learner, Method
+from laplacian_metric.method import Learner, Method, Setup, all_pairs, only
 
 
 class Mining(Choice):
@@ -57,6 +58,15 @@ class TripletMethod(Method):
         for name in ("negatives", "cache", "refresh"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+
+    def encoder(self, encoders: Sequence[Encoder], setup: Setup) -> Encoder:
+        """The one that is trained; a choice of pairs, which triplets cannot heed, is refused."""
+        if setup.pairs is not all_pairs:
+            raise ValueError(
+                f"{self.name} trains on triplets, which it mines itself, but a choice of pairs is given: leave out the "
+                "miner, and sample no pairs"
+            )
+        return only(encoders, self.name)
 
 
 class TripletLearner(Learner):

@@ -165,7 +165,9 @@ def _hardest(
     anchor: Tensor, positive: Tensor, cached: Tensor, same: Tensor, margin: float | None, negatives: int
 ) -> tuple[Tensor, Tensor]:
     """Places (B, K) in the cache of the nearest of other classes, and whether their triplets are hard."""
-    # By a product, whose rounding can only change which of two negatives that are as hard is taken.
+    # By a product, after what all have in common is taken off: of points that are far from the origin it has no digits.
+    centre = cached.mean(0)
+    anchor, positive, cached = anchor - centre, positive - centre, cached - centre
     sums = anchor.square().sum(1, keepdim=True) + cached.square().sum(1)
     squared = (sums - 2 * (anchor @ cached.T)).masked_fill(same, torch.inf)
     near, place = squared.topk(min(negatives, len(cached)), largest=False)

@@ -28,8 +28,9 @@ from laplacian_metric.losses.triplet_likelihood import (
     log_probability,
 )
 from laplacian_metric.losses.triplet_mining import Triplets, pairwise
-from laplacian_metric.method import Embedder, FitData, Learner, Setup, only
-from laplacian_metric.networks.gaussian_heads import MeanAndVariance, VarianceHead
+from laplacian_metric.method import Embedder, FitData, Learner, Setup
+from laplacian_metric.networks.gaussian_heads import LARGEST, MeanAndVariance, VarianceHead
+from laplacian_metric.networks.uncertainty import check_variance
 
 
 class Prior(Choice):
@@ -103,11 +104,11 @@ class BTL(TripletMethod):
             raise ValueError(f"kl_weight is {self.kl_weight}, a number from 0 on is needed")
         if self.hidden < 1:
             raise ValueError(f"hidden is {self.hidden}, at least 1 is needed")
-        positive("variance", self.variance)
+        check_variance(self.variance, LARGEST)
         positive("scale", self.scale)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
-        encoder = only(encoders, self.name)
+        encoder = self.encoder(encoders, setup)
         head = VarianceHead(
             encoder.num_features,
             hidden=self.hidden,

@@ -20,6 +20,7 @@ from laplacian_metric.losses.soft_contrastive import (
     Average,
     Balance,
     MatchProbability,
+    check_match,
     kl_to_standard_normal,
     match_probability,
     published_kl,
@@ -29,7 +30,12 @@ from laplacian_metric.losses.soft_contrastive import (
 from laplacian_metric.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.modes import evaluating
 from laplacian_metric.networks.small import seeded
-from laplacian_metric.networks.uncertainty import LastNorm, LinearUncertaintyHead, UncertaintyHead
+from laplacian_metric.networks.uncertainty import (
+    LastNorm,
+    LinearUncertaintyHead,
+    UncertaintyHead,
+    check_variance,
+)
 
 HIDDEN = 512
 # Initial a and b.
@@ -124,12 +130,10 @@ class HIB(Method):
                     f"{name} is {getattr(self, name)} for {self.components} components: a multiple is needed, since "
                     "of each as many samples are drawn"
                 )
-        if self.kl_weight < 0:
-            raise ValueError(f"kl_weight is {self.kl_weight}, it must not be negative")
-        if not self.variance > 0:
-            raise ValueError(f"variance is {self.variance}, a positive number is needed")
-        if self.scale is not None and not self.scale > 0:
-            raise ValueError(f"scale is {self.scale}, a positive number is needed")
+        if not 0 <= self.kl_weight < math.inf:
+            raise ValueError(f"kl_weight is {self.kl_weight}, a finite number from 0 on is needed")
+        check_variance(self.variance)
+        check_match(self.scale, self.offset)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return HIBLearner(self, only(encoders, self.name), setup)
@@ -312,10 +316,16 @@ class HIBEmbedder(Embedder):
         )
 
     def _noise(self, like: Tensor, samples: int) -> Tensor:
-        """Two sets of draws (2, S/C, 1, C, Z), the same for all images of all batches."""
+        """Two sets of draws (2, S/C, 1, C, Z), the same for all images of all batches.
+
+        Each draw stands beside its opposite. Draws that all images have in common move all queries by one vector, the
+        difference of both sets' means, which no average over images takes away; so it is made 0.
+        """
         _, components, dim = like.shape
-        shape = (2, samples // components, 1, components, dim)
-        return standard_normal(shape, like, torch.Generator().manual_seed(self.seed))
+        each = samples // components
+        shape = (2, (each + 1) // 2, 1, components, dim)
+        drawn = standard_normal(shape, like, torch.Generator().manual_seed(self.seed))
+        return torch.cat([drawn, -drawn], dim=1)[:, :each]
 
 
 def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,6 +16,7 @@ from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.losses.soft_contrastive import (
     Balance,
     MatchProbability,
+    check_match,
     match_probability,
     soft_contrastive_loss,
 )
@@ -51,8 +52,7 @@ class SoftContrastive(Method):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "balance", Balance.parse(self.balance, "balance"))
-        if not self.scale > 0:
-            raise ValueError(f"scale is {self.scale}, a positive number is needed")
+        check_match(self.scale, self.offset)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return SoftContrastiveLearner(self, only(encoders, self.name), setup)

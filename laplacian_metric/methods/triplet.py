@@ -13,7 +13,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.losses.triplet_learner import TripletLearner, TripletMethod
 from laplacian_metric.losses.triplet_loss import triplet_hinge
 from laplacian_metric.losses.triplet_mining import pairwise
-from laplacian_metric.method import Embedder, FitData, Learner, Setup, only
+from laplacian_metric.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.points import PointEmbedder
 
 
@@ -39,7 +39,7 @@ class Triplet(TripletMethod):
     has_uncertainty: ClassVar[bool] = False
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
-        return PlainTripletLearner(only(encoders, self.name), self)
+        return PlainTripletLearner(self.encoder(encoders, setup), self)
 
 
 class PlainTripletLearner(TripletLearner):

@@ -12,14 +12,13 @@ from torch.nn import functional as F
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.gaussian import Gaussians
-from laplacian_metric.laplace.inputs import positive
 from laplacian_metric.losses.triplet_embedder import NeighbourEmbedder
 from laplacian_metric.losses.triplet_learner import TripletLearner, TripletMethod
 from laplacian_metric.losses.triplet_loss import triplet_regression
 from laplacian_metric.losses.triplet_mining import pairwise
-from laplacian_metric.method import Embedder, FitData, Learner, Setup, only
+from laplacian_metric.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.networks.gaussian_heads import MeanAndVariance
-from laplacian_metric.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.networks.uncertainty import LinearUncertaintyHead, check_variance
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class TripletRegression(TripletMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("variance", self.variance)
+        check_variance(self.variance)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
-        encoder = only(encoders, self.name)
+        encoder = self.encoder(encoders, setup)
         head = LinearUncertaintyHead(encoder.num_features, 1, variance=self.variance)
         return TripletRegressionLearner(MeanAndVariance(encoder, head, is_log=True), self)
 

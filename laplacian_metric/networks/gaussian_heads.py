@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.networks.pooling import GeM
 from laplacian_metric.networks.small import seeded
+from laplacian_metric.networks.uncertainty import FLOOR, check_variance
 
-FLOOR = 1e-6
 # Squares of what is above do not fit into float32 once they are multiplied with a few thousand dimensions.
 LARGEST = 1e12
 
@@ -39,8 +39,7 @@ class VarianceHead(nn.Module):
         for name, count in (("num_features", num_features), ("hidden", hidden)):
             if count < 1:
                 raise ValueError(f"{name} is {count}, at least 1 is needed")
-        if not (math.isfinite(variance) and variance > FLOOR):
-            raise ValueError(f"variance is {variance}, a number above {FLOOR:g} is needed")
+        check_variance(variance, LARGEST)
         with seeded(seed):
             self.first = nn.Linear(num_features, hidden)
             self.second = nn.Linear(hidden, 1)

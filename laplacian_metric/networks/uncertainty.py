@@ -110,13 +110,22 @@ class LinearUncertaintyHead(nn.Module):
 
     def __init__(self, num_features: int, dim: int, *, variance: float) -> None:
         super().__init__()
+        check_variance(variance)
         self.linear = nn.Linear(num_features, dim)
         with torch.no_grad():
             self.linear.weight.zero_()
-            self.linear.bias.fill_(math.log(variance))
+            self.linear.bias.fill_(math.log(variance - FLOOR))
 
     def forward(self, features: Tensor) -> Tensor:
         return bounded(self.linear(features))
+
+
+def check_variance(variance: float | None, largest: float = math.exp(LARGEST_LOG_VARIANCE)) -> None:
+    """Refuse an initial variance that no head can begin with; None is not checked."""
+    if variance is not None and not FLOOR < variance <= largest:
+        raise ValueError(
+            f"variance is {variance}, a number above {FLOOR:g}, the least there is, and up to {largest:.1e} is needed"
+        )
 
 
 def bounded(log_variance: Tensor) -> Tensor:

@@ -4,47 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from laplacian_metric.method import Method, Start
+from laplacian_metric.methods import find, names
 from laplacian_metric.report.results import Cell, Result, seeds_in_words
-
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+from laplacian_metric.training.options import Precision
 
 
 class Precisions:
-    """In which precision the network of each result was trained.
+    """In which precision the networks of each result were trained.
 
-    A cell may ask for bfloat16; a processor without instructions for it trains in float32 all the same, and the result
-    file has which it was. Files without that are from before there was the choice: their networks computed as asked.
+    A cell may ask for bfloat16; a processor without instructions for it trains in float32 all the same, and the epochs
+    of a result say which it was. Those that do not are older: then the machine that wrote the result tells, or, where
+    that is not told either, the networks computed as asked.
 
     Args:
-        results: all that are known, since a cell may stand on the network of another.
+        results: all that are known, since a cell may stand on the networks of another.
     """
 
     def __init__(self, results: Iterable[Result]) -> None:
         self._results = {(result.cell, result.seed): result for result in results}
 
     def of(self, result: Result) -> str | None:
-        """Of the network that the result is about; None where its file, or that of the cell it stands on, is not there.
+        """Of the networks that the result is about; None where the file of one of them is not there.
 
         Example:
             >>> asked = {"training": {"precision": "bfloat16"}}
             >>> here = Result("a", 0, config=asked, environment={"bfloat16": False})
             >>> there = Result("a", 1, config=asked, environment={"bfloat16": True})
-            >>> head = Result("b", 1, config={"base": "a"})
+            >>> head = Result("b", 1, config={"base": "a", "method": {"name": "laplace"}})
             >>> precisions = Precisions([here, there, head])
             >>> precisions.of(here), precisions.of(there), precisions.of(head)
             ('float32', 'bfloat16', 'bfloat16')
         """
-        passed: set[str] = set()
-        while base := result.config.get("base"):
-            if base in passed or (base, result.seed) not in self._results:
+        method = _method(result)
+        base = result.config.get("base")
+        found: set[str] = set()
+        if base is None or (method is not None and method.trains and method.start is Start.NETWORK):
+            found |= _own(result)
+        for seed in _base_seeds(result, method) if base else []:
+            other = self._results.get((str(base), seed))
+            if other is None or other.config.get("base"):  # a network that is started from starts from none
                 return None
-            passed.add(base)
-            result = self._results[base, result.seed]
-        training = result.config.get("training")
-        if not isinstance(training, Mapping):
-            return None
-        asked = str(training.get("precision", FLOAT32))
-        return FLOAT32 if asked == BFLOAT16 and result.environment.get(BFLOAT16) is False else asked
+            found |= _own(other)
+        return " and ".join(sorted(found)) or None
 
     def sentences(self, cells: Iterable[Cell]) -> list[str]:
         """What has to be said below a table of these cells: nothing where all networks were trained alike."""
@@ -56,20 +58,47 @@ class Precisions:
                     found.setdefault(precision, {}).setdefault(cell.name, []).append(result.seed)
         if len(found) < 2:
             return []
-        # The fewer are named; what both have in common needs no name.
-        named = min(found, key=lambda precision: (sum(map(len, found[precision].values())), precision))
-        others = " or ".join(sorted(set(found) - {named}))
-        return [f"Trained in {named}, not in {others} like the others: {_by_seeds(found[named])}."]
+        # What most have in common needs no name.
+        most = max(found, key=lambda precision: (sum(map(len, found[precision].values())), precision))
+        return [
+            f"Trained in {precision}, not in {most} like most others: {_by_seeds(found[precision])}."
+            for precision in sorted(found)
+            if precision != most
+        ]
 
     def unlike(self, before: Cell, after: Cell) -> list[int]:
         """The seeds whose networks were trained in one precision in one cell, and in another in the other."""
         first = {result.seed: self.of(result) for result in before.done}
         second = {result.seed: self.of(result) for result in after.done}
-        return [
-            seed
-            for seed in first
-            if seed in second and None not in (pair := {first[seed], second[seed]}) and len(pair) > 1
-        ]
+        both = [seed for seed in first if seed in second and first[seed] and second[seed]]
+        return [seed for seed in both if first[seed] != second[seed]]
+
+
+def _method(result: Result) -> type[Method] | None:
+    described = result.config.get("method")
+    name = described.get("name") if isinstance(described, Mapping) else None
+    return find(name) if name in names() else None
+
+
+def _own(result: Result) -> set[str]:
+    """Of the network that a result's own training made."""
+    said = {epoch.precision for epoch in result.training.history} if result.training else set()
+    if said and None not in said:
+        return {precision for precision in said if precision is not None}
+    training = result.config.get("training")
+    if not isinstance(training, Mapping):
+        return set()
+    asked = str(training.get("precision", Precision.FLOAT32.value))
+    imitated = asked == Precision.BFLOAT16.value and result.environment.get("bfloat16") is False
+    return {Precision.FLOAT32.value if imitated else asked}
+
+
+def _base_seeds(result: Result, method: type[Method] | None) -> list[int]:
+    """As `Cell.base_seeds` has them: several networks have seeds of their own."""
+    if method is not None and method.start is Start.NETWORKS:
+        members = int(result.config.get("members", 1))
+        return list(range(members * result.seed, members * (result.seed + 1)))
+    return [result.seed]
 
 
 def _by_seeds(cells: Mapping[str, Sequence[int]]) -> str:

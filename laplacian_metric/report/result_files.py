@@ -127,12 +127,14 @@ def _training(file: CheckedFile, value: object) -> Training | None:
     for number, entry in enumerate(file.sequence(file.entry(training, "history", "training"), "history")):
         where = f"training.history[{number}]"
         row = file.mapping(entry, where)
-        known = file.numbers(row, where)
+        known = file.numbers({name: row[name] for name in row if name != "precision"}, where)
+        precision = row.get("precision")
         epochs.append(
             Epoch(
                 epoch=file.whole(file.entry(row, "epoch", where), f"{where}.epoch"),
                 loss=known.get("loss", math.nan),
                 validation={name: known[name] for name in known if name not in ("epoch", "loss", "seconds")},
+                precision=None if precision is None else file.text(precision, f"{where}.precision"),
             )
         )
     best = training.get("best_epoch")

@@ -25,11 +25,15 @@ TRIVIAL = ("feature norm", "embedding norm", "nearest distance")
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the training loop kept of one epoch: the mean loss, and metrics of the validation images by name."""
+    """What the training loop kept of one epoch: the mean loss, and metrics of the validation images by name.
+
+    `precision` is what the network computed in; None in files that do not say it.
+    """
 
     epoch: int
     loss: float
     validation: Mapping[str, float]
+    precision: str | None = None
 
 
 @dataclass(frozen=True)

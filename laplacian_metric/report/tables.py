@@ -127,7 +127,8 @@ def _methods(
     notes = [
         "Mean ± standard deviation over the seeds; – is where a method has no such number.",
         f"Bold: the best of a column, if its {level:.0%} t interval over the seeds leaves out those of all other rows "
-        "(or the value, where another row has one seed only); nothing is bold where no row stands out like that.",
+        "(or the value, where another row has one seed only), but for rows that show the same measurement once more; "
+        "nothing is bold where no row stands out like that.",
     ]
     if published is not None and any(row.published for row in rows):
         notes.append(f"paper: {published.source}; numbers as printed there.")
@@ -229,6 +230,13 @@ def _pairs(
         differences = [_difference(column, before, after, pair, level) for column in description.columns]
         both = {result.seed for result in before.done} & {result.seed for result in after.done}
         lines.append(Line("difference", (*differences, Entry(str(len(both))))))
+        for column in description.columns:
+            number = len(_of_both(column, before, after, pair)[0])
+            if 0 < number < len(both):
+                notes.append(
+                    f"{pair.label}: the difference in {column.title or column.metric} is of {number} of {len(both)} "
+                    "seeds, since it is not defined for the others."
+                )
         if unlike := precisions.unlike(before, after):
             notes.append(
                 f"{pair.label}, {seeds_in_words(unlike)}: the two were trained in different precision, so the "
@@ -241,16 +249,24 @@ def _pairs(
 
 
 def _difference(column: Column, before: Cell, after: Cell, pair: PairDescription, level: float) -> Entry:
+    first, second = _of_both(column, before, after, pair)
+    if not first:
+        return Entry(NONE)
+    if len(first) == 1:
+        return Entry(f"{second[0] - first[0]:+.{column.digits}f}")
+    found = compare_paired(second, first, level=level)
+    low, high = (f"{end:+.{column.digits}f}" for end in (found.low, found.high))
+    return Entry(f"{found.difference:+.{column.digits}f} [{low}, {high}]", bold=found.differs)
+
+
+def _of_both(
+    column: Column, before: Cell, after: Cell, pair: PairDescription
+) -> tuple[list[float], list[float]]:
+    """The numbers of both cells, seed by seed, where both have one."""
     first = {result.seed: column.value(result, pair.score) for result in before.done}
     second = {result.seed: column.value(result, pair.score) for result in after.done}
     both = [s for s in first if s in second and math.isfinite(first[s]) and math.isfinite(second[s])]
-    if not both:
-        return Entry(NONE)
-    if len(both) == 1:
-        return Entry(f"{second[both[0]] - first[both[0]]:+.{column.digits}f}")
-    found = compare_paired([second[s] for s in both], [first[s] for s in both], level=level)
-    low, high = (f"{end:+.{column.digits}f}" for end in (found.low, found.high))
-    return Entry(f"{found.difference:+.{column.digits}f} [{low}, {high}]", bold=found.differs)
+    return [first[s] for s in both], [second[s] for s in both]
 
 
 def _finished(

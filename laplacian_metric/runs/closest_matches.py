@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite
-from laplacian_metric.losses.soft_contrastive import MatchProbability, check_comparable, mismatch_probability
+from laplacian_metric.losses.soft_contrastive import (
+    MatchProbability,
+    check_comparable,
+    distances_of,
+    mismatch_probability,
+)
 
 # Of the distances and probabilities in what precision rounds, relative to their greatest; single precision has 1e-7.
 ROUNDING = 1e-5
@@ -30,7 +35,8 @@ def closest_matches(
 
     The score is the probability of a mismatch, as `mismatch_probability` has it, with its sign turned; minus infinity
     where it is certain that so many as `best` members are more alike. In between it is exact, so that the `best`
-    greatest are those of all pairs.
+    greatest are those of all pairs. An image that is so far from every member that no match has a probability of 1e-7
+    (in float32) finds all of them equally unlike; the first are then as good as any.
 
     Args:
         first: (K, N, Z), the samples of N images.
@@ -47,6 +53,8 @@ def closest_matches(
     check_comparable(first, second)
     for name, samples in (("first", first), ("second", second)):
         check_finite(name, samples.transpose(0, 1))
+    if not second.shape[1]:
+        raise ValueError("the gallery is empty: there is nothing that could match")
     if best < 1:
         raise ValueError(f"best is {best}, at least one match must be wanted")
     gallery = _Balls(second)
@@ -120,4 +128,4 @@ def _mismatch(match: MatchProbability, distance: Tensor) -> Tensor:
 
 
 def _distances(first: Tensor, second: Tensor) -> Tensor:
-    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances_of(first, second)

@@ -18,15 +18,11 @@ from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.results import DONE, FAILED, Results, failure, is_disk_full
 from laplacian_metric.runs.space import space
 from laplacian_metric.runs.tasks import Summary, Task, headline
-from laplacian_metric.runs.work import Busy, ChangedError, Work
+from laplacian_metric.runs.work import Busy, ChangedError, RunError, Work
 
 WAIT = 1.0  # seconds before locked runs are tried again
 
 Say = Callable[[str], None]
-
-
-class RunError(RuntimeError):
-    """The runs cannot go on; the message says what to do."""
 
 
 def run(
@@ -174,7 +170,9 @@ class _Runs:
     def all(self, tasks: list[Task], retry_failed: bool, keep_features: bool) -> Summary:
         summary = Summary()
         open_tasks = [task for task in tasks if not self.is_finished(task, retry_failed)]
-        summary.skipped = [task.name for task in tasks if task not in open_tasks]
+        for task in tasks:
+            if task not in open_tasks:
+                self.pass_over(task, summary)
         self.say(f"{len(open_tasks)} of {len(tasks)} runs to do{_skipped(summary)}")
         if open_tasks:
             for line in space(self.place, [(t.cell, t.seed) for t in open_tasks], keep_features):
@@ -219,12 +217,18 @@ class _Runs:
         # What another process tried again since this one began is not tried once more.
         return self.results.path(task.cell.name, task.seed).stat().st_mtime > self.begun
 
+    def pass_over(self, task: Task, summary: Summary) -> None:
+        """Count a run that is finished already."""
+        found = self.results.read(task.cell.name, task.seed)
+        done = found is not None and found["status"] == DONE
+        (summary.skipped if done else summary.failed_before).append(task.name)
+
     def one(self, task: Task, others: list[Task], retry_failed: bool, summary: Summary) -> None:
         """Run one cell with one seed, and write what came out."""
         cell, seed = task.cell, task.seed
         with self.work.locked(cell.name, seed):
             if self.is_finished(task, retry_failed):
-                summary.skipped.append(task.name)
+                self.pass_over(task, summary)
                 return
             try:
                 content = self._measured(task, others)
@@ -312,4 +316,7 @@ class _Runs:
 
 
 def _skipped(summary: Summary) -> str:
-    return f", {len(summary.skipped)} have a result" if summary.skipped else ""
+    parts = [f"{len(summary.skipped)} have a result"] if summary.skipped else []
+    if summary.failed_before:
+        parts.append(f"{len(summary.failed_before)} failed before, which --retry-failed tries again")
+    return "".join(f", {part}" for part in parts)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import bytes_of
 from laplacian_metric.runs.fitting import Place
@@ -17,7 +16,7 @@ GIB = 2**30
 
 
 def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[str]:
-    """What the features of the runs take, in sentences; nothing where there are none, or data are missing."""
+    """What the features of the runs take, in sentences; nothing where there are none, or they cannot be told."""
     sizes: dict[tuple[str, int], int] = {}
     known: dict[str, int] = {}
     for cell, seed in runs:
@@ -26,8 +25,8 @@ def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[st
         if cell.name not in known:
             try:
                 known[cell.name] = _size(place, cell)
-            except (MissingDataError, ImportError):
-                continue
+            except Exception:
+                continue  # whatever is wrong with it is said when it is run, and stops no other cell
         key = cell.features_at(seed)
         sizes[key] = max(sizes.get(key, 0), known[cell.name])
     if not sizes:

@@ -27,17 +27,18 @@ class Task:
 
 @dataclass
 class Summary:
-    """What became of the runs, by name."""
+    """What became of the runs, by name; those that failed in an earlier call are not tried again unless asked for."""
 
     done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    failed_before: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     without_data: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether all of them have a result now."""
-        return not self.failed and not self.without_data
+        return not self.failed and not self.failed_before and not self.without_data
 
 
 def headline(content: dict[str, Any]) -> str:

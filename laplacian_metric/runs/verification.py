@@ -31,6 +31,7 @@ from laplacian_metric.runs.scores import OWN, norms
 from laplacian_metric.runs.verification_section import VerificationSection
 
 LATENT_DIM = 3
+PAIRS_AT_ONCE = 1 << 14  # whose samples are gathered together
 BLOCK = 128  # pairs that are scored together by a similarity of all with all
 PERFORMANCES = ("average_precision", "knn")
 
@@ -87,8 +88,13 @@ class HedgedImages:
 
     def pairs(self, pairs: Tensor) -> Tensor:
         # In float64: probabilities next to 1 must not be equal.
-        first, second = self.first[:, pairs[:, 0]].double(), self.second[:, pairs[:, 1]].double()
-        return paired_match_probability(first, second, self.match).cpu()
+        found = [
+            paired_match_probability(
+                self.first[:, rows[:, 0]].double(), self.second[:, rows[:, 1]].double(), self.match
+            ).cpu()
+            for rows in pairs.split(PAIRS_AT_ONCE)
+        ]
+        return torch.cat(found)
 
     def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, HedgedImages)

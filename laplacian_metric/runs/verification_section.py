@@ -16,7 +16,8 @@ class VerificationSection(Section):
         neighbours: that vote for an image's class.
         bins: of equal size, from the lowest to the highest uncertainty.
         samples: K of each image, where a method has distributions.
-        repeats: how often what is drawn is drawn anew; figures are means over that.
+        repeats: how often what is drawn is drawn anew; what is measured of pairs, and what uncertainty tells, are
+            means over that. Neighbours are looked for with the first draws.
         seed: of the pairs and the draws.
         galleries: for some of `data.tests` another test set of the same images in the same order, among which
             neighbours are looked for too; an image's twin there is passed over.

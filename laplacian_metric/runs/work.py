@@ -17,6 +17,10 @@ from laplacian_metric.files import atomic_write
 LOCK, CONFIG, TRAINED, FEATURES, USERS = "lock", "config.json", "trained.json", "features", "users"
 
 
+class RunError(RuntimeError):
+    """The runs cannot go on; the message says what to do."""
+
+
 class Busy(Exception):  # noqa: N818 (it is no error: another process is at it)
     """Another process is working on this."""
 
@@ -132,7 +136,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path.name} in {path.parent.name} is damaged ({error}): remove it") from error
+        raise RunError(f"{path} is damaged ({error}): remove it, and what it is of is made anew") from error
     return found
 
 

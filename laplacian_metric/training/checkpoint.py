@@ -209,5 +209,8 @@ def load_best(learner: Learner, folder: Path) -> None:
     """Give a learner the weights, and whatever else it keeps, of the best epoch of the training in a folder."""
     path = Path(folder) / BEST
     if not path.exists():
-        raise FileNotFoundError(f"{path.parent.name} has no {BEST}: nothing was trained there; train first")
+        raise FileNotFoundError(
+            f"{path.parent.name} has no {BEST}: nothing was trained there, so train first; or the file was lost, so "
+            "remove the folder and train anew"
+        )
     load_embedding(path, learner, read(path)[0])

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
 from laplacian_metric.training.options import Schedule, TrainingOptions, learning_rate, make_optimizer
 from laplacian_metric.training.order import epoch_batches
-from laplacian_metric.training.precision import computing_in
+from laplacian_metric.training.precision import computed_in, computing_in
 from laplacian_metric.training.validation import best_epoch, validate
 
 LOGGER = logging.getLogger(__name__)
@@ -67,7 +68,9 @@ def train(
 
     The same result is the same bits where torch computes with as many threads (and, on a GPU, with deterministic
     algorithms), and, for augmented images, where they are read by as many workers with the same ``checkpoint_every``;
-    without workers augmentations have to draw from torch's generator. Afterwards torch's global random state and the
+    without workers augmentations have to draw from torch's generator. Learners that choose their images by what the
+    module makes of them (`Learner.refresh`) choose anew after every checkpoint, so ``checkpoint_every`` is part of what
+    they are trained with. Afterwards torch's global random state and the
     modes of the module are what they were.
 
     Args:
@@ -78,7 +81,8 @@ def train(
         options: of the training.
         folder: of this run alone.
         seed: of the order of the images, and of all draws.
-        identity: what else the result depends on, as plain values; a run that was begun with something else is refused.
+        identity: what else the result depends on, such as the options of the method and of the loss, as plain values; a
+            run that was begun with something else is refused, as it is with other options, labels or another seed.
         progress: whether to show a bar; None asks the terminal.
 
     Raises:
@@ -129,8 +133,15 @@ class _Run:
         self.seed = seed
         self.show = show
         self.process, self.processes = processes.processes()
-        self.identity = {**_plain(options), **identity, "seed": seed, "processes": self.processes}
+        self.identity = {
+            **_plain(options, chosen=learner.refresh is not None),
+            "images": _described(images),
+            **identity,
+            "seed": seed,
+            "processes": self.processes,
+        }
         self.device = device_of(learner.module)
+        self.precision = computed_in(options.precision, learner.module).value
         self.optimizer = make_optimizer(options, learner.parameters())
         own = 0 if learner.same_draws else self.process
         self.generator = torch.Generator(self.device).manual_seed(seed + own)
@@ -187,6 +198,7 @@ class _Run:
             "epoch": number + 1,
             "loss": processes.mean_over_processes(state.total, state.images, self.learner),
             "learning_rate": rate,
+            "precision": self.precision,
             # All processes have to agree on which epoch is best, and when patience is over.
             **processes.of_the_first(measured),
         }
@@ -244,13 +256,16 @@ class _Run:
     # --- files ---
 
     def resume(self) -> None:
-        """Go on from the last checkpoint; does nothing where there is none."""
+        """Go on from the last checkpoint; where there is none, write one of the beginning."""
         path = self.folder / checkpoint.LAST
         processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
         processes.same_everywhere("seed", self.seed)
         if self.process == 0:
             checkpoint.remove_unfinished(self.folder)
-        if not path.exists():
+        if not path.exists() or self._is_of_no_use(path):
+            # A learner that is interrupted in its first epoch is no longer what it was: the same call has to find that.
+            if self.options.epochs:
+                self._save(checkpoint.LAST, whole=True)
             return
         with processes.all_or_none():
             tensors, found, state = checkpoint.read(path)
@@ -263,6 +278,12 @@ class _Run:
         LOGGER.info(
             "going on after epoch %d, step %d of %s", len(self.state.history), self.state.step, self.folder
         )
+
+    def _is_of_no_use(self, path: Path) -> bool:
+        """Whether a checkpoint is the beginning of a run with other settings, of which nothing would be lost."""
+        with processes.all_or_none():
+            _, found, state = checkpoint.read(path)
+        return not state.history and not state.step and found != self.identity
 
     def _load(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """What a checkpoint's tensors hold, once they are known to be of this run."""
@@ -320,10 +341,23 @@ def _until(step: int, *periods: int | None) -> int:
     return min(period - step % period for period in periods if period is not None)
 
 
-def _plain(options: TrainingOptions) -> dict[str, Any]:
-    """What of the options a continued run must have in common, as plain values."""
+def _described(images: LabelledInputs) -> dict[str, int]:
+    """How many images there are, and a checksum of their labels in their order."""
+    labels = images.labels.cpu().contiguous()
+    return {"number": len(images), "labels": zlib.crc32(labels.view(torch.uint8).numpy().data)}
+
+
+def _plain(options: TrainingOptions, chosen: bool) -> dict[str, Any]:
+    """What of the options a continued run must have in common, as plain values.
+
+    Where images are ``chosen`` by what the module makes of them they are chosen anew after every checkpoint.
+    """
     found = asdict(options)
+    free = set(FREE)
     # The learning rates of these depend on how many epochs there will be.
-    free = FREE[1:] if options.schedule in (Schedule.COSINE, Schedule.STEP) else FREE
+    if options.schedule in (Schedule.COSINE, Schedule.STEP):
+        free.remove("epochs")
+    if chosen:
+        free.remove("checkpoint_every")
     plain: dict[str, Any] = json.loads(json.dumps({k: v for k, v in found.items() if k not in free}))
     return plain

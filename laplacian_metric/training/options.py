@@ -71,7 +71,7 @@ class TrainingOptions:
         schedule: "constant", "exponential", "cosine" or "step".
         decay: of "exponential", per epoch.
         final_share: of "cosine".
-        warmup_epochs: in so many epochs the learning rate rises linearly to where it starts.
+        warmup_epochs: in so many epochs the learning rate rises linearly to where its schedule then starts.
         sampling: "shuffled", "balanced" (P classes of K images, by pytorch-metric-learning's sampler), or "pairs" (half
             of them of two images of one class, half of different ones, at random).
         images_per_class: K, for "balanced".
@@ -169,7 +169,7 @@ def learning_rate(options: TrainingOptions, epoch: int) -> float:
     if epoch < options.warmup_epochs:
         return rate * (epoch + 1) / (options.warmup_epochs + 1)
     if options.schedule is Schedule.EXPONENTIAL:
-        return rate * math.exp(-options.decay * epoch)
+        return rate * math.exp(-options.decay * (epoch - options.warmup_epochs))
     if options.schedule is Schedule.COSINE:
         last = max(options.epochs - 1 - options.warmup_epochs, 1)
         share = (1 + math.cos(math.pi * min((epoch - options.warmup_epochs) / last, 1.0))) / 2

@@ -38,6 +38,12 @@ def has_bfloat16(device: torch.device) -> bool:
     return any(ask() for ask in known if ask is not None)
 
 
+def computed_in(precision: Precision, module: nn.Module) -> Precision:
+    """What the backbones compute in where ``precision`` is asked for."""
+    imitated = precision is Precision.BFLOAT16 and not has_bfloat16(device_of(module))
+    return Precision.FLOAT32 if imitated else precision
+
+
 @contextmanager
 def computing_in(precision: Precision, module: nn.Module) -> Iterator[None]:
     """Inside, the backbones of all encoders in a module compute in ``precision``; their features are float32.
@@ -52,7 +58,7 @@ def computing_in(precision: Precision, module: nn.Module) -> Iterator[None]:
     backbones = {id(part.backbone): part.backbone for part in module.modules() if isinstance(part, Encoder)}
     if not backbones:
         raise ValueError("precision is 'bfloat16', but the module has no Encoder whose backbone could use it")
-    if not has_bfloat16(device_of(module)):
+    if computed_in(precision, module) is Precision.FLOAT32:
         LOGGER.info("no bfloat16 in hardware: float32 is faster")
         yield
         return

@@ -6,7 +6,12 @@ that a floating point number can tell from a point. docs/von_mises_fisher.md der
 
 from __future__ import annotations
 
-from laplacian_metric.vmf.bessel import log_normalizer, mean_resultant_length, relative_log_normalizer
+from laplacian_metric.vmf.bessel import (
+    length_and_variance,
+    log_normalizer,
+    mean_resultant_length,
+    relative_log_normalizer,
+)
 from laplacian_metric.vmf.cap import cap_probability, cap_quantile
 from laplacian_metric.vmf.distribution import (
     bhattacharyya,
@@ -30,6 +35,7 @@ __all__ = [
     "entropy",
     "fit",
     "kl",
+    "length_and_variance",
     "log_density",
     "log_expected_likelihood",
     "log_normalizer",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laplacian_metric import bessel_expansion
 from laplacian_metric.bessel_expansion import Expansion, log_uniform_density
-from laplacian_metric.vmf.checks import check_dim, check_kappa, precise, result_dtype
+from laplacian_metric.vmf.checks import LARGEST_KAPPA, check_dim, check_kappa, precise, result_dtype
 
 
 def expand(kappa: Tensor, dim: int) -> Expansion[Tensor]:
@@ -90,6 +90,22 @@ def relative_log_normalizer(kappa: Tensor, dim: int) -> Tensor:
         tensor([-0.1614, -7.0043])
     """
     return _checked(kappa, dim, "relative").to(result_dtype(kappa))
+
+
+def length_and_variance(kappa: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """A_D(kappa) = |E x|, and the trace of the covariance 1 - A^2 without a subtraction from 1; in float64.
+
+    The latter keeps all its digits where the length rounds to 1. What knows everything may have kappa infinite.
+
+    Example:
+        >>> length_and_variance(torch.tensor([10.0, 1e20, torch.inf]), 3)[1]
+        tensor([1.9000e-01, 2.0000e-20, 2.0000e-100], dtype=torch.float64)
+    """
+    kappa = precise(kappa).clamp(max=LARGEST_KAPPA)
+    check_kappa("kappa", kappa)
+    check_dim(dim)
+    found = expand(kappa, dim)
+    return found.length, found.gap * (1 + found.length)
 
 
 def mean_resultant_length(kappa: Tensor, dim: int) -> Tensor:

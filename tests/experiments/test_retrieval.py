@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ def test_alarms_come_for_strangers_only() -> None:
     assert some.median < 60
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "results"
     for cell in ("one", "two"):
         for seed in (0, 1):
@@ -165,6 +168,20 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "| first |" in (out / f"retrieval_{name}.md").read_text() or name == "credible"
     for name in ("refusal", "matching"):
         assert (out / "plots" / f"retrieval_{name}.png").read_bytes().startswith(b"\x89PNG")
+    # Without a method's own uncertainty there is less to show.
+    trivial = described.read_text().replace("label: first,", "label: first, score: feature norm,")
+    described.write_text(trivial.replace("label: second,", "label: second, score: feature norm,"))
+
+    def without(cell: str, seed: int, **places: Any) -> Embedded:
+        found = made(600, seed)
+        scores, strangers = {"feature norm": found.scores["own"]}, {"others": {"feature norm": np.ones(300)}}
+        return replace(found, scores=scores, strangers=strangers, has_uncertainty=False)
+
+    monkeypatch.setattr(retrieval, "embedded", without)
+    retrieval.main([*places, "--described", str(described), "--out", str(tmp_path / "trivial")])
+    assert (tmp_path / "trivial" / "retrieval_refusal.json").exists()
+    assert not (tmp_path / "trivial" / "retrieval_matching.json").exists()
+    assert "retrieval_matching: no result that is asked for has what it shows" in capsys.readouterr().out
     described.write_text(described.read_text().replace("set/one", "set/four").replace("set/two", "set/five"))
     with pytest.raises(SystemExit, match="has no result of a cell"):
         retrieval.main([*places, "--described", str(described)])

@@ -168,6 +168,26 @@ def test_pictures_of_images_need_the_data(tmp_path: Path, capsys: pytest.Capture
     assert "no figure is called 'extremes'; there are: summary" in capsys.readouterr().err
 
 
+def test_data_that_are_not_there_leave_out_one_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in some_results(tmp_path / "results", seeds=1).rglob("*.json"):
+        path.write_text(path.read_text(encoding="utf-8").replace("sample-", ""), encoding="utf-8")
+    (tmp_path / "data").mkdir()
+    arguments = [
+        "--results",
+        str(tmp_path / "results"),
+        "--out",
+        str(tmp_path),
+        "--data",
+        str(tmp_path / "data"),
+    ]
+    assert figures.main([*arguments, "--only", "extremes_fashion_mnist", "sparsification_fashion_mnist"]) == 0
+    said = capsys.readouterr().out
+    assert "extremes_fashion_mnist: left out, " in said
+    assert "sparsification_fashion_mnist: written" in said
+
+
 def of(config: dict[str, Any]) -> Result:
     return Result("a", 0, config=config)
 

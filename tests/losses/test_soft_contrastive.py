@@ -17,6 +17,7 @@ from laplacian_metric.losses.soft_contrastive import (
     MatchProbability,
     kl_to_standard_normal,
     match_probability,
+    paired_match_probability,
     published_kl,
     self_mismatch,
     soft_contrastive_loss,
@@ -92,10 +93,12 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int, k
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("images", [3, 14])  # torch takes a matrix product above 25 points
 @pytest.mark.parametrize("dim", [2, 40])  # differences, and the matrix product
 @pytest.mark.parametrize("average", ["probability", "log"])
-def test_gradients(dim: int, average: str) -> None:
-    pairs, samples = Pairs.from_labels([0, 0, 1]), drawn(2, 3, dim).requires_grad_()
+def test_gradients(images: int, dim: int, average: str) -> None:
+    pairs = Pairs.from_labels([0, 0, 1] + [2] * (images - 3))
+    samples = drawn(2, images, dim).requires_grad_()
     log_scale, offset = torch.tensor(0.3, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
     match = matching()
 
@@ -105,6 +108,29 @@ def test_gradients(dim: int, average: str) -> None:
         return soft_contrastive_loss(samples, pairs, bound, average=average)  # type: ignore[arg-type]
 
     assert torch.autograd.gradcheck(value, (samples, log_scale.requires_grad_(), offset.requires_grad_()))
+
+
+@pytest.mark.parametrize("dim", [8, 33, 128])
+@pytest.mark.parametrize(("norm", "apart"), [(1.0, 1e-3), (100.0, 0.03)])
+def test_close_points_keep_their_digits_in_single_precision(dim: int, norm: float, apart: float) -> None:
+    """Far from the origin, the rounding of the points themselves is what is left."""
+    points = norm / dim**0.5 + apart * drawn(1, 60, dim) / dim**0.5
+    single, scale = points.float(), 1 / apart
+    exact = single.double()
+    match = MatchProbability(scale, 1.0)
+    labels = torch.arange(60) % 2
+    found, expected = [], []
+    for samples, results, own in ((single, found, match), (exact, expected, match.double())):
+        samples = samples.clone().requires_grad_()
+        value = soft_contrastive_loss(samples, Pairs.from_labels(labels), own)
+        gradient = torch.autograd.grad(value, samples)[0]
+        rows = samples.detach()
+        results += [value.detach(), gradient, match_probability(rows, rows, own)]
+        results.append(paired_match_probability(rows, rows.flip(1), own))
+        match = match.float()
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
 
 
 class Bound:
@@ -216,7 +242,7 @@ def test_errors_name_what_is_wrong() -> None:
         soft_contrastive_loss(with_nan, Pairs.from_labels([0] * 3), match)
     with pytest.raises(TypeError, match="samples has dtype"):
         soft_contrastive_loss(torch.zeros(1, 3, 2).long(), Pairs.from_labels([0] * 3), match)
-    with pytest.raises(ValueError, match=r"scale is 0\.0, a positive number is needed"):
+    with pytest.raises(ValueError, match=r"scale is 0\.0, a positive finite number is needed"):
         MatchProbability(scale=0.0)
     with pytest.raises(ValueError, match="balance is 'halves', one of 'types', 'pairs' is needed"):
         soft_contrastive_loss(torch.zeros(1, 2, 2), Pairs.from_labels([0] * 2), match, balance="halves")

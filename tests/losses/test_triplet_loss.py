@@ -179,6 +179,15 @@ def test_the_expected_distance_prefers_the_sure(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(difference_covariance(e, rest), whole)
 
 
+@pytest.mark.parametrize("dim", [2, 3, 64])
+def test_large_concentrations_keep_the_digits_of_their_spread(dim: int) -> None:
+    """For kappa far above D, the trace of the covariance is (D - 1) / kappa."""
+    kappa = torch.tensor([1e6, 1e7, 1e8, 1e12])
+    z = torch.eye(dim)[:1].expand(4, dim)
+    spread = mean_and_spread(StochasticEmbedding(z, z, kappa, 1 / kappa))[1]
+    torch.testing.assert_close(spread, (dim - 1) / kappa, rtol=2e-4, atol=0)
+
+
 def test_certain_points_have_no_covariance_and_wrong_galleries_are_refused() -> None:
     z = torch.eye(3)
     sure = torch.full((3,), torch.inf)

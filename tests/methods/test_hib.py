@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.losses.soft_contrastive import match_probability
 from laplacian_metric.method import FitData, Setup, Start
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.hib import HIB, HIBEmbedder, HIBLearner, matched
@@ -243,7 +245,8 @@ def test_similarity_is_the_match_probability() -> None:
     found = embedder.similarity(e[:4], e)
     assert found is not None
     torch.testing.assert_close(found, embedder.match_probability(inputs[:4], inputs))
-    noise = torch.randn(2, 8, 1, 1, 3, generator=seeded()).double()
+    drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
+    noise = torch.cat([drawn, -drawn], dim=1)
     assert e.gaussians is not None
     first, second = (e.gaussians.mean + e.variance.sqrt() * each[:, :, 0] for each in noise)
     a, b = float(learner.network.match.scale.detach()), float(learner.network.match.offset.detach())
@@ -254,6 +257,30 @@ def test_similarity_is_the_match_probability() -> None:
     bare = StochasticEmbedding(e.point, e.mean, e.kappa, e.uncertainty)
     with pytest.raises(ValueError, match="no Gaussians"):
         embedder.similarity(bare, e)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_draws_in_common_move_no_query(seed: int) -> None:
+    """Of images that are equally unsure the nearest is the likeliest match."""
+    means = torch.linspace(-2, 2, 41, dtype=torch.float64)[:, None] * unit_rows(torch.ones(1, 3).double())
+    e = StochasticEmbedding.from_gaussians(Gaussians(means + 1e-9, torch.full((41, 3), 0.1).double()))
+    learner = learner_of()
+    found = HIBEmbedder(learner.network, learner.method, seed).similarity(e, e)
+    assert found is not None
+    assert found.argmax(1).tolist() == list(range(41))
+
+
+def test_an_odd_number_of_draws_is_drawn() -> None:
+    learner = learner_of(samples=7, score_samples=5)
+    embedder = embedder_of(learner)
+    inputs, _ = images()
+    means, log_variances = embedder.mixtures(inputs)
+    drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
+    noises = torch.cat([drawn, -drawn], dim=1)[:, :7]
+    first, second = (learner.network.draw(means, log_variances, noise) for noise in noises)
+    expected = match_probability(first, second, embedder.match)
+    torch.testing.assert_close(embedder.match_probability(inputs, inputs), expected)
+    assert len(embedder.embed(inputs)) == 9
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -377,6 +404,12 @@ def test_errors_name_what_is_wrong() -> None:
         HIB(variance=0)
     with pytest.raises(ValueError, match="scale is 0"):
         HIB(scale=0)
+    for name in ("kl_weight", "variance", "scale", "offset"):
+        for wrong in (math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"{name} is {wrong}"):
+                HIB(**{name: wrong})
+    with pytest.raises(ValueError, match="variance is 1e-06, a number above 1e-06"):
+        HIB(variance=1e-6)
     with pytest.raises(ValueError, match="head is 'mlp', one of 'module', 'linear' is needed"):
         HIB(head="mlp")  # type: ignore[arg-type]
     learner = learner_of()

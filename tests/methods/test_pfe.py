@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from typing import Any
 
 import pytest
@@ -97,13 +98,19 @@ def test_with_a_small_scale_variances_start_constant_and_add_up_to_a_half() -> N
 
 def test_variances_stay_within_bounds_and_have_gradients_there() -> None:
     head = LinearUncertaintyHead(1, 1, variance=0.3).double()
-    assert float(head(torch.zeros(1, 1, dtype=torch.float64)).detach()) == pytest.approx(math.log(0.3 + 1e-6))
+    assert float(head(torch.zeros(1, 1, dtype=torch.float64)).detach()) == pytest.approx(math.log(0.3))
     with torch.no_grad():
         head.linear.weight.fill_(1.0)
     found = head(torch.tensor([[-1e4], [1e4]], dtype=torch.float64)).detach().flatten()
     torch.testing.assert_close(
         found, torch.tensor([math.log(1e-6), LARGEST_LOG_VARIANCE], dtype=torch.float64)
     )
+
+
+@pytest.mark.parametrize("variance", [1e-6, 1e20, math.nan, math.inf])
+def test_a_variance_that_no_head_can_begin_with_is_refused(variance: float) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"variance is {variance}, a number above 1e-06")):
+        LinearUncertaintyHead(1, 1, variance=variance)
 
 
 def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:

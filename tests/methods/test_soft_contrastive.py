@@ -193,6 +193,8 @@ def test_errors_name_what_is_wrong() -> None:
         SoftContrastive().learner([], setup())
     with pytest.raises(ValueError, match="scale is 0"):
         SoftContrastive(scale=0)
+    with pytest.raises(ValueError, match="offset is nan, a finite number"):
+        SoftContrastive(offset=math.nan)
     with pytest.raises(ValueError, match="balance is 'half', one of 'types', 'pairs' is needed"):
         SoftContrastive(balance="half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="samples has NaN or infinite entries"):

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.descriptions import TableDescription, parse_table
+from laplacian_metric.report.precision import Precisions
 from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
 from laplacian_metric.report.read_yaml import read_yaml
 from laplacian_metric.report.result_files import read_results
-from laplacian_metric.report.results import Result, Score
+from laplacian_metric.report.results import Epoch, Result, Score, Training
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
 from tests.report.synthetic import failure, result, write
@@ -89,11 +90,39 @@ def test_a_table_says_which_networks_were_trained_in_another_precision() -> None
         trained("c", 0, "bfloat16", True),
     ]
     made = build_table(table("a", "b", "c"), results)
-    assert "Trained in float32, not in bfloat16 like the others: `a`, `b` (seed 1)." in made.notes
+    assert "Trained in float32, not in bfloat16 like most others: `a`, `b` (seed 1)." in made.notes
     results.append(trained("c", 1, "float32", True))
     made = build_table(table("a", "b", "c"), results)
-    # As many of each: bfloat16 is the first by name.
-    assert "Trained in bfloat16, not in float32 like the others: `a`, `b`, `c` (seed 0)." in made.notes
+    # As many of each: float32 is the last by name.
+    assert "Trained in bfloat16, not in float32 like most others: `a`, `b`, `c` (seed 0)." in made.notes
+
+
+def test_the_precision_is_that_of_the_epochs_and_of_all_networks() -> None:
+    def epochs(cell: str, seed: int, *precisions: str, **config: Any) -> Result:
+        history = tuple(Epoch(number, 0.1, {}, said) for number, said in enumerate(precisions, 1))
+        # The machine that wrote it is another one.
+        given = {"training": {"precision": "bfloat16"}, **config}
+        return Result(
+            cell, seed, config=given, environment={"bfloat16": False}, training=Training(history, 1)
+        )
+
+    of_two = {"base": "a", "members": 2}
+    ensemble = [Result("e", seed, config={**of_two, "method": {"name": "ensemble"}}) for seed in (0, 1)]
+    averaged = [epochs("s", seed, "float32", base="a", method={"name": "swag"}) for seed in (0, 2)]
+    head = epochs("p", 0, "float32", base="a", method={"name": "pfe"})
+    results = [
+        epochs("a", 0, "bfloat16", "bfloat16"),
+        epochs("a", 1, "bfloat16"),
+        epochs("a", 2, "float32"),
+        epochs("a", 4, "bfloat16", "float32"),
+    ]
+    precisions = Precisions([*results, *ensemble, *averaged, head])
+    found = [precisions.of(result) for result in results]
+    assert found == ["bfloat16", "bfloat16", "float32", "bfloat16 and float32"]
+    # The second ensemble has networks 2 and 3, of which one is not there.
+    assert [precisions.of(result) for result in ensemble] == ["bfloat16", None]
+    assert [precisions.of(result) for result in averaged] == ["bfloat16 and float32", "float32"]
+    assert precisions.of(head) == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +146,7 @@ def test_a_difference_between_precisions_is_told_from_one_of_corrections() -> No
     described = parse_table("t", {"title": "T", "columns": ["R-AUROC"], "pairs": [pair]})
     notes = build_table(described, results).notes
     assert any(note.startswith("L, seed 0: the two were trained in different precision") for note in notes)
-    assert "Trained in float32, not in bfloat16 like the others: `before` (seed 0)." in notes
+    assert "Trained in float32, not in bfloat16 like most others: `before` (seed 0)." in notes
     alike = build_table(described, results[2:]).notes
     assert not any("precision" in note or "float" in note for note in alike)
 
@@ -245,6 +274,15 @@ def test_pairs_are_compared_seed_by_seed() -> None:
     assert line(made, "as published") == ["0.600 ± 0.100", "3"]
     assert line(made, "difference") == [expected, "3"]
     assert bold(made) == ["difference"]
+
+
+def test_a_difference_of_fewer_seeds_is_said() -> None:
+    content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
+    made = build_table(parse_table("t", content), of("a", [0.5, math.nan, 0.6]) + of("b", [0.6, 0.6, 0.6]))
+    said = "P: the difference in R-AUROC is of 2 of 3 seeds, since it is not defined for the others."
+    assert said in made.notes
+    whole = build_table(parse_table("t", content), of("a", [0.5, 0.6]) + of("b", [0.6, 0.6]))
+    assert not any(note.startswith("P:") for note in whole.notes)
 
 
 @pytest.mark.parametrize(

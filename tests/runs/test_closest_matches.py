@@ -125,6 +125,8 @@ def test_what_does_not_fit_is_said() -> None:
         closest_matches(some, some, match, 0)
     with pytest.raises(ValueError, match="first has 2 dimensions and second 3"):
         closest_matches(some, torch.zeros(1, 2, 3), match, 1)
+    with pytest.raises(ValueError, match="gallery is empty"):
+        closest_matches(some, some[:, :0], match, 1)
     broken = some.clone()
     broken[0, 1, 0] = torch.nan
     with pytest.raises(ValueError, match="second has NaN or infinite entries in 1 of 2 rows"):

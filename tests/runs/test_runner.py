@@ -260,9 +260,38 @@ def test_a_cell_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -
         in (folder.result("mini/swag")["error"])
     )
     assert folder.states()[("mini/bad", 0)] == "failed"
-    # Failures stay until they are tried again.
-    assert folder.run(["mini/bad"]).skipped == ["mini/bad, seed 0"]
+    # Failures stay until they are tried again, and whoever repeats a command until it succeeds is not told that it did.
+    again = folder.run(["mini/bad", "mini/laplace"])
+    assert (again.skipped, again.failed_before) == (["mini/laplace, seed 0"], ["mini/bad, seed 0"])
+    assert not again.ok
+    assert (
+        folder.said[-1]
+        == "0 of 2 runs to do, 1 have a result, 1 failed before, which --retry-failed tries again"
+    )
     assert list(folder.run(["mini/bad"], retry_failed=True).failed) == ["mini/bad, seed 0"]
+
+
+def test_a_cell_whose_size_cannot_be_told_stops_no_other(tmp_path: Path) -> None:
+    data = {**BASE["data"], "options": {"no_such": 1}}
+    folder = folder_with(
+        tmp_path,
+        bad={**BASE, "name": "mini/bad", "data": data},
+        heads={**LAPLACE, "name": "mini/heads", "base": "mini/bad"},
+        laplace=LAPLACE,
+    )
+    summary = folder.run()
+    assert sorted(summary.done) == ["mini/deterministic, seed 0", "mini/laplace, seed 0"]
+    assert sorted(summary.failed) == ["mini/bad, seed 0", "mini/heads, seed 0"]
+    assert "has no option 'no_such'" in summary.failed["mini/bad, seed 0"]
+
+
+def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    folder.run()
+    path = next(folder.results.rglob("seed0.json"))
+    path.write_text(path.read_text(encoding="utf-8")[:-20], encoding="utf-8")
+    with pytest.raises(RunError, match=re.escape(f"{path} is damaged") + ".*remove it"):
+        folder.run()
 
 
 def test_missing_data_are_no_result(tmp_path: Path) -> None:
@@ -395,7 +424,7 @@ def test_a_lock_lets_its_own_process_in_again(tmp_path: Path) -> None:
     assert not mine.is_locked("a/b", 0)
     assert not mine.is_locked("a/c", 0)
     (tmp_path / "a" / "b" / "seed0" / work.CONFIG).write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"config.json in seed0 is damaged"):
+    with pytest.raises(RunError, match=r"config.json is damaged"):
         mine.config("a/b", 0)
 
 
@@ -426,13 +455,13 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path: Path) -> None:
         folder.write("mini/deterministic", longer)
         folder.write("mini/laplace", LAPLACE)
     process = started(parts)
-    log = parts.work / "mini/deterministic/seed0/last.safetensors"
+    log = parts.work / "mini/deterministic/seed0/log.json"
     end = time.monotonic() + 60
     while not log.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    history = json.loads((log.parent / "log.json").read_text(encoding="utf-8"))["epochs"]
+    history = json.loads(log.read_text(encoding="utf-8"))["epochs"]
     assert 1 <= len(history) < 8
     assert list(parts.results.rglob("*.json")) == []
     assert parts.run().ok

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def test_the_best_epoch_is_loaded_to_the_bit(finished: Path) -> None:
 
 def test_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"has no best\.safetensors: nothing was trained there; train first"
+        FileNotFoundError,
+        match=r"has no best\.safetensors: nothing was trained there, so train first; or",
     ):
         load_best(CASE.learner(), tmp_path)
 
@@ -162,6 +164,23 @@ def test_another_seed_or_identity_is_refused(tmp_path: Path) -> None:
         case.run(tmp_path)
     with pytest.raises(TypeError, match="identity must be of numbers, words, lists"):
         case.run(tmp_path, identity={"tensor": torch.ones(1)})
+
+
+def test_other_images_are_refused(tmp_path: Path) -> None:
+    case = Case(options={"epochs": 1})
+    case.run(tmp_path)
+    fewer = replace(case, images=lambda: clusters(40))
+    with pytest.raises(OtherRunError, match=r"images was \{.*'number': 44.*\} and is now \{'number': 40, "):
+        fewer.run(tmp_path)
+    turned = replace(case, images=lambda: clusters().select(torch.arange(44).flip(0)))
+    with pytest.raises(OtherRunError, match="images was"):
+        turned.run(tmp_path)
+
+
+def test_where_images_are_chosen_checkpoints_are_part_of_the_training(tmp_path: Path) -> None:
+    Case("triplet", options={"checkpoint_every": 3}).run(tmp_path)
+    with pytest.raises(OtherRunError, match="checkpoint_every was 3 and is now None"):
+        Case("triplet", options={"checkpoint_every": None}).run(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.training import TrainingOptions, checkpoint, load_best, train, validate
 from laplacian_metric.training.options import learning_rate
 from laplacian_metric.training.order import epoch_batches
-from laplacian_metric.training.validation import best_epoch
-from tests.training.cases import LOSS, Case, Plain, clusters, pictures, plain, timeless
+from laplacian_metric.training.validation import best_epoch, validation_loss
+from tests.training.cases import LOSS, Case, Plain, an_encoder, clusters, pictures, plain, timeless
 
 
 def weights(module: nn.Module) -> Tensor:
@@ -190,12 +190,10 @@ def test_a_gradient_that_is_not_finite_spoils_no_checkpoint(every: int | None, t
         FloatingPointError, match="after step 4 of epoch 1 there are weights which are not finite"
     ):
         train(Rooted(plain().module), images, clusters(20, seed=1), options, tmp_path)
-    if every is None:
-        assert not list(tmp_path.iterdir())
-    else:
-        tensors, _, progress = checkpoint.read(tmp_path / checkpoint.LAST)
-        assert progress.step == 2
-        assert all(bool(tensor.isfinite().all()) for name, tensor in tensors.items() if "random" not in name)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.LAST]
+    tensors, _, progress = checkpoint.read(tmp_path / checkpoint.LAST)
+    assert (progress.step, progress.history) == (every or 0, [])
+    assert all(bool(tensor.isfinite().all()) for name, tensor in tensors.items() if "random" not in name)
 
 
 # --- the epoch that is kept ---
@@ -369,3 +367,19 @@ def test_more_images_than_memory_needs(tmp_path: Path) -> None:
     images = LabelledInputs(base.as_subclass(Mapped), clusters(200).labels)  # type: ignore[union-attr]
     train(plain(), images, clusters(20), TrainingOptions(epochs=1, batch_size=8), tmp_path)
     assert max(sizes) == 8
+
+
+def test_what_validation_draws_is_not_missed_in_training() -> None:
+    class Drawing(Plain):
+        def loss(self, inputs: Any, labels: Tensor) -> Tensor:
+            return super().loss(inputs, labels) + torch.rand((), generator=self.generator) + torch.rand(())
+
+    learner = Drawing(an_encoder())
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), torch.Generator().manual_seed(3))
+    own, of_torch = learner.generator.get_state(), torch.get_rng_state()
+    first = validation_loss(learner, clusters(20))
+    assert torch.equal(learner.generator.get_state(), own)
+    assert torch.equal(torch.get_rng_state(), of_torch)
+    assert validation_loss(learner, clusters(20)) == first
+    torch.rand((), generator=learner.generator)
+    assert validation_loss(learner, clusters(20)) != first

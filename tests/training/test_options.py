@@ -27,7 +27,7 @@ from tests.training.cases import Case, clusters, plain
         ({"schedule": "constant", "warmup_epochs": 3}, [0.5, 1.0, 1.5, 2.0]),
         ({"schedule": "exponential", "decay": math.log(2)}, [2.0, 1.0, 0.5, 0.25]),
         ({"schedule": "exponential", "decay": 0.0}, [2.0, 2.0, 2.0, 2.0]),
-        ({"schedule": "exponential", "decay": math.log(2), "warmup_epochs": 1}, [1.0, 1.0, 0.5, 0.25]),
+        ({"schedule": "exponential", "decay": math.log(2), "warmup_epochs": 1}, [1.0, 2.0, 1.0, 0.5]),
         ({"schedule": "cosine"}, [2.0, 1.5, 0.5, 0.0]),  # (1 + cos 60 degrees)/2 = 3/4
         ({"schedule": "cosine", "final_share": 0.2}, [2.0, 1.6, 0.8, 0.4]),
         ({"schedule": "cosine", "warmup_epochs": 1}, [1.0, 2.0, 1.0, 0.0]),

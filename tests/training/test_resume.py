@@ -178,6 +178,42 @@ class Stop(Exception):  # noqa: N818 (nothing is wrong)
     """The training is interrupted."""
 
 
+@pytest.mark.parametrize(
+    "method", ["deterministic", "swag", "pfe", "hib", "vmf", "online-laplace", "triplet", "btl", "plain"]
+)
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_the_same_learner_goes_on_too(
+    method: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: the learner that was interrupted, even in the first epoch, is given to the same call again."""
+    case = Case(method, options={"checkpoint_every": None})
+    options = case.training_options()
+    learner, original, taken = case.learner(), torch.optim.RMSprop.step, []
+
+    def interrupted(self: torch.optim.RMSprop, *args: object, **others: object) -> object:
+        taken.append(None)
+        if len(taken) == step:
+            raise Stop
+        return original(self, *args, **others)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.optim.RMSprop, "step", interrupted)
+        with pytest.raises(Stop):
+            train(learner, case.images(), case.validation(), options, tmp_path / "twice", seed=5)
+    train(learner, case.images(), case.validation(), options, tmp_path / "twice", seed=5)
+    case.run(tmp_path / "whole")
+    assert_same_end(tmp_path / "twice", tmp_path / "whole")
+
+
+def test_settings_may_change_where_nothing_was_trained_yet(tmp_path: Path) -> None:
+    """Whoever is told to lower the learning rate can do so in the same folder."""
+    with pytest.raises((FloatingPointError, ValueError)):  # the loss, or what is left of the embeddings
+        Case(options={"learning_rate": 1e30, "checkpoint_every": None}).run(tmp_path / "some")
+    Case().run(tmp_path / "some")
+    Case().run(tmp_path / "whole")
+    assert_same_end(tmp_path / "some", tmp_path / "whole")
+
+
 def test_what_has_no_gradient_has_no_average_and_needs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
