@@ -57,6 +57,8 @@ class PairLoss(ABC):
     def checked(self, u: Tensor, pairs: Pairs) -> Tensor:
         """u (N, Z) in the dtype that is computed in; refused if it does not fit the pairs or is not finite."""
         check_matrix("u", u)
+        if not isinstance(pairs, Pairs):
+            raise TypeError(f"pairs is a {type(pairs).__name__}: for labels pass Pairs.from_labels(labels)")
         if len(u) != pairs.num_images:
             raise ValueError(f"the pairs are over {pairs.num_images} images for {len(u)} embeddings")
         check_same_device(u=u, pairs=torch.empty(0, device=pairs.device))

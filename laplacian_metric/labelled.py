@@ -53,6 +53,11 @@ class LabelledInputs:
                     f"{inputs.name} is the split {inputs.split.value!r} and not {split!r}: leave `split` out"
                 )
             labels, found, self.name = inputs.labels, inputs.split, inputs.name
+        elif not isinstance(inputs, Tensor):
+            raise TypeError(
+                f"inputs is a {type(inputs).__name__}: a tensor of all inputs is needed, or a data set of data.load or "
+                "data.from_arrays, which takes the arrays of a data set of your own"
+            )
         elif labels is None:
             raise ValueError("labels are missing: a tensor of inputs needs one for each")
         if labels.ndim != 1 or labels.is_floating_point():
@@ -125,6 +130,11 @@ class LabelledInputs:
             chosen = LabelledInputs(self.inputs.select(rows), **settings)
         chosen.name = self.name
         return chosen
+
+
+def in_batches(inputs: Any) -> Any:
+    """A data set as batches; anything else is what it is."""
+    return LabelledInputs(inputs) if isinstance(inputs, LabelledImages) else inputs
 
 
 def _loader(

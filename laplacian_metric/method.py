@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,9 @@ from hessians.pair_loss import PairLoss
 from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.inputs import inputs_of, to_device
+from laplacian_metric.labelled import LabelledInputs, in_batches
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
-
-if TYPE_CHECKING:
-    from laplacian_metric.labelled import LabelledInputs
 
 
 class Start(Choice):
@@ -121,7 +119,7 @@ class Embedder(ABC):
         (samples, N, Z).
         """
         single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
+        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
         with evaluating(self.module):
             parts = [self.embed_batch(to_device(batch, self.module)) for batch in batches]
         if not parts:

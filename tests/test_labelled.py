@@ -127,6 +127,8 @@ def test_what_does_not_fit_is_refused() -> None:
     labels = torch.zeros(4, dtype=torch.long)
     with pytest.raises(ValueError, match="labels are missing"):
         LabelledInputs(torch.zeros(4, 2))
+    with pytest.raises(TypeError, match="inputs is a TensorDataset: a tensor of all inputs is needed"):
+        LabelledInputs(torch.utils.data.TensorDataset(torch.zeros(4, 2)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="labels has 4 entries for 3 inputs"):
         LabelledInputs(torch.zeros(3, 2), labels)
     with pytest.raises(ValueError, match="arrays has labels of its own"):

@@ -207,7 +207,13 @@ def from_arrays(
         images: (N, H, W) or (N, C, H, W), uint8.
         labels: (N,), integers from 0.
         split: "train", "validation", "test" ...
+        name: what the data set is called in messages and reports.
         class_names: the name of every label; by default the label itself.
+        extras: more about each image, tensors with N rows each, by name.
+        image_size: to which images are resized when they are made ready for a network; None leaves them.
+        channels: 1 or 3, to which images are converted; None leaves them.
+        preprocessing: how pixels become floats, "unit" for 0 to 1 or the name of a network's own.
+        augment: changes an image (C, H, W) at random, in training only; it draws from torch's generator.
 
     Example:
         >>> import torch
@@ -218,7 +224,17 @@ def from_arrays(
     pixels = torch.as_tensor(images)
     if pixels.ndim == 3:
         pixels = pixels.unsqueeze(1)
-    numbers = torch.as_tensor(labels)
+    elif pixels.ndim == 4 and pixels.shape[3] in (1, 3, 4) and pixels.shape[1] not in (1, 3, 4):
+        raise ValueError(
+            f"images has shape {tuple(pixels.shape)}, which looks like (N, H, W, C): (N, C, H, W) is needed, "
+            "so move the last axis with torch.as_tensor(images).permute(0, 3, 1, 2)"
+        )
+    try:
+        numbers = torch.as_tensor(labels)
+    except (TypeError, ValueError):
+        raise ValueError(
+            "labels are no numbers: class_names, labels = numpy.unique(labels, return_inverse=True) makes both of names"
+        ) from None
     if numbers.ndim != 1 or numbers.is_floating_point():
         raise ValueError(
             f"labels must be integers of shape (N,), not {numbers.dtype} of shape {tuple(numbers.shape)}"

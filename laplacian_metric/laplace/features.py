@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,13 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from hessians.checks import check_finite
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.files import atomic_write
 from laplacian_metric.inputs import to_device
+from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.distributed import own_folder
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
@@ -68,7 +70,7 @@ def collect_features(
         progress: whether to show a bar; None asks the terminal.
     """
     with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
-        for number, batch in enumerate(track(loader, "features", show=progress)):
+        for number, batch in enumerate(track(checked_loader(loader), "features", show=progress)):
             inputs, labels = labelled(batch, number)
 
             def features(inputs: Any = inputs) -> Tensor:
@@ -275,20 +277,47 @@ def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:
     return {"features.bin": width * dtype.itemsize, "labels.bin": torch.long.itemsize}
 
 
+def checked_loader(loader: Any) -> Iterable[Any]:
+    """A loader as it is, a data set of this library in batches; what is neither is refused with what would do."""
+    loader = in_batches(loader)
+    if isinstance(loader, (tuple, list)) and len(loader) == 2 and all(isinstance(x, Tensor) for x in loader):
+        raise TypeError(
+            "two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]"
+        )
+    if isinstance(loader, Dataset):
+        raise TypeError(
+            f"{type(loader).__name__} is a data set, which yields single images: pass "
+            "torch.utils.data.DataLoader(it, batch_size=...)"
+        )
+    if not isinstance(loader, Iterable):
+        raise TypeError(
+            f"a {type(loader).__name__} is no loader: something that yields (inputs, labels) is needed, such as "
+            "[(images, labels)] for images that fit into one batch"
+        )
+    found: Iterable[Any] = loader
+    return found
+
+
 def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
     """The inputs and the labels of a loader's batch, checked."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         what = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         raise TypeError(
             f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
-            "labels say which images are pairs"
+            "labels say which images are pairs; ((x, y) for x, y, *_ in loader) takes the first two of more"
         )
     try:
         labels = torch.as_tensor(batch[1])
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
-            f"the labels of batch {number} of the loader are no tensor: one integer for each image is needed"
+            f"the labels of batch {number} of the loader are no tensor: one integer for each image is needed, which "
+            "numpy.unique(names, return_inverse=True) makes of names"
         ) from None
+    if not isinstance(batch[0], (Tensor, Mapping, tuple, list)):
+        raise TypeError(
+            f"the inputs of batch {number} of the loader are a {type(batch[0]).__name__}: make a tensor of it, as with "
+            "torch.as_tensor"
+        )
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise TypeError(
             f"the labels of batch {number} of the loader have dtype {labels.dtype} and shape {tuple(labels.shape)}: "

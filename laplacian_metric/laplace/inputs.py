@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hessians import Pairs
 from hessians.checks import CurvatureWarning, check_matrix
+from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
 
 
@@ -32,6 +35,21 @@ def features_and_labels(
     checked = LabelPairs(labels)
     _check_classes(checked, len(features))
     return features, checked.labels.to(features.device)
+
+
+def check_model(encoder: Any, loss: Any) -> None:
+    """Refuse a bare module, and a loss whose curvature is not known; a loss of None is not checked."""
+    if not isinstance(encoder, Encoder):
+        raise TypeError(
+            f"the encoder is a {type(encoder).__name__}: make it one with Encoder.from_module(module), which finds the "
+            "last linear layer, or Encoder(backbone, head)"
+        )
+    if loss is not None and not isinstance(loss, PairLoss):
+        raise TypeError(
+            f"the loss is a {type(loss).__name__}, whose curvature is not known: pass a hessians.ContrastiveLoss. It "
+            "can be taken for a network that another loss has trained too: see 'Trained with another loss' in "
+            "docs/existing_checkpoints.md"
+        )
 
 
 def check_columns(features: Tensor, num_features: int) -> None:

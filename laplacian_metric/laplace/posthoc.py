@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.inputs import inputs_of, to_device
+from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batches import BATCH_SIZE
 from laplacian_metric.laplace.confidence import MatchConfidence
@@ -30,13 +32,15 @@ from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features
 from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
 from laplacian_metric.laplace.head import HeadPosterior
-from laplacian_metric.laplace.inputs import checked_batches, features_and_labels, positive
+from laplacian_metric.laplace.inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
+
+COMPARED = 4096  # reference images among which validation images are looked for
 
 
 class NotFittedError(RuntimeError):
@@ -86,6 +90,7 @@ class LAM:
         prior_precision: float | None = None,
         weight_decay: float | None = None,
     ) -> None:
+        check_model(encoder, loss)
         self.encoder = encoder
         self.loss = loss
         self.approximation = Approximation.parse(approximation)
@@ -321,6 +326,10 @@ class LAM:
             validation: other images of the same distribution. None from outside of it are needed.
             alpha: the share of validation images that may count as not quite known.
         """
+        for name, given in (("reference", reference), ("validation", validation)):
+            if not isinstance(given, Features):
+                raise TypeError(f"{name} is a {type(given).__name__}: pass what lam.features(loader) returns")
+        _warn_of_the_same(reference, validation)
         self.set_confidence(MatchConfidence.fit(self.head, reference, validation, alpha=alpha))
         assert self.confidence is not None
         return self.confidence
@@ -418,7 +427,7 @@ class LAM:
         head = self.head
         weights = head.sample_weights(samples, generator) if samples else None
         single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
+        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
         parts = []
         with evaluating(self.encoder):
             for number, batch in enumerate(batches):
@@ -470,4 +479,17 @@ class LAM:
         """
         from laplacian_metric.laplace.storage import load
 
+        check_model(encoder, loss)
         return load(path, encoder, loss)
+
+
+def _warn_of_the_same(reference: Features, validation: Features) -> None:
+    """Say where validation images are reference images: each is then its own nearest, and all seem to be known."""
+    few = validation.features[:: max(1, len(validation) // 64)]
+    known = (torch.cdist(few.double(), reference.features[:COMPARED].double()) == 0).any(1)
+    if bool(known.float().mean() > 0.5):
+        warnings.warn(
+            "the validation images are among the reference images: what is calibrated on images that the network knows "
+            "trusts too much; take images that neither trained it nor are retrieved",
+            stacklevel=3,
+        )

@@ -65,8 +65,10 @@ def calibrate(
         array([ True,  True])
     """
     own, others = _labels("labels", labels, len(queries)), _labels("item_labels", item_labels, len(index))
+    _check_classes(own, others)
     answers = index.query(queries, min(k, len(index)))
     same = others[answers.rows] == own[:, None]
+    _warn_of_items(answers.similarity[:, 0])
     likelihood = log_expected_likelihood(
         answers.similarity, queries.kappa[:, None], index.items.kappa[answers.rows], index.dim
     )
@@ -87,6 +89,28 @@ def calibrate(
         )
     drift = DriftMonitor(queries.kappa, false_alarm=false_alarm)
     return index.calibrated(Calibrations(threshold, caps, matching, drift))
+
+
+def _check_classes(own: NDArray[np.generic], others: NDArray[np.generic]) -> None:
+    """Refuse queries none of which has a class among the items: no threshold could help."""
+    comparable = np.issubdtype(own.dtype, np.number) == np.issubdtype(others.dtype, np.number)
+    if len(own) and not (comparable and np.isin(own, others).any()):
+        raise ValueError(
+            f"none of the classes of the calibration queries (such as {own[0].item()!r}) is among those of the items "
+            f"(such as {others[0].item()!r}): name the classes of both alike"
+        )
+
+
+def _warn_of_items(similarity: NDArray[np.floating]) -> None:
+    """Say where queries are items of the index, which find themselves."""
+    same = int((similarity > 1 - 1e-6).sum())
+    if same > len(similarity) / 2:
+        LOGGER.warning(
+            "%d of %d calibration queries are items of the index themselves, or equal to one: they find what no later "
+            "query finds, and nothing is promised. Take queries that are not among the items",
+            same,
+            len(similarity),
+        )
 
 
 def _labels(name: str, given: ArrayLike, count: int) -> NDArray[np.generic]:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.inputs import inputs_of, to_device
+from laplacian_metric.labelled import LabelledInputs, in_batches
 from laplacian_metric.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.modes import evaluating
 from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.features import FeatureSets
 from laplacian_metric.runs.heads import initial_head
@@ -77,6 +80,20 @@ class Fitted:
     sets: Sets
     training: dict[str, Any] | None
     fit_seconds: float
+
+    def embed(self, images: Any) -> StochasticEmbedding:
+        """The embeddings of images, also where the embedder takes features of a frozen network.
+
+        Args:
+            images: a tensor made ready for the network, a data set, or a loader of inputs or (inputs, labels).
+        """
+        images = in_batches(images)
+        if not isinstance(self.sets, FeatureSets):
+            return self.embedder.embed(images)
+        whole = self.sets.encoder
+        batches = [images] if isinstance(images, Tensor) else inputs_of(images)
+        with evaluating(whole):
+            return self.embedder.embed([whole.features(to_device(batch, whole)) for batch in batches])
 
 
 class BaseError(RuntimeError):

@@ -27,6 +27,11 @@ def check_seed(seed: int) -> None:
 def check_inputs(train: LabelledInputs, validation: LabelledInputs) -> None:
     """Refuse test data, and validation images that cannot choose an epoch."""
     for inputs, purpose, other in ((train, "train", "train"), (validation, "choose an epoch", "validation")):
+        if not isinstance(inputs, LabelledInputs):
+            raise TypeError(
+                f"the {other} images are a {type(inputs).__name__}: make LabelledInputs of a tensor and labels, or of "
+                "a data set"
+            )
         if inputs.role is Role.EVALUATION and inputs.split is not None:
             raise TestDataError(
                 f"the split {inputs.split.value!r} of {inputs.name} must not be used to {purpose}; take its split "

@@ -7,7 +7,8 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ def train(
         torch.manual_seed(seed + processes.processes()[0])
         run = _Run(learner, train, validation, options, folder, seed, found, progress)
         run.resume()
-        return run.to_the_end()
+        with run.undone_without_checkpoint():
+            return run.to_the_end()
 
 
 class _Run:
@@ -146,8 +148,21 @@ class _Run:
         own = 0 if learner.same_draws else self.process
         self.generator = torch.Generator(self.device).manual_seed(seed + own)
         self.state = Progress()
+        self.before: dict[str, Tensor] | None = None
         learner.begin(self.optimizer, self.generator)
         self.loss = processes.loss_function(learner)
+
+    @contextmanager
+    def undone_without_checkpoint(self) -> Iterator[None]:
+        """Where the training ends before its first checkpoint the learner is again what it was, for the same call."""
+        path = self.folder / checkpoint.LAST
+        self.before = None if path.exists() else checkpoint.embedding_tensors(self.learner)
+        try:
+            yield
+        except BaseException:
+            if self.before is not None:
+                checkpoint.load_embedding(path, self.learner, self.before)
+            raise
 
     # --- epochs ---
 
@@ -256,16 +271,13 @@ class _Run:
     # --- files ---
 
     def resume(self) -> None:
-        """Go on from the last checkpoint; where there is none, write one of the beginning."""
+        """Go on from the last checkpoint; does nothing where there is none."""
         path = self.folder / checkpoint.LAST
         processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
         processes.same_everywhere("seed", self.seed)
         if self.process == 0:
             checkpoint.remove_unfinished(self.folder)
-        if not path.exists() or self._is_of_no_use(path):
-            # A learner that is interrupted in its first epoch is no longer what it was: the same call has to find that.
-            if self.options.epochs:
-                self._save(checkpoint.LAST, whole=True)
+        if not path.exists():
             return
         with processes.all_or_none():
             tensors, found, state = checkpoint.read(path)
@@ -278,12 +290,6 @@ class _Run:
         LOGGER.info(
             "going on after epoch %d, step %d of %s", len(self.state.history), self.state.step, self.folder
         )
-
-    def _is_of_no_use(self, path: Path) -> bool:
-        """Whether a checkpoint is the beginning of a run with other settings, of which nothing would be lost."""
-        with processes.all_or_none():
-            _, found, state = checkpoint.read(path)
-        return not state.history and not state.step and found != self.identity
 
     def _load(self, path: Path, tensors: dict[str, Tensor]) -> None:
         """What a checkpoint's tensors hold, once they are known to be of this run."""
@@ -334,6 +340,8 @@ class _Run:
                 if whole:
                     tensors |= checkpoint.optimizer_tensors(self.learner, self.optimizer)
                 checkpoint.save(self.folder / name, tensors, self.identity, self.state)
+        if whole:
+            self.before = None
 
 
 def _until(step: int, *periods: int | None) -> int:

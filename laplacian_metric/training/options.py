@@ -147,7 +147,10 @@ def make_optimizer(options: TrainingOptions, parameters: Iterable[nn.Parameter])
     """Torch's optimizer, with its default settings where the options have none."""
     trained = list(parameters)
     if not trained:
-        raise ValueError("there is nothing to train: no parameter requires a gradient")
+        raise ValueError(
+            "there is nothing to train: no parameter requires a gradient. Methods that start from networks which are "
+            "trained (laplace, ensemble) have nothing to do here: call learner.embedder(FitData(train, validation))"
+        )
     rate, decay = options.learning_rate, options.weight_decay
     if options.optimizer is Optimizer.RMSPROP:
         return torch.optim.RMSprop(trained, lr=rate, weight_decay=decay, momentum=options.momentum)

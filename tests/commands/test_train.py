@@ -108,7 +108,7 @@ def test_what_a_model_folder_cannot_hold_is_said(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m"]
     # As it says, the training can be embedded with from Python.
     found = runs.fitted("model", 0, cells_dir=tmp_path / "m" / "cells", work=tmp_path / "m", progress=False)
-    assert found.embedder.embed(found.sets["validation"]).kappa.shape == (80,)
+    assert found.embed(found.sets.images["validation"]).kappa.shape == (80,)
     assert (
         "pfe has no posterior over a last layer"
         in worked(*SMALL, "--method", "pfe", "--out", tmp_path / "n").out

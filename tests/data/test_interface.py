@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -184,6 +185,10 @@ def test_own_arrays() -> None:
         data.from_arrays(pictures, [0, 1, 2, 0, 1, 2], split="train", class_names=["a", "b"])
     with pytest.raises(ValueError, match="labels must be integers of shape"):
         data.from_arrays(pictures, torch.zeros(6), split="train")
+    with pytest.raises(ValueError, match=r"looks like \(N, H, W, C\): .*permute\(0, 3, 1, 2\)"):
+        data.from_arrays(torch.zeros(6, 8, 8, 3, dtype=torch.uint8), [0] * 6, split="train")
+    with pytest.raises(ValueError, match=r"labels are no numbers: .*numpy\.unique"):
+        data.from_arrays(pictures, np.array(["a"] * 6), split="train")
     with pytest.raises(ValueError, match="has no split 'training'"):
         data.from_arrays(pictures, [0] * 6, split="training")
 

@@ -19,6 +19,7 @@ from tests.pages import code_blocks, run_page
 
 NEEDS = {
     "A file of weights": "torchvision",
+    "Trained with another loss": None,
     "Names of their own": "timm",
     "Sentences": None,  # a stand-in is given to it
     "pytorch-metric-learning": "pytorch_metric_learning",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +170,19 @@ def test_a_lam_with_a_confidence_reports_it(lam: LAM, tmp_path: Path) -> None:
     found.save(tmp_path / "lam.safetensors")
     again = LAM.load(tmp_path / "lam.safetensors", lam.encoder)
     torch.testing.assert_close(again.embed_features(validation).uncertainty, e.uncertainty, rtol=0, atol=0)
+
+
+def test_validation_images_that_are_reference_images_are_told(lam: LAM) -> None:
+    train, validation = blobs(400, seed=0), blobs(200, seed=1)
+    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    with pytest.warns(UserWarning, match="validation images are among the reference images"):
+        found.fit_confidence(train, train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.fit_confidence(train, validation)
+    loader = [(validation.features, validation.labels)]
+    with pytest.raises(TypeError, match=r"validation is a list: pass what lam\.features\(loader\) returns"):
+        found.fit_confidence(train, loader)  # type: ignore[arg-type]
 
 
 def test_a_confidence_of_another_posterior_is_refused(lam: LAM, tmp_path: Path) -> None:

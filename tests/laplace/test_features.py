@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, data
+from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
 from laplacian_metric.laplace.features import Features, collect_features
@@ -224,14 +227,23 @@ NAN[4, 0] = torch.nan
         ([BATCH, (IMAGES, LABELS[:4])], ValueError, "batch 1 of the loader has 4 labels for 23 images"),
         ([(IMAGES, LABELS.float())], TypeError, "have dtype torch.float32 .* one integer for each image"),
         ([(IMAGES, LABELS[:, None])], TypeError, r"shape \(23, 1\): one integer for each image"),
-        ([(IMAGES, ["cat"] * NUM)], TypeError, "the labels of batch 0 of the loader are no tensor"),
+        ([(IMAGES, ["cat"] * NUM)], TypeError, "batch 0 of the loader are no tensor.*numpy.unique"),
+        ([(IMAGES, LABELS, LABELS)], TypeError, r"is a tuple of 3: .*for x, y, \*_ in loader"),
+        (
+            [(IMAGES.numpy(), LABELS)],
+            TypeError,
+            "inputs of batch 0 of the loader are a ndarray: make a tensor",
+        ),
+        ((IMAGES, LABELS), TypeError, r"two tensors are no loader: .*pass \[\(images, labels\)\]"),
+        (TensorDataset(IMAGES, LABELS), TypeError, "TensorDataset is a data set, which yields single images"),
+        (embedded_sample("mnist", "test"), TypeError, "a ImageSet is no loader: something that yields"),
         ([BATCH, (NAN, LABELS)], ValueError, "batch 1 of the loader has NaN .* the first is row 4"),
         ([((IMAGES * 255).to(torch.uint8), LABELS)], TypeError, "convert to floats in"),
         ([], ValueError, "the loader is empty"),
         ([BATCH, (IMAGES.double(), LABELS)], RuntimeError, "dtype"),
     ],
 )
-def test_refusals(batches: list[Any], error: type[Exception], message: str, tmp_path: Path) -> None:
+def test_refusals(batches: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
     one = encoder()
     for folder in (None, tmp_path):
         with pytest.raises(error, match=message):
@@ -239,3 +251,14 @@ def test_refusals(batches: list[Any], error: type[Exception], message: str, tmp_
     assert all(part.training for part in one.modules())
     left = {file.name for file in tmp_path.iterdir()}
     assert left in (set(), {"features.bin", "features.json", "labels.bin"})
+
+
+def test_a_data_set_is_read_in_batches_as_a_loader_would() -> None:
+    images = data.load("sample-mnist", "test").select(torch.arange(30))
+    net = nn.Sequential(nn.Conv2d(1, 2, 5, stride=5), nn.Flatten(), nn.Linear(50, 3))
+    one = Encoder.from_module(net.eval())
+    found = collect_features(one, images)
+    assert torch.equal(found.labels, images.labels)
+    torch.testing.assert_close(found.features, one.features(images.floats()))
+    lam = LAM(one, ContrastiveLoss(margin=0.7)).fit(images, check_mode=False)
+    torch.testing.assert_close(lam.embed(images).kappa, lam.embed(images.floats()).kappa)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
-from laplacian_metric import LAM
+from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM
 from laplacian_metric.laplace import accumulate
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
@@ -21,6 +23,25 @@ LAYER = Layer.random(24, 5, 3, classes=4, seed=5)
 
 def fitted() -> LAM:
     return LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(LAYER.features, LAYER.labels)
+
+
+def test_a_bare_module_and_a_loss_without_curvature_are_refused_by_name(tmp_path: Path) -> None:
+    net, loss = torch.nn.Sequential(torch.nn.Linear(4, 3)), ContrastiveLoss(0.9)
+    encoder = Encoder.from_module(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    makers: list[Callable[[Any, Any], Any]] = [
+        LAM,
+        lambda encoder, loss: NetworkLAM(encoder, loss, layers=1),
+        lambda encoder, loss: OnlineLAM(encoder, optimizer, loss, 10),
+        lambda encoder, loss: LAM.load(tmp_path / "lam.safetensors", encoder, loss),
+    ]
+    for make in makers:
+        with pytest.raises(
+            TypeError, match=r"the encoder is a Sequential: make it one with Encoder\.from_module"
+        ):
+            make(net, loss)
+        with pytest.raises(TypeError, match="the loss is a TripletMarginLoss, whose curvature is not known"):
+            make(encoder, torch.nn.TripletMarginLoss())
 
 
 DEGENERATE = {

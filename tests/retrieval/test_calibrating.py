@@ -99,3 +99,19 @@ def test_an_index_answers_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("named", [OWN + 100, OWN.astype(str)])
+def test_classes_that_are_named_otherwise_are_no_matter_of_alpha(named: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="none of the classes of the calibration queries"):
+        calibrate(Index(ITEMS), QUERIES, named, CLASSES, alpha=0.5)
+
+
+def test_queries_that_are_items_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        calibrate(Index(ITEMS), ITEMS, CLASSES, CLASSES, alpha=0.5)
+    assert "600 of 600 calibration queries are items of the index themselves" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        calibrate(Index(ITEMS), QUERIES, OWN, CLASSES, alpha=0.5)
+    assert "items of the index themselves" not in caplog.text

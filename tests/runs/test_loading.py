@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from laplacian_metric import runs
+from laplacian_metric import data, runs
+from laplacian_metric.runs.images import spread
 from laplacian_metric.runs.work import CONFIG
 from tests.runs.miniature import LAPLACE, folder_with
 
@@ -22,6 +23,18 @@ def test_the_embedder_of_a_finished_cell_is_the_one_that_was_measured(tmp_path: 
     assert e.uncertainty.double().argsort(stable=True)[: len(lowest)].tolist() == lowest
     assert bool(torch.isfinite(e.kappa).all())
     assert (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes() == weights
+
+
+def test_images_are_embedded_where_the_embedder_takes_features(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, pfe={"base": "mini/deterministic", "method": "pfe"})
+    for name in ("mini/pfe", "mini/deterministic"):
+        found = runs.fitted(name, 0, cells_dir=folder.cells, work=folder.work, progress=False)
+        expected = found.embedder.embed(found.sets["test"])
+        images = spread(data.load("sample-fashion-mnist", "test"), 60)
+        for given in (images, images.floats(), [(images.floats(), images.labels)]):
+            e = found.embed(given)
+            torch.testing.assert_close(e.point, expected.point, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(e.kappa, expected.kappa, rtol=1e-3, atol=0)
 
 
 def test_a_network_from_before_an_option_existed_is_still_that_network(tmp_path: Path) -> None:

@@ -190,10 +190,12 @@ def test_a_gradient_that_is_not_finite_spoils_no_checkpoint(every: int | None, t
         FloatingPointError, match="after step 4 of epoch 1 there are weights which are not finite"
     ):
         train(Rooted(plain().module), images, clusters(20, seed=1), options, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.LAST]
-    tensors, _, progress = checkpoint.read(tmp_path / checkpoint.LAST)
-    assert (progress.step, progress.history) == (every or 0, [])
-    assert all(bool(tensor.isfinite().all()) for name, tensor in tensors.items() if "random" not in name)
+    if every is None:
+        assert not list(tmp_path.iterdir())
+    else:
+        tensors, _, progress = checkpoint.read(tmp_path / checkpoint.LAST)
+        assert progress.step == 2
+        assert all(bool(tensor.isfinite().all()) for name, tensor in tensors.items() if "random" not in name)
 
 
 # --- the epoch that is kept ---

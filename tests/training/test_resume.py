@@ -205,6 +205,18 @@ def test_the_same_learner_goes_on_too(
     assert_same_end(tmp_path / "twice", tmp_path / "whole")
 
 
+def test_a_learner_that_ends_before_its_first_checkpoint_is_what_it_was(tmp_path: Path) -> None:
+    case = Case("swag", options={"learning_rate": 1e30, "checkpoint_every": None})
+    learner = case.learner()
+    before = checkpoint.embedding_tensors(learner)
+    with pytest.raises((FloatingPointError, ValueError)):
+        train(learner, case.images(), case.validation(), case.training_options(), tmp_path)
+    after = checkpoint.embedding_tensors(learner)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_may_change_where_nothing_was_trained_yet(tmp_path: Path) -> None:
     """Whoever is told to lower the learning rate can do so in the same folder."""
     with pytest.raises((FloatingPointError, ValueError)):  # the loss, or what is left of the embeddings

@@ -158,7 +158,7 @@ def _kept(
         out,
         f"{cell.method.name} has no posterior over a last layer, so that a model folder cannot hold it. Its training "
         f"is kept: in Python, found = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
-        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) has found.embedder for found.sets",
+        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) embeds with found.embed(images)",
     )
 
 

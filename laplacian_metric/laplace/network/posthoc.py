@@ -20,8 +20,9 @@ from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.inputs import inputs_of, to_device
+from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
-from laplacian_metric.laplace.inputs import positive
+from laplacian_metric.laplace.inputs import check_model, positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (
@@ -89,6 +90,7 @@ class NetworkLAM:
         samples: int = 100,
         memory_budget: int = 256 << 20,
     ) -> None:
+        check_model(encoder, loss)
         self.encoder = encoder
         self.loss = loss
         self.approximation = Approximation.parse(approximation)
@@ -319,7 +321,7 @@ class NetworkLAM:
         else:
             embed = sampled_embedding(*options, draws=self.samples)
         single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(inputs, "embeddings", show=progress))
+        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
         with evaluating(self.encoder):
             parts = [embed(to_device(batch, self.encoder)) for batch in batches]
         if not parts:

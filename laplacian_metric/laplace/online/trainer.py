@@ -27,6 +27,7 @@ from hessians.pairs import Population
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.fit import bias_is_known
+from laplacian_metric.laplace.inputs import check_model
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online import batch as batches
@@ -102,6 +103,7 @@ class OnlineLAM:
         generator: torch.Generator | None = None,
         switches: Switches | None = None,
     ) -> None:
+        check_model(encoder, loss)
         share, switches = options.checked_memory(memory, switches)
         options.check_structure(structure)
         if miner is not None and switches.mined is not None:
