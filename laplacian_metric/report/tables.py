@@ -134,7 +134,8 @@ def _methods(
         notes.append(f"paper: {published.source}; numbers as printed there.")
     gaps = _gaps(description, cells, spreads)
     header = (*(column.heading for column in description.columns), "seeds")
-    return _finished(description, header, lines, [*notes, *precisions.sentences(cells.values()), *gaps])
+    notes += [*_unknown_strangers(description, cells), *precisions.sentences(cells.values()), *gaps]
+    return _finished(description, header, lines, notes)
 
 
 def _sources(rows: Sequence[RowDescription], column: Column) -> list[tuple[str, str]]:
@@ -209,6 +210,17 @@ def _gaps(
     return notes
 
 
+def _unknown_strangers(description: TableDescription, cells: Mapping[str, Cell]) -> list[str]:
+    """Columns about strangers that no result has, which a misspelt name would be."""
+    scores = [score for cell in cells.values() for result in cell.done for score in result.scores.values()]
+    known = sorted({name for score in scores for name in score.out})
+    return [
+        f"{column.title or column.metric}: no cell has strangers called `{column.out}`; there are: {', '.join(known)}."
+        for column in description.columns
+        if column.out and known and column.out not in known
+    ]
+
+
 def _pairs(
     description: TableDescription, cells: Mapping[str, Cell], precisions: Precisions, level: float
 ) -> ResultTable:
@@ -242,7 +254,7 @@ def _pairs(
                 f"{pair.label}, {seeds_in_words(unlike)}: the two were trained in different precision, so the "
                 "difference is not of the correction alone."
             )
-    notes += precisions.sentences(cells.values())
+    notes += [*_unknown_strangers(description, cells), *precisions.sentences(cells.values())]
     notes += [f"`{name}`: {said}." for name, cell in cells.items() if (said := cell.said())]
     header = (*(column.heading for column in description.columns), "seeds")
     return _finished(description, header, lines, notes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from experiments import run
+from experiments import run, tables
 from laplacian_metric.runs import Cells
 from tests.runs.miniature import LAPLACE, Folder, folder_with
 
@@ -59,3 +60,28 @@ def test_every_cell_that_there_is_can_be_run(root: Path) -> None:
         assert cells.config(name)["name"] == name
         assert cells[name].title, f"{name} has no title"
         assert cells[name].notes, f"{name} does not say where its settings come from"
+
+
+def test_the_cells_of_your_own_on_the_page_run(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (root / "experiments" / "README.md").read_text(encoding="utf-8")
+    files = re.findall(r"`(mine[\w/]*\.yaml)`[^\n]*:\n\n```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert [name for name, _ in files] == [
+        "mine/own/deterministic.yaml",
+        "mine/own/laplace.yaml",
+        "mine.yaml",
+    ]
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        few = text.replace("{train: sample-fashion-mnist,", "{train: sample-fashion-mnist, limit: 100,")
+        (tmp_path / name).write_text(few, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"python -m experiments\.(run|tables) ((?:--cells-dir|--tables) mine.*)\n", page)
+    assert [name for name, _ in commands] == ["run", "tables"]
+    for name, options in commands:
+        assert {"run": run, "tables": tables}[name].main(options.split()) == 0
+    table = (tmp_path / "found" / "tables" / "own.md").read_text(encoding="utf-8")
+    assert re.search(
+        r"\| LAM, low rank \| 0\.\d+ ± 0\.\d+ \| 0\.\d+ ± 0\.\d+ \| 0\.\d+ ± 0\.\d+ \| 2 \|", table
+    )

@@ -183,6 +183,19 @@ def test_seeds_may_be_demanded() -> None:
     assert line(fewer, "method a") == ["0.500", "1"]
 
 
+def test_strangers_that_no_result_has_are_said(tmp_path: Path) -> None:
+    write(tmp_path, result("a", 0))
+    results = read_results(tmp_path)
+    said = "AUROC: no cell has strangers called `minst`; there are: mnist, svhn."
+    assert said in build_table(table("a", columns=["AUROC"], out="minst"), results).notes
+    pair = {"label": "P", "before": "a", "after": "a"}
+    pairs = parse_table("t", {"title": "T", "out": "minst", "columns": ["AUROC"], "pairs": [pair]})
+    assert said in build_table(pairs, results).notes
+    assert not any(
+        "strangers" in note for note in build_table(table("a", columns=["AUROC"], out="svhn"), results).notes
+    )
+
+
 def test_bold_is_what_the_intervals_separate() -> None:
     low, high = [0.50, 0.51, 0.52], [0.60, 0.61, 0.62]
     reach = T[2] * 0.01 / math.sqrt(3)
