@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from hessians.checks import check_finite
 from laplacian_metric.encoder import Encoder
@@ -284,12 +283,7 @@ def checked_loader(loader: Any) -> Iterable[Any]:
         raise TypeError(
             "two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]"
         )
-    if isinstance(loader, Dataset):
-        raise TypeError(
-            f"{type(loader).__name__} is a data set, which yields single images: pass "
-            "torch.utils.data.DataLoader(it, batch_size=...)"
-        )
-    if not isinstance(loader, Iterable):
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise TypeError(
             f"a {type(loader).__name__} is no loader: something that yields (inputs, labels) is needed, such as "
             "[(images, labels)] for images that fit into one batch"
@@ -313,6 +307,11 @@ def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
             f"the labels of batch {number} of the loader are no tensor: one integer for each image is needed, which "
             "numpy.unique(names, return_inverse=True) makes of names"
         ) from None
+    if labels.ndim == 0:
+        raise TypeError(
+            f"entry {number} of the loader has a single label, so it is an image and no batch: for a data set pass "
+            "torch.utils.data.DataLoader(it, batch_size=...)"
+        )
     if not isinstance(batch[0], (Tensor, Mapping, tuple, list)):
         raise TypeError(
             f"the inputs of batch {number} of the loader are a {type(batch[0]).__name__}: make a tensor of it, as with "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, data
+from laplacian_metric import LAM, NetworkLAM, data
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
@@ -235,7 +235,11 @@ NAN[4, 0] = torch.nan
             "inputs of batch 0 of the loader are a ndarray: make a tensor",
         ),
         ((IMAGES, LABELS), TypeError, r"two tensors are no loader: .*pass \[\(images, labels\)\]"),
-        (TensorDataset(IMAGES, LABELS), TypeError, "TensorDataset is a data set, which yields single images"),
+        (
+            TensorDataset(IMAGES, LABELS),
+            TypeError,
+            "entry 0 of the loader has a single label, .*pass torch.utils",
+        ),
         (embedded_sample("mnist", "test"), TypeError, "a ImageSet is no loader: something that yields"),
         ([BATCH, (NAN, LABELS)], ValueError, "batch 1 of the loader has NaN .* the first is row 4"),
         ([((IMAGES * 255).to(torch.uint8), LABELS)], TypeError, "convert to floats in"),
@@ -262,3 +266,5 @@ def test_a_data_set_is_read_in_batches_as_a_loader_would() -> None:
     torch.testing.assert_close(found.features, one.features(images.floats()))
     lam = LAM(one, ContrastiveLoss(margin=0.7)).fit(images, check_mode=False)
     torch.testing.assert_close(lam.embed(images).kappa, lam.embed(images.floats()).kappa)
+    deep = NetworkLAM(one, ContrastiveLoss(margin=0.7), layers=1).fit(images, check_mode=False)
+    torch.testing.assert_close(deep.embed(images).kappa, deep.embed(images.floats()).kappa)

@@ -22,6 +22,7 @@ from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.inputs import inputs_of, to_device
 from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
+from laplacian_metric.laplace.features import checked_loader
 from laplacian_metric.laplace.inputs import check_model, positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
@@ -151,7 +152,7 @@ class NetworkLAM:
             progress,
         )
         with evaluating(self.encoder):
-            fitted = accumulate(task, loader, cache)
+            fitted = accumulate(task, checked_loader(loader), cache)
         if isinstance(self._prior_precision, Mapping):
             prior_of_layers(self._prior_precision, fitted.groups)
         self.fitted, self._posterior = fitted, None
