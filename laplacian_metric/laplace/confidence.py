@@ -69,6 +69,10 @@ class MatchConfidence:
     threshold: float
     tail: float
 
+    def __repr__(self) -> str:
+        classes = int(self.classes.max()) + 1
+        return f"MatchConfidence({len(self.reference)} reference images of {classes} classes, kernel {self.kernel:g})"
+
     @staticmethod
     def fit(
         head: HeadPosterior,

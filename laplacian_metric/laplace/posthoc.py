@@ -109,6 +109,12 @@ class LAM:
         self.confidence: MatchConfidence | None = None
         self._calibrated_with: tuple[float, float] | None = None
 
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self.fitted is None else f"fitted to {self.fitted.num_images} images"
+        confidence = "" if self.confidence is None else ", with a confidence"
+        size = f"{self.encoder.dim} x {self.encoder.num_features} weights"
+        return f"LAM({self.structure.value}, {self.approximation.value}, {size}, {fitted}{confidence})"
+
     # --- fitting ---
 
     def fit(

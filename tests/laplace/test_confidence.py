@@ -172,6 +172,15 @@ def test_a_lam_with_a_confidence_reports_it(lam: LAM, tmp_path: Path) -> None:
     torch.testing.assert_close(again.embed_features(validation).uncertainty, e.uncertainty, rtol=0, atol=0)
 
 
+def test_what_it_is_is_shown_in_a_line(lam: LAM) -> None:
+    train, validation = blobs(400, seed=0), blobs(200, seed=1)
+    found = LAM(lam.encoder, lam.loss, structure="lowrank")
+    assert repr(found) == "LAM(lowrank, fixed, 3 x 12 weights, not fitted)"
+    confidence = found.fit_features(train, check_mode=False).fit_confidence(train, validation)
+    assert repr(found) == "LAM(lowrank, fixed, 3 x 12 weights, fitted to 400 images, with a confidence)"
+    assert repr(confidence).startswith("MatchConfidence(400 reference images of 4 classes, kernel ")
+
+
 def test_validation_images_that_are_reference_images_are_told(lam: LAM) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
     found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
