@@ -99,7 +99,7 @@ def length_and_variance(kappa: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
     Example:
         >>> length_and_variance(torch.tensor([10.0, 1e20, torch.inf]), 3)[1]
-        tensor([1.9000e-01, 2.0000e-20, 2.0000e-100], dtype=torch.float64)
+        tensor([ 1.9000e-01,  2.0000e-20, 2.0000e-100], dtype=torch.float64)
     """
     kappa = precise(kappa).clamp(max=LARGEST_KAPPA)
     check_kappa("kappa", kappa)
