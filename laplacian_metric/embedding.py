@@ -110,8 +110,8 @@ class StochasticEmbedding:
         """k directions of every image, (k, N, Z), unit: independent between images.
 
         Projected Gaussian where the method has one, else von Mises-Fisher, of which an infinite kappa leaves the mean
-        alone. What needs the same weights for
-        every image (calibration by neighbours) takes the joint samples of ``embed(..., samples=S)`` instead.
+        alone. What needs the same weights for every image (calibration by neighbours) takes the joint samples of
+        ``embed(..., samples=S)`` instead.
         """
         if self.gaussians is not None:
             raw = self.gaussians.sample(k, generator=generator)

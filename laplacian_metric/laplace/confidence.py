@@ -27,6 +27,7 @@ the last term dark or blurred images, of which all features are small, would cou
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, fields
 
 import torch
@@ -40,6 +41,8 @@ from laplacian_metric.metrics import rank
 
 ROWS_AT_ONCE = 1 << 24  # entries of the matrix of kernels that is in memory at a time
 FLOOR = 1e-9
+COMPARED = 64  # validation images that are looked for among the reference images
+SAME = 1e-6  # how far apart two embeddings of one image may be by rounding
 KERNELS = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 SHARES = (0.0, 0.003, 0.01, 0.02, 0.05, 0.1)
 
@@ -105,6 +108,9 @@ class MatchConfidence:
             >>> bool(near > 0.9), bool(far < 0.1)
             (True, True)
         """
+        for name, given in (("reference", reference), ("validation", validation)):
+            if not isinstance(given, Features):
+                raise TypeError(f"{name} is a {type(given).__name__}: pass what lam.features(loader) returns")
         if not 0 < alpha < 1:
             raise ValueError(f"alpha is {alpha}, a share between 0 and 1 is needed")
         if len(reference) == 0:
@@ -117,6 +123,7 @@ class MatchConfidence:
         points = head.embed(reference.features[::step]).point
         classes = torch.unique(reference.labels, return_inverse=True)[1][::step].to(points.device)
         measured = _Measured.of(head, validation.features)
+        _warn_of_the_same(points, measured.point[::step])
         found = rank(measured.point, validation.labels, k=1)
         location, scale = measured.logs.mean(0), measured.logs.std(0, correction=0)
         standard = (measured.logs - location) / torch.where(scale > 0, scale, 1)
@@ -237,3 +244,15 @@ class _Measured:
     def take(self, rows: Tensor) -> _Measured:
         rows = rows.to(self.point.device)
         return _Measured(self.point[rows], self.relative[rows], self.logs[rows])
+
+
+def _warn_of_the_same(reference: Tensor, validation: Tensor) -> None:
+    """Say where validation images are reference images, by the points of both: each is then its own nearest."""
+    few = validation[:COMPARED].double()
+    apart = torch.cdist(few, reference.double(), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    if bool((apart < SAME).float().mean() > 0.5):
+        warnings.warn(
+            "the validation images are among the reference images: what is calibrated on images that the network knows "
+            "trusts too much; take images that neither trained it nor are retrieved",
+            stacklevel=4,
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,6 @@ from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.modes import evaluating
 from laplacian_metric.progress import track
-
-COMPARED = 4096  # reference images among which validation images are looked for
 
 
 class NotFittedError(RuntimeError):
@@ -332,10 +329,6 @@ class LAM:
             validation: other images of the same distribution. None from outside of it are needed.
             alpha: the share of validation images that may count as not quite known.
         """
-        for name, given in (("reference", reference), ("validation", validation)):
-            if not isinstance(given, Features):
-                raise TypeError(f"{name} is a {type(given).__name__}: pass what lam.features(loader) returns")
-        _warn_of_the_same(reference, validation)
         self.set_confidence(MatchConfidence.fit(self.head, reference, validation, alpha=alpha))
         assert self.confidence is not None
         return self.confidence
@@ -487,15 +480,3 @@ class LAM:
 
         check_model(encoder, loss)
         return load(path, encoder, loss)
-
-
-def _warn_of_the_same(reference: Features, validation: Features) -> None:
-    """Say where validation images are reference images: each is then its own nearest, and all seem to be known."""
-    few = validation.features[:: max(1, len(validation) // 64)]
-    known = (torch.cdist(few.double(), reference.features[:COMPARED].double()) == 0).any(1)
-    if bool(known.float().mean() > 0.5):
-        warnings.warn(
-            "the validation images are among the reference images: what is calibrated on images that the network knows "
-            "trusts too much; take images that neither trained it nor are retrieved",
-            stacklevel=3,
-        )

@@ -208,6 +208,16 @@ def test_positions_lead_to_the_images_that_were_embedded(tmp_path: Path) -> None
     assert images.title(made, "test") == "sample-fashion-mnist"
 
 
+def test_options_of_the_test_split_are_heeded(tmp_path: Path) -> None:
+    config = {"train": "sample-fashion-mnist", "splits": {"test": "validation"}}
+    own = {**config, "split_options": {"test": {"held_out": 100}}}
+    image, other = (
+        ImagesOfResults(tmp_path).pictures(of({"data": found}), "test", [5])[0] for found in (own, config)
+    )
+    assert torch.equal(image, data.load("sample-fashion-mnist", "validation", held_out=100)[5][0])
+    assert not torch.equal(image, other)
+
+
 @pytest.mark.parametrize(
     ("config", "name", "message"),
     [
