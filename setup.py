@@ -41,6 +41,7 @@ BASE = [
 EXTRAS = {
     "test": [
         "pytest>=8.0",
+        "pytest-xdist>=3.5",
         "hypothesis>=6.100",
         "curvlinops-for-pytorch>=3.0",
         "lightning>=2.4",
