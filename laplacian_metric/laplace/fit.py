@@ -19,6 +19,7 @@ from laplacian_metric.laplace.diagnostics import loss_and_gradient
 from laplacian_metric.laplace.distributed import check_agreement
 from laplacian_metric.laplace.head import FEATURE_MEMORY
 from laplacian_metric.laplace.inputs import check_columns
+from laplacian_metric.laplace.lengths import root_mean_square, sum_of_squares
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.watch import Watch
 
@@ -65,10 +66,12 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
             warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
         found = accumulate(data, settings, batches)
         value, gradient = loss_and_gradient(data.loss, data, found, reduce)
-    counts = torch.tensor(
-        [len(data.features), len(found.batches)], dtype=torch.float64, device=gradient.device
+    sums = torch.tensor(
+        [len(data.features), len(found.batches), sum_of_squares(data.embeddings)],
+        dtype=torch.float64,
+        device=gradient.device,
     )
-    num_images, num_batches = (counts if reduce is None else reduce(counts)).tolist()
+    num_images, num_batches, squares = (sums if reduce is None else reduce(sums)).tolist()
     device, dtype = weight.device, compute_dtype(weight)
     return Fitted(
         curvature=found.curvature.to(device, dtype),
@@ -80,6 +83,7 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         gradient=gradient.to(device, dtype),
         bias_is_random=data.bias is not None,
         fingerprint=watch.fingerprint,
+        length=root_mean_square(squares, num_images),
     )
 
 

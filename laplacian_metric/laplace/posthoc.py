@@ -33,6 +33,7 @@ from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, w
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
+from laplacian_metric.laplace.lengths import warn_if_longer
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.watch import Watch
@@ -371,6 +372,8 @@ class LAM:
 
     def _judged(self, e: StochasticEmbedding, h: Tensor) -> StochasticEmbedding:
         """With the calibrated uncertainty, where there is one, and bound to this posterior."""
+        assert e.gaussians is not None  # which HeadPosterior gives
+        warn_if_longer(e.gaussians.mean, self._fit().length)
         e = e.with_source(self.fingerprint())
         if self.confidence is None:
             return e

@@ -22,6 +22,7 @@ class Fitted:
         gradient: dL/d[W | b] at theta*, (Z, H').
         bias_is_random: whether H' counts the bias.
         fingerprint: of the encoder.
+        length: the root mean square of |u| over the images, before the norm; None where it is not known.
     """
 
     curvature: LayerCurvature
@@ -33,3 +34,4 @@ class Fitted:
     gradient: Tensor
     bias_is_random: bool
     fingerprint: str
+    length: float | None = None

@@ -114,6 +114,7 @@ def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None =
         bias_is_random=fit["bias_is_random"],
         gradient=gradient,
         fingerprint=header["encoder"]["fingerprint"],
+        length=fit.get("length"),
         **counts,
     )
     if confidence is not None:

@@ -59,6 +59,8 @@ SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "orders": {},
 }
+# Entries that files of earlier versions do not have.
+OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {"fit": {"length": (*NUMBER, type(None))}}
 
 
 def header_of(lam: LAM, fitted: Fitted) -> dict[str, dict[str, Any]]:
@@ -85,6 +87,7 @@ def header_of(lam: LAM, fitted: Fitted) -> dict[str, dict[str, Any]]:
             "loss_value": fitted.loss_value,
             "bias_is_random": fitted.bias_is_random,
             "clamped": fitted.curvature.clamped,
+            "length": fitted.length,
         },
         "encoder": {
             "fingerprint": fitted.fingerprint,
@@ -140,7 +143,8 @@ def parsed(told: str, file: str) -> dict[str, Any]:
         found = header.get(section)
         if not isinstance(found, dict):
             raise ValueError(f"the header of {file} has no section {section!r}: the file is damaged")
-        for name, kinds in entries.items():
+        later = {name: kinds for name, kinds in OPTIONAL.get(section, {}).items() if name in found}
+        for name, kinds in {**entries, **later}.items():
             if name not in found or type(found[name]) not in kinds:
                 raise ValueError(
                     f"{section}.{name} in the header of {file} is {found.get(name)!r}: the file is damaged"

@@ -18,6 +18,7 @@ from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.fit import layer_data
 from laplacian_metric.laplace.inputs import features_and_labels
 from laplacian_metric.laplace.layer import DiagonalCurvature
+from laplacian_metric.laplace.lengths import root_mean_square, sum_of_squares
 from laplacian_metric.laplace.online.triplets import random_triplets
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.state import Fitted
@@ -75,6 +76,7 @@ def fit_summed(
         gradient=pull_back(output, rows, data.bias is not None).to(weight.device),
         bias_is_random=data.bias is not None,
         fingerprint=lam.encoder.fingerprint(),
+        length=root_mean_square(sum_of_squares(data.embeddings), len(rows)),
     )
     return lam
 

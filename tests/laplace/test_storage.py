@@ -68,6 +68,7 @@ def same(one: LAM, other: LAM) -> None:
     assert b is not None
     for name in (
         "num_images", "num_positives", "num_negatives", "num_batches", "loss_value", "bias_is_random", "fingerprint",
+        "length",
     ):  # fmt: skip
         assert getattr(a, name) == getattr(b, name), name
     assert torch.equal(a.gradient, b.gradient)
