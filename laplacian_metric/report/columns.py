@@ -79,6 +79,7 @@ _PARTS = {"test": "", "validation": ", validation", **_OTHER}
 # Of pairs and neighbours, on the test sets of digits side by side; other sets by the names that cells give them.
 _TESTS = {
     "test": ", clean",
+    "mixed": ", mixed",
     "corrupt": ", corrupt",
     "unseen": ", unseen",
     "unseen corrupt": ", unseen corrupt",

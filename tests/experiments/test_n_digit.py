@@ -36,7 +36,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
             content["evaluation"]["verification"] |= {
                 "pairs": 60, "random_pairs": 4000, "bins": 3, "repeats": 2, "drawn": 20
             }  # fmt: skip
-        if content.get("data"):
+        if "options" in content.get("data", {}):
             # Of a miniature's classes there would be one image each, and pairs need two.
             few = 210 if content["data"]["options"]["digits"] == 2 else 720
             content["data"]["options"] |= {"num_images": few, "held_out": 20}
@@ -55,7 +55,8 @@ def test_a_cell_runs_and_measures_pairs(made: Folder, name: str) -> None:
     assert len(found["training"]["history"]) == 2
     point = name.endswith("point")
     sets = found["verification"]
-    assert tuple(sets) == SETS
+    # Those with two digits in the plane were run before it was known that corrupt images cannot be read.
+    assert tuple(sets) == (SETS if name.startswith("N2_D2") else (*SETS, "mixed"))
     for key, one in sets.items():
         assert 0 <= one["average_precision"] <= 1
         assert 0 <= one["knn"] <= 1
@@ -129,14 +130,17 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 14
+    assert len(names) == 16
     for name in names:
         cell = cells[name]
         digits, dim = int(name[9]), int(name[12])
         assert cell.data.options == {"digits": digits}
         assert cell.network.options == {"digits": digits}
         assert cell.network.dim == dim
-        assert cell.seeds == ((0, 1, 2) if (digits, dim) == (2, 2) else (0,))
+        with_mixed = "mixed" in cell.data.tests
+        earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
+        assert with_mixed is (name.endswith("_mixed") or not earlier)
+        assert cell.seeds == ((0,) if with_mixed or dim == 3 else (0, 1, 2))
         assert cell.training.batch_size == 128
         assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == 20_000
         method: Any = cell.method.make()

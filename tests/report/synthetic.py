@@ -93,7 +93,8 @@ def result(cell: str, seed: int, level: float = 0.8, noise: float = 0.01) -> dic
         },
         "latent": latent(seed, 3),
         "verification": {
-            name: verification(seed, near) for name in ("test", "corrupt", "unseen", "unseen corrupt")
+            name: verification(seed, near)
+            for name in ("test", "mixed", "corrupt", "unseen", "unseen corrupt")
         },
         "counts": {"test": 1000},
         "settings": {},
