@@ -32,6 +32,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if "training" in content:
             content["training"] |= {"epochs": 2, "batch_size": 8, "steps_per_epoch": 3, "learning_rate": 1e-3}
+        if "evaluation" in content:
             content["evaluation"]["ks"] = [1, 5]
             content["evaluation"]["verification"] |= {
                 "pairs": 60, "random_pairs": 4000, "bins": 3, "repeats": 2, "drawn": 20
@@ -130,7 +131,7 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 16
+    assert len(names) == 18
     for name in names:
         cell = cells[name]
         digits, dim = int(name[9]), int(name[12])
@@ -139,10 +140,11 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         assert cell.network.dim == dim
         with_mixed = "mixed" in cell.data.tests
         earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
-        assert with_mixed is (name.endswith("_mixed") or not earlier)
+        assert with_mixed is (name.endswith(("_mixed", "_long")) or not earlier)
         assert cell.seeds == ((0,) if with_mixed or dim == 3 else (0, 1, 2))
         assert cell.training.batch_size == 128
-        assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == 20_000
+        steps = 100_000 if name.endswith("_long") else 20_000
+        assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == steps
         method: Any = cell.method.make()
         assert method.normalize is False
         if "point" in name:
