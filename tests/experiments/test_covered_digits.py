@@ -123,9 +123,10 @@ def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     covered_digits.main(["--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")])
     page = (tmp_path / "out" / "covered_digits.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith(("| 2", "| 3"))]
-    assert [row.split("|")[2].strip() for row in rows] == ["every digit", "each with probability 0.2"] * 2
+    assert [row.split("|")[2].strip() for row in rows] == list(covered_digits.SETS) * 2
     assert str(tmp_path) not in page
     for row in rows:
-        black, one, accuracy = (float(cell) for cell in row.split("|")[3:6])
+        images, black, one, accuracy = (float(cell) for cell in row.split("|")[3:7])
+        assert (images < 10_000) is ("at least one" in row)
         assert 0 <= black <= one <= 1
         assert 1 - one <= accuracy + 5e-3
