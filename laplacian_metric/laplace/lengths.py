@@ -12,7 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
-FAR = 10.0  # MNIST's are at most a few times as long as those of the FashionMNIST that a network knows
+# For a network of FashionMNIST the median of MNIST and of noise is 0.6 to 0.8, of its own images up to 255 about 100.
+FAR = 10.0
 
 
 class PreparationWarning(UserWarning):
