@@ -99,6 +99,20 @@ def train(
         checks.check_parameters(learner)
         checks.check_folder(folder)
         found = checks.plain(identity or {})
+    with processes.letting_go():
+        return _trained(learner, train, validation, options, folder, seed, found, progress)
+
+
+def _trained(
+    learner: Learner,
+    images: LabelledInputs,
+    validation: LabelledInputs,
+    options: TrainingOptions,
+    folder: Path,
+    seed: int,
+    identity: dict[str, Any],
+    show: bool | None,
+) -> Trained:
     module = learner.module
     devices = [device_of(module)] if device_of(module).type == "cuda" else []
     with (
@@ -107,7 +121,7 @@ def train(
         computing_in(options.precision, module),
     ):
         torch.manual_seed(seed + processes.processes()[0])
-        run = _Run(learner, train, validation, options, folder, seed, found, progress)
+        run = _Run(learner, images, validation, options, folder, seed, identity, show)
         run.resume()
         with run.undone_without_checkpoint():
             return run.to_the_end()

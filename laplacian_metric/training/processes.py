@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from torch import distributed as dist
 from laplacian_metric.inputs import device_of
 from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.method import Learner
+
+if dist.is_available():
+    # Its functions have the process group of the moment as their default. DistributedDataParallel imports it too, when
+    # the group is there, which they would then keep alive for good.
+    import torch.distributed.nn.functional
 
 
 def processes() -> tuple[int, int]:
@@ -41,6 +47,21 @@ def loss_function(learner: Learner) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     return DistributedDataParallel(LossModule(learner))
+
+
+@contextmanager
+def letting_go() -> Iterator[None]:
+    """Afterwards nothing holds the process group any more that DistributedDataParallel held.
+
+    It is in cycles of references, which Python clears at some time or other. Until then `destroy_process_group` leaves
+    the threads of the group running, and a process that ends while one of them tidies up after the last exchange is
+    aborted.
+    """
+    try:
+        yield
+    finally:
+        if processes()[1] > 1:
+            gc.collect()
 
 
 def all_or_none() -> AbstractContextManager[None]:
