@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder
+from laplacian_metric import LAM, Encoder, OnlineLAM
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.laplace.lengths import FAR, PreparationWarning, warn_if_longer
 from laplacian_metric.laplace.storage import KEY
@@ -78,6 +78,17 @@ def test_pixels_up_to_255_are_noticed_where_kappa_is_not_lower(
     with pytest.warns(PreparationWarning):
         kappa = lam.embed(wrong).kappa.median()
     assert kappa > 0.5 * lam.embed(images[0][:50]).kappa.median()
+
+
+def test_a_posterior_that_was_kept_up_in_training_notices_it_too(images: tuple[Tensor, Tensor]) -> None:
+    encoder = an_encoder()
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1e-3)
+    online = OnlineLAM(encoder, optimizer, ContrastiveLoss(0.7), num_images=300)
+    for part in range(3):
+        online.step(images[0][part::3], images[1][part::3])
+    lam = online.posterior()
+    assert said(lam, images[0]) == []
+    assert len(said(lam, images[0] * 255)) == 2
 
 
 def test_images_as_they_should_be_and_strangers_are_not(lam: LAM, images: tuple[Tensor, Tensor]) -> None:

@@ -55,7 +55,7 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
     online = an_online(approximation=approximation, temperature=0.5)
     encoder, generator = an_encoder(), a_generator(0)
     average = torch.zeros(3, 6, dtype=float64)
-    slope, value = torch.zeros_like(average), 0.0
+    slope, value, square = torch.zeros_like(average), 0.0, 0.0
     for step in range(6):
         images, labels = a_batch(seed=step)
         pairs = Pairs.from_labels(labels)
@@ -71,6 +71,7 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
         loss = LOSS(drawn.raw(images), pairs)
         grads = torch.autograd.grad(loss, list(drawn.parameters()))
         value += 0.2 * (float(loss.detach()) - value)
+        square += 0.2 * (float(drawn.raw(images).detach().square().sum(1).mean()) - square)
         slope += 0.2 * (head_gradient(drawn, images, pairs) - slope)
         average += 0.2 * (
             curvature_of(drawn, images, pairs.with_population(population), approximation) - average
@@ -88,6 +89,7 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
     close(found.curvature.diagonal(), (average / weight).clamp(min=0), rtol=1e-8, atol=1e-10)
     close(found.gradient, slope / weight, rtol=1e-8, atol=1e-10)
     assert found.loss_value == pytest.approx(value / weight, rel=1e-9)
+    assert found.length == pytest.approx(math.sqrt(square / weight), rel=1e-9)
     assert (found.num_batches, found.num_images) == (6, IMAGES)
 
 

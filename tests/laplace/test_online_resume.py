@@ -146,5 +146,5 @@ def test_another_architecture_is_refused(head: nn.Linear, backbone: nn.Module | 
 
 
 def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no state of an OnlineLAM of version 1 \(its version is None\)"):
+    with pytest.raises(ValueError, match=r"no state of an OnlineLAM of version 2 \(its version is None\)"):
         an_online().load_state_dict({"encoder": {}})

@@ -23,7 +23,7 @@ def running(share: float, summed: bool = False, start: float | None = None) -> R
 
 
 def taken(into: Running, curvature: Tensor) -> None:
-    into.add(curvature, torch.zeros_like(curvature), 0.0, (1, 1))
+    into.add(curvature, torch.zeros_like(curvature), 0.0, 1.0, (1, 1))
 
 
 def encoder_of(layer: LastLayer) -> Encoder:

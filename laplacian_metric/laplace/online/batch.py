@@ -16,6 +16,7 @@ from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.laplace.layer import LayerPosterior
+from laplacian_metric.laplace.lengths import sum_of_squares
 from laplacian_metric.laplace.online.parallel import rank
 from laplacian_metric.laplace.online.triplets import random_triplets
 
@@ -103,6 +104,17 @@ def mean_loss(loss: PairLoss, embeddings: Sequence[Tensor], pairs: Pairs) -> Ten
     """Of the draws, a differentiable scalar."""
     values = [loss(u, pairs) for u in embeddings]
     return values[0] if len(values) == 1 else torch.stack(values).mean()
+
+
+def mean_square(embeddings: Sequence[Tensor]) -> float:
+    """The mean of |u|^2 over the images and the draws.
+
+    Example:
+        >>> mean_square([torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.zeros(2, 2)])
+        6.25
+    """
+    images = sum(len(u) for u in embeddings)
+    return sum(sum_of_squares(u.detach()) for u in embeddings) / images
 
 
 def head_gradient(loss: Tensor, embeddings: Sequence[Tensor], h: Tensor, bias_is_random: bool) -> Tensor:

@@ -30,14 +30,15 @@ def same_start(encoder: Encoder, generator: torch.Generator, settings: Mapping[s
     generator.set_state(state.cpu())
 
 
-def agreed_numbers(loss: Tensor, pairs: Pairs) -> tuple[float, tuple[float, float]]:
-    """The loss averaged, and the counts of positives and negatives added up, over all processes."""
+def agreed_numbers(loss: Tensor, square: float, pairs: Pairs) -> tuple[float, float, tuple[float, float]]:
+    """The loss and the mean |u|^2 averaged, the counts of positives and negatives added up, over all processes."""
     value, counts = float(loss.detach()), (float(pairs.num_positives), float(pairs.num_negatives))
     reduce = reducer()
     if reduce is None:
-        return value, counts
-    total = reduce(torch.tensor([value, *counts], dtype=torch.float64, device=loss.device)).tolist()
-    return total[0] / distributed.get_world_size(), (total[1], total[2])
+        return value, square, counts
+    numbers = torch.tensor([value, square, *counts], dtype=torch.float64, device=loss.device)
+    total, processes = reduce(numbers).tolist(), distributed.get_world_size()
+    return total[0] / processes, total[1] / processes, (total[2], total[3])
 
 
 def summed_batch(curvature: Tensor, gradient: Tensor, averages: bool) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What online LAM remembers of the batches: running averages of curvature, gradient and loss, and the pairs so far."""
+"""What online LAM remembers of the batches: running averages of curvature, gradient, loss and lengths; all pairs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from hessians.checks import CurvatureWarning
 from hessians.pairs import Population
 from laplacian_metric.laplace.layer import DiagonalCurvature
+from laplacian_metric.laplace.lengths import root_mean_square
 from laplacian_metric.laplace.state import Fitted
 
 
 class Running:
-    """A running curvature (Z, H') over the batches, unclamped, with the gradient and the loss value beside it.
+    """A running curvature (Z, H') over the batches, unclamped; gradient, loss value and squared lengths beside it.
 
     Args:
         like: a tensor of the curvature's shape, dtype and device.
@@ -27,7 +28,7 @@ class Running:
     Example:
         >>> running = Running(torch.zeros(1, 1), share=0.25)
         >>> for value in (2.0, 4.0):
-        ...     running.add(torch.full((1, 1), value), torch.zeros(1, 1), 0.0, (1, 1))
+        ...     running.add(torch.full((1, 1), value), torch.zeros(1, 1), 0.0, 1.0, (1, 1))
         >>> round(float(running.mean_curvature()), 4)  # (3/4 * 2 + 4)/(3/4 + 1)
         3.1429
     """
@@ -39,6 +40,7 @@ class Running:
         self.curvature = torch.full_like(like, start or 0.0, requires_grad=False)
         self.gradient = torch.zeros_like(like, requires_grad=False)
         self.loss = 0.0
+        self.square = 0.0
         self.positives = 0.0
         self.negatives = 0.0
         self.steps = 0
@@ -55,11 +57,14 @@ class Running:
         steps = self.steps + 1
         return (self.positives + positives) / steps or 1.0, (self.negatives + negatives) / steps or 1.0
 
-    def add(self, curvature: Tensor, gradient: Tensor, loss: float, counts: tuple[float, float]) -> None:
-        """Take in a batch."""
+    def add(
+        self, curvature: Tensor, gradient: Tensor, loss: float, square: float, counts: tuple[float, float]
+    ) -> None:
+        """Take in a batch; ``square`` is the mean of |u|^2 over its images."""
         self.curvature.mul_(1 - self.share).add_(curvature, alpha=1.0 if self.summed else self.share)
         self.gradient.mul_(1 - self.share).add_(gradient, alpha=self.share)
         self.loss += self.share * (loss - self.loss)
+        self.square += self.share * (square - self.square)
         self.positives += counts[0]
         self.negatives += counts[1]
         self.steps += 1
@@ -86,6 +91,10 @@ class Running:
         """Of the losses that were trained on."""
         return self.loss / self.weight
 
+    def length(self) -> float:
+        """The root of the mean |u|^2 of the images that were trained on."""
+        return root_mean_square(self.square, self.weight)
+
     def warn_about_pairs(self) -> None:
         """Say so where no batch had a pair of one type."""
         for kind, count in (("positive", self.positives), ("negative", self.negatives)):
@@ -98,7 +107,7 @@ class Running:
                 )
 
     def fitted(self, num_images: int, bias_is_random: bool, fingerprint: str) -> Fitted:
-        """What a LAM is made of: the curvature corrected and clamped, loss and gradient averaged, all pairs seen."""
+        """What a LAM is made of: the curvature corrected and clamped, the rest averaged, all pairs seen."""
         return Fitted(
             curvature=DiagonalCurvature(self.mean_curvature()),
             num_images=num_images,
@@ -109,6 +118,7 @@ class Running:
             gradient=self.mean_gradient(),
             bias_is_random=bias_is_random,
             fingerprint=fingerprint,
+            length=self.length(),
         )
 
     def state(self) -> dict[str, Tensor | float | int]:
@@ -117,6 +127,7 @@ class Running:
             "curvature": self.curvature.clone(),
             "gradient": self.gradient.clone(),
             "loss": self.loss,
+            "square": self.square,
             "positives": self.positives,
             "negatives": self.negatives,
             "steps": self.steps,
@@ -126,7 +137,7 @@ class Running:
         """The inverse of `state`; tensors are copied to where this one's are."""
         for name in ("curvature", "gradient"):
             getattr(self, name).copy_(state[name])
-        for name in ("loss", "positives", "negatives"):
+        for name in ("loss", "square", "positives", "negatives"):
             setattr(self, name, float(state[name]))
         self.steps = int(state["steps"])
 
@@ -135,11 +146,11 @@ class Running:
 
         Example:
             >>> running = Running(torch.zeros(1, 1), share=0.5)
-            >>> running.add(torch.ones(1, 1), torch.zeros(1, 1), 2.0, (1, 3))
+            >>> running.add(torch.ones(1, 1), torch.zeros(1, 1), 2.0, 9.0, (1, 3))
             >>> again = Running(torch.zeros(1, 1), share=0.5)
             >>> again.load_tensors(running.tensors())
-            >>> again.mean_curvature(), again.mean_loss(), again.steps
-            (tensor([[1.]]), 2.0, 1)
+            >>> again.mean_curvature(), again.mean_loss(), again.length(), again.steps
+            (tensor([[1.]]), 2.0, 3.0, 1)
         """
         return {
             name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))

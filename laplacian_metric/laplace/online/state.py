@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2
 
 
 def plain(value: Any) -> Any:

@@ -206,7 +206,7 @@ class OnlineLAM:
             with torch.autocast(h.device.type, enabled=False):
                 loss = batches.mean_loss(self.pair_loss, us, trained)
             batches.check_finite_step(self.steps + 1, loss=loss)
-        value, counts = parallel.agreed_numbers(loss, curved)
+        value, square, counts = parallel.agreed_numbers(loss, batches.mean_square(us), curved)
         with torch.autocast(h.device.type, enabled=False), batches.said_once(self._said, self.pair_loss):
             gradient = batches.head_gradient(loss, us, h, self._bias_is_random)
             curved = curved.with_population(self._population(curved, counts))
@@ -219,7 +219,7 @@ class OnlineLAM:
                 self._lam.approximation,
                 self._bias_is_random,
             )
-            self._take(curvature, gradient, value, counts)
+            self._take(curvature, gradient, value, square, counts)
         return loss
 
     def average_gradients(self) -> None:
@@ -268,14 +268,21 @@ class OnlineLAM:
             return self._running.population(*counts)
         return pairs.num_positives or 1.0, pairs.num_negatives or 1.0
 
-    def _take(self, curvature: Tensor, gradient: Tensor, value: float, counts: tuple[float, float]) -> None:
+    def _take(
+        self,
+        curvature: Tensor,
+        gradient: Tensor,
+        value: float,
+        square: float,
+        counts: tuple[float, float],
+    ) -> None:
         """Take a batch into the running averages, once all of it is known to be finite."""
         # Mined pairs are divided by their own number in each process, all others by what the processes have together.
         curvature, gradient = parallel.summed_batch(curvature, gradient, self.switches.mined is not None)
         batches.check_finite_step(self.steps + 1, curvature=curvature, gradient=gradient)
         if self.switches.relu_per_batch:
             curvature = curvature.clamp(min=0)
-        self._running.add(curvature, gradient, value, counts)
+        self._running.add(curvature, gradient, value, square, counts)
 
     # --- the posterior ---
 
@@ -302,7 +309,8 @@ class OnlineLAM:
     def posterior(self) -> LAM:
         """The posterior so far, without another pass over the data.
 
-        Its curvature is the running one, its loss value and gradient are running means of those that were trained on.
+        Its curvature is the running one; loss value, gradient and the lengths of embeddings are running means of what
+        was trained on.
         The encoder is the one that is being trained, not a copy: ask again after further steps,
         when this one refuses to embed.
         """
