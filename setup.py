@@ -78,7 +78,13 @@ setup(
     packages=find_packages(include=["hessians", "hessians.*", "laplacian_metric", "laplacian_metric.*"]),
     package_data={
         "hessians": ["py.typed"],
-        "laplacian_metric": ["py.typed", "data/_sample/*.npz", "data/_sample/LICENCES"],
+        "laplacian_metric": [
+            "py.typed",
+            "data/_sample/*.npz",
+            "data/_sample/LICENCES",
+            "report/assets/*.css",
+            "report/assets/*.js",
+        ],
     },
     include_package_data=False,
     zip_safe=False,

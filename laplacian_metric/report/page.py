@@ -12,24 +12,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import Protocol
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-_STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #1c2430; background: #fff; margin: 0 auto; max-width: 60rem;
-  padding: 1.5rem; }
-h1 { font-size: 1.7rem; margin: 0 0 1rem; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; border-bottom: 1px solid #d5dae1; padding-bottom: .25rem; }
-figure { margin: 1.2rem 0; }
-img { max-width: 100%; height: auto; }
-figcaption, caption { color: #4b5766; font-size: .9rem; text-align: left; padding: .3rem 0; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .8rem 0; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #e4e8ed; vertical-align: top; }
-th { font-weight: 600; }
-.number { text-align: right; }
-"""
 
 
 class Block(Protocol):
@@ -51,6 +37,20 @@ class Enhancement:
                 raise ValueError(
                     f"the {name} has a closing tag, a comment or a carriage return in it: reword it"
                 )
+
+
+def asset(name: str) -> str:
+    """Return the text of a style sheet or script that is installed with the package, after a line break.
+
+    Example:
+        >>> asset("page.css")[:7]
+        '\\nbody {'
+    """
+    return "\n" + (files("laplacian_metric.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+# The style and script of the interactive blocks. Every block is readable without the script.
+INTERACTIVE = Enhancement(asset("blocks.css"), asset("blocks.js"))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Page:
     def html(self) -> str:
         """The page as HTML. Its content security policy allows its own style sheet and script, and inlined pictures."""
         enhancements = self._enhancements()
-        style = _STYLE + "".join(one.style for one in enhancements)
+        style = asset("page.css") + "".join(one.style for one in enhancements)
         scripts = [one.script for one in enhancements]
         policy = f"default-src 'none'; img-src data:; style-src {_source(style)}; "
         if scripts:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import ClassVar
 
-from laplacian_metric.report.blocks.enhancement import ENHANCEMENT
 from laplacian_metric.report.blocks.texts import attributes, plain
-from laplacian_metric.report.page import Enhancement
+from laplacian_metric.report.page import INTERACTIVE, Enhancement
 
 _IMAGE = re.compile(r"data:image/(?:png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 _SYMBOLS = {True: "✓", False: "✗", None: "–"}
@@ -76,7 +75,7 @@ class Gallery:
     title: str
     caption: str
     cards: Sequence[Card]
-    enhancement: ClassVar[Enhancement] = ENHANCEMENT
+    enhancement: ClassVar[Enhancement] = INTERACTIVE
 
     def __post_init__(self) -> None:
         if not self.cards:

@@ -1,15 +1,9 @@
-"""The colours of the interactive blocks, dark enough to be read on white, and the markers that go with them."""
+"""Colours and markers of the points in a plot. The colours of everything else are in `assets/blocks.css`."""
 
 from __future__ import annotations
 
-PAPER = "#ffffff"
-TEXT = "#1c2430"
-QUIET = "#4b5766"
-RIGHT = "#17652b"
-WRONG = "#a3151f"
-ACCENT = "#1f5f99"
+ACCENT = "#1f5f99"  # as in blocks.css
 STRANGER = "#111111"
-PANEL = "#f4f6f8"
 
 # Hues far apart first; 10 colours and 7 shapes repeat together only after 70 classes.
 CLASSES = (
@@ -58,20 +52,3 @@ def class_look(position: int) -> tuple[str, str]:
 def stranger_look(position: int) -> tuple[str, str]:
     """Colour and shape of the set of strangers at a position."""
     return STRANGER, CROSSES[position % len(CROSSES)]
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours as the Web Content Accessibility Guidelines define it, 1 to 21.
-
-    Example:
-        >>> contrast("#000000", "#ffffff"), round(contrast("#777777", "#ffffff"), 2)
-        (21.0, 4.48)
-    """
-    low, high = sorted((_luminance(one), _luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

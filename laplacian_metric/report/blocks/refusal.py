@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import ClassVar
 
-from laplacian_metric.report.blocks.enhancement import ENHANCEMENT
 from laplacian_metric.report.blocks.texts import attributes, data_script, number, plain, share
-from laplacian_metric.report.page import Enhancement, Table
+from laplacian_metric.report.page import INTERACTIVE, Enhancement, Table
 from laplacian_metric.report.refusals import SHARES, Refusal
 
 WIDTH, HEIGHT = 420, 250
@@ -31,7 +30,7 @@ class RefusalSlider:
 
     title: str
     rows: Sequence[Refusal]
-    enhancement: ClassVar[Enhancement] = ENHANCEMENT
+    enhancement: ClassVar[Enhancement] = INTERACTIVE
 
     def __post_init__(self) -> None:
         if len(self.rows) != SHARES:

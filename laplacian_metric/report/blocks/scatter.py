@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import ClassVar
 
-from laplacian_metric.report.blocks.enhancement import ENHANCEMENT
 from laplacian_metric.report.blocks.gallery import Image
 from laplacian_metric.report.blocks.palette import class_look, stranger_look
 from laplacian_metric.report.blocks.texts import attributes, data_script, plain
-from laplacian_metric.report.page import Enhancement
+from laplacian_metric.report.page import INTERACTIVE, Enhancement
 
 WIDTH, HEIGHT, MARGIN = 760, 560, 16
 SMALLEST, LARGEST = 3.0, 9.0
@@ -60,7 +59,7 @@ class Scatter:
     points: Sequence[Point]
     groups: Sequence[str]
     known: int
-    enhancement: ClassVar[Enhancement] = ENHANCEMENT
+    enhancement: ClassVar[Enhancement] = INTERACTIVE
 
     def __post_init__(self) -> None:
         if not self.points:
