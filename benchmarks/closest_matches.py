@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
-from laplacian_metric.losses.soft_contrastive import MatchProbability, mismatch_probability
+from laplacian_metric.methods.gaussian.match_probability import MatchProbability, mismatch_probability
 from laplacian_metric.runs.closest_matches import closest_matches
 
 SEARCHES = (("test", "test"), ("corrupt", "test"), ("corrupt", "corrupt"))

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 
 Row = Mapping[str, Any]
 

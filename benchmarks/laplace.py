@@ -22,8 +22,8 @@ from torch import Tensor
 from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, OnlineLAM
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.modes import evaluating
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos")
 REPEATS = 15

@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
 from laplacian_metric import metrics
-from laplacian_metric.neighbours import search
+from laplacian_metric.core.search import search
 
 IMAGES_HEADER, LABELS_HEADER = 16, 8
 KS = (1, 5, 10, 50)

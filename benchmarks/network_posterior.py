@@ -21,8 +21,8 @@ from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save
 from benchmarks.network import VisionTransformer
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder, NetworkLAM
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.laplace.network.layers import Layers
-from laplacian_metric.modes import evaluating
 
 LOSS = ContrastiveLoss(margin=0.7)
 LARGE, SMALL = 256 << 20, 64 << 20  # the default of memory_budget, and one that makes do with less

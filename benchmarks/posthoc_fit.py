@@ -29,9 +29,9 @@ from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.data import load
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.data.lookup import VARIABLE
 from laplacian_metric.encoder import whitening_head
-from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.laplace.features import Features, collect_features
 
 WEIGHTS = Path("weights") / "resnet50_imagenet_v1.safetensors"

@@ -25,9 +25,9 @@ from torch import Tensor
 from benchmarks.common import median_seconds, save, show
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, methods
+from laplacian_metric.core.method import Learner, Setup, Start
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Learner, Setup, Start
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.training import TrainingOptions, train
 from laplacian_metric.training.order import epoch_batches
 

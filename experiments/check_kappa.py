@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.common import save, show
 from experiments.run import CELLS
 from laplacian_metric import runs
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.vmf import projected
 
 DRAWS = 10_000

@@ -24,13 +24,13 @@ from torch import Tensor
 from benchmarks.common import save, show
 from experiments.asked import add_places, done
 from laplacian_metric import metrics, runs
-from laplacian_metric.combined import at_norm, combine
+from laplacian_metric.core.combined import at_norm, combine
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.progress import track
 from laplacian_metric.data.corruptions import HIDING, corrupt
-from laplacian_metric.embedding import StochasticEmbedding
-from laplacian_metric.files import atomic_write
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.laplace.features import collect_features
-from laplacian_metric.progress import track
 from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.read_yaml import read_yaml

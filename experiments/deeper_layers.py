@@ -23,7 +23,7 @@ from benchmarks.common import save, show, write_text
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, NetworkLAM, metrics
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.laplace.batches import class_balanced_batches
+from laplacian_metric.laplace.batching import class_balanced_batches
 
 DIM = 8
 MARGIN = 0.7

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.common import environment, origin, write_text
 from experiments.images import ImagesOfResults
 from experiments.tables import HERE
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.lookup import MissingDataError
-from laplacian_metric.files import atomic_write
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.curves import (
     calibration_curves,

@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import environment, origin, write_text
 from experiments.figures import looks_of
 from experiments.tables import HERE, descriptions, write_table
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.report.bins import bin_curves, own_bins
 from laplacian_metric.report.descriptions import TableDescription
 from laplacian_metric.report.plane import plane_maps

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 
 WIDTH = 120
 FIRST, LAST = 40, 40  # lines of a long log that are kept

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import save, show
 from laplacian_metric import vmf
-from laplacian_metric.losses.triplet_likelihood import (
+from laplacian_metric.methods.pairs.triplet_likelihood import (
     Distances,
     Moments,
     Spreads,

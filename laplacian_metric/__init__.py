@@ -19,14 +19,16 @@ __all__ = [
     "StochasticEmbedding",
     "__version__",
     "combine",
+    "data",
+    "methods",
     "metrics",
     "vmf",
 ]
 
 if TYPE_CHECKING:
-    from laplacian_metric import metrics, vmf
-    from laplacian_metric.combined import combine
-    from laplacian_metric.embedding import StochasticEmbedding
+    from laplacian_metric import data, methods, metrics, vmf
+    from laplacian_metric.core.combined import combine
+    from laplacian_metric.core.embedding import StochasticEmbedding
     from laplacian_metric.encoder import Encoder
     from laplacian_metric.laplace.network import NetworkLAM
     from laplacian_metric.laplace.online import OnlineLAM
@@ -37,14 +39,14 @@ _HOMES = {
     "NetworkLAM": "laplacian_metric.laplace.network",
     "OnlineLAM": "laplacian_metric.laplace.online",
     "Encoder": "laplacian_metric.encoder",
-    "StochasticEmbedding": "laplacian_metric.embedding",
-    "combine": "laplacian_metric.combined",
+    "StochasticEmbedding": "laplacian_metric.core.embedding",
+    "combine": "laplacian_metric.core.combined",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
-    if name in ("metrics", "vmf"):
+    if name in ("data", "methods", "metrics", "vmf"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,9 +20,9 @@ from laplacian_metric.demo.story import tell
 from laplacian_metric.demo.training import extract_features, train
 from laplacian_metric.demo.uncertainty import assess
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks import fashion_network
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.networks import fashion_network
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos", negatives="active")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGES = ("hessians", "laplacian_metric")
 # What `lam` runs; it has a page of its own.
-WITHOUT = ("laplacian_metric.commands", "laplacian_metric.demo")
+WITHOUT = ("laplacian_metric.cli", "laplacian_metric.demo")
 _PYTHON = re.compile(r"^```python\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _FOR_CALLERS = (">>>", "Args:", "Attributes:")
 

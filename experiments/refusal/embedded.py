@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import hessians
 import laplacian_metric
 from laplacian_metric import runs
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.runs.images import OUT, TEST, TRAIN
 from laplacian_metric.runs.scores import OWN, method_scores, trivial_scores
 from laplacian_metric.runs.work import Work

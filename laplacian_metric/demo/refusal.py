@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.demo.settings import ALPHA, DELTA, LEVEL
-from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.retrieval import Index, Items, NoThresholdError, calibrate

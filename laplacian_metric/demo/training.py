@@ -12,7 +12,7 @@ from torch import nn
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.data import ImageSet
 from laplacian_metric.demo.settings import BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY
-from laplacian_metric.networks import fashion_network
+from laplacian_metric.encoder.networks import fashion_network
 
 OnStep = Callable[[int, int, float], None]
 OnStage = Callable[[str], None]

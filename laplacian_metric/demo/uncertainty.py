@@ -9,8 +9,8 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.demo.settings import RANK, SAMPLED_SPACES
-from laplacian_metric.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.laplace.features import Features

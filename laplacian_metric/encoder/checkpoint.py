@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.encoder.weight_files import notes_of, read_weights
-from laplacian_metric.files import atomic_write
 
 if TYPE_CHECKING:
     from laplacian_metric.encoder.encoder import Encoder

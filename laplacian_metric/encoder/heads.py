@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix
+from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.trial import trial
-from laplacian_metric.networks.small import seeded
 
 
 def identity_head(num_features: int, *, dtype: torch.dtype | None = None, device: Any = None) -> nn.Linear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from laplacian_metric.networks.pooling import GeM
+from laplacian_metric.encoder.networks.pooling import GeM
 
 POOLINGS = ("gem", "average")
 # What the libraries call the last pooling; those inside of blocks are not children of the network itself.

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.files import atomic_write
 from laplacian_metric.integrations.card import card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.optional import base_class
 from laplacian_metric.integrations.uncertainty_calculator import INSTALL, Beside, UncertaintyCalculator

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder, train_head, whitening_head
 from laplacian_metric.integrations.optional import base_class, require
 from laplacian_metric.laplace.posthoc import LAM

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder, SentenceBackbone, train_head, whitening_head
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.modes import evaluating
 
 INSTALL = "laplacian-metric[text]"
 # What changes the features that the head was fitted to, or their form.

@@ -16,7 +16,8 @@ from hessians.approximations import Approximation
 from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.output_hessian import DenseHessian, OutputHessian
 from hessians.pair_loss import PairLoss
-from laplacian_metric.laplace.batches import BATCH_SIZE, class_balanced_batches, pair_counts
+from laplacian_metric.core.progress import track
+from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches, pair_counts
 from laplacian_metric.laplace.layer import (
     DiagonalCurvature,
     FullCurvature,
@@ -26,7 +27,6 @@ from laplacian_metric.laplace.layer import (
     Structure,
 )
 from laplacian_metric.laplace.layer.full import check_dense_weights
-from laplacian_metric.progress import track
 
 LOGGER = logging.getLogger(__name__)
 

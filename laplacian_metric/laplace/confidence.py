@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.metrics import rank

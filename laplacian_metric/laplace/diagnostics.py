@@ -14,7 +14,7 @@ from hessians.checks import CurvatureWarning
 from hessians.features import FeatureReader
 from hessians.loss_summary import LossSummary, summarise, trained_gradient
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import unit_rows
+from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior

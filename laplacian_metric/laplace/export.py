@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.laplace.layer import Structure
-from laplacian_metric.modes import evaluating
 from laplacian_metric.vmf import projected_normal
 from laplacian_metric.vmf.angle import gauss_legendre
 from laplacian_metric.vmf.fitting import unit_direction

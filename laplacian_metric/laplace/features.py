@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite
+from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.parallel import own_folder
+from laplacian_metric.core.progress import track
+from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.files import atomic_write
-from laplacian_metric.inputs import to_device
-from laplacian_metric.labelled import in_batches
-from laplacian_metric.laplace.distributed import own_folder
-from laplacian_metric.modes import evaluating
-from laplacian_metric.progress import track
 
 LOGGER = logging.getLogger(__name__)
 

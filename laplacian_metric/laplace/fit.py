@@ -13,15 +13,15 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import unit_rows
+from laplacian_metric.core.embedding import unit_rows
+from laplacian_metric.core.parallel import check_agreement
 from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
 from laplacian_metric.laplace.diagnostics import loss_and_gradient
-from laplacian_metric.laplace.distributed import check_agreement
+from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
+from laplacian_metric.laplace.encoder_guard import Watch
+from laplacian_metric.laplace.fit_inputs import check_columns
 from laplacian_metric.laplace.head import FEATURE_MEMORY
-from laplacian_metric.laplace.inputs import check_columns
-from laplacian_metric.laplace.lengths import root_mean_square, sum_of_squares
 from laplacian_metric.laplace.state import Fitted
-from laplacian_metric.laplace.watch import Watch
 
 
 @torch.no_grad()

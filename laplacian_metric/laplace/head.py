@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.checks import check_finite, check_matrix, compute_dtype
-from laplacian_metric.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.layer import LayerPosterior
 from laplacian_metric.laplace.layer.full import FullPosterior
 from laplacian_metric.laplace.layer.low_rank import LowRankPosterior

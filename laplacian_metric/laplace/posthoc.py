@@ -13,13 +13,16 @@ from torch import Tensor
 from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.parallel import reducer, together
+from laplacian_metric.core.progress import track
+from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
-from laplacian_metric.inputs import inputs_of, to_device
-from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.accumulate import Settings
-from laplacian_metric.laplace.batches import BATCH_SIZE
+from laplacian_metric.laplace.batching import BATCH_SIZE
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.diagnostics import (
     Diagnostics,
@@ -27,18 +30,15 @@ from laplacian_metric.laplace.diagnostics import (
     recall_lost,
     warn_unless_mode,
 )
-from laplacian_metric.laplace.distributed import reducer, together
+from laplacian_metric.laplace.embedding_norms import warn_if_longer
+from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features
 from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
+from laplacian_metric.laplace.fit_inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.head import HeadPosterior
-from laplacian_metric.laplace.inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
-from laplacian_metric.laplace.lengths import warn_if_longer
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
-from laplacian_metric.laplace.watch import Watch
-from laplacian_metric.modes import evaluating
-from laplacian_metric.progress import track
 
 
 class NotFittedError(RuntimeError):

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from hessians import Pairs
 from hessians.pair_loss import PairLoss
 from hessians.pairs import PairList
-from laplacian_metric.laplace.batches import class_balanced_batches, on_host
+from laplacian_metric.laplace.batching import class_balanced_batches, on_host
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.state import Fitted

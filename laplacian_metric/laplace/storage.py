@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.laplace.confidence import MatchConfidence
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.layer import CURVATURES, LayerCurvature, Structure
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.stored_header import (
@@ -29,7 +30,6 @@ from laplacian_metric.laplace.stored_header import (
     naming,
     parsed,
 )
-from laplacian_metric.laplace.watch import EncoderChangedError
 
 if TYPE_CHECKING:
     from laplacian_metric.encoder import Encoder

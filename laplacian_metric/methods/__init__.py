@@ -1,4 +1,4 @@
-"""The methods by name. Each is one file of this folder, and none imports another."""
+"""The methods by name, in families: files of one family may import each other, and no other family."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import importlib
 from dataclasses import fields
 from typing import Any
 
-from laplacian_metric.method import Method
+from laplacian_metric.core.method import Method
 
-# The file of every method and its class there; imported when it is asked for.
+# The module of every method, below this package, and its class; imported when it is used.
 _METHODS = {
-    "deterministic": ("deterministic", "Deterministic"),
-    "ensemble": ("ensemble", "Ensemble"),
-    "mc-dropout": ("mc_dropout", "MCDropout"),
-    "pfe": ("pfe", "PFE"),
-    "soft-contrastive": ("soft_contrastive", "SoftContrastive"),
-    "hib": ("hib", "HIB"),
-    "swag": ("swag", "SWAG"),
-    "vmf": ("vmf_head", "VMFHead"),
-    "laplace": ("laplace", "Laplace"),
-    "online-laplace": ("online_laplace", "OnlineLaplace"),
-    "triplet": ("triplet", "Triplet"),
-    "triplet-regression": ("triplet_regression", "TripletRegression"),
-    "btl": ("btl", "BTL"),
+    "deterministic": ("pairs.deterministic", "Deterministic"),
+    "ensemble": ("sampling.ensemble", "Ensemble"),
+    "mc-dropout": ("sampling.mc_dropout", "MCDropout"),
+    "pfe": ("gaussian.pfe", "PFE"),
+    "soft-contrastive": ("gaussian.soft_contrastive", "SoftContrastive"),
+    "hib": ("gaussian.hib", "HIB"),
+    "swag": ("sampling.swag", "SWAG"),
+    "vmf": ("spherical.vmf_head", "VMFHead"),
+    "laplace": ("laplace.laplace", "Laplace"),
+    "online-laplace": ("laplace.online", "OnlineLaplace"),
+    "triplet": ("pairs.triplet", "Triplet"),
+    "triplet-regression": ("pairs.triplet_regression", "TripletRegression"),
+    "btl": ("pairs.btl", "BTL"),
 }
 
 

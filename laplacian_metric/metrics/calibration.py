@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laplacian_metric.core.search import DEFAULT_MEMORY, search
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, rank
 from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap
-from laplacian_metric.neighbours import DEFAULT_MEMORY, search
 
 NUM_BINS = 10
 

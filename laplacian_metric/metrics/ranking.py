@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from laplacian_metric.core.search import DEFAULT_MEMORY, search_blocks
 from laplacian_metric.metrics.positives import Labels, Positives, as_positives
 from laplacian_metric.metrics.uncertainty import check_uncertainty
-from laplacian_metric.neighbours import DEFAULT_MEMORY, search_blocks
 
 Normalisation = Literal["min", "positives", "hits"]
 

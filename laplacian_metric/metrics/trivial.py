@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
+from laplacian_metric.core.search import search
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
-from laplacian_metric.neighbours import search
 
 
 def feature_norm(features: Tensor) -> Tensor:

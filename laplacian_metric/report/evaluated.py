@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Consensus
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from laplacian_metric import metrics
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.search import search
 from laplacian_metric.metrics import Evaluation, Interval, Ranking, Sparsification, statistics
 from laplacian_metric.metrics.positives import Positives, as_labels
 from laplacian_metric.metrics.sparsification import error_auroc
-from laplacian_metric.neighbours import search
 from laplacian_metric.report.evaluated import Evaluated, OtherScore
 from laplacian_metric.report.refusals import Refusal, refusals
 

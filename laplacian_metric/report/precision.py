@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from laplacian_metric.method import Method, Start
+from laplacian_metric.core.method import Method, Start
 from laplacian_metric.methods import find, names
 from laplacian_metric.report.results import Cell, Result, seeds_in_words
 from laplacian_metric.training.options import Precision

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laplacian_metric.neighbours import search
+from laplacian_metric.core.search import search
 from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, Point, Scatter
 from laplacian_metric.report.blocks.texts import number
 from laplacian_metric.report.evaluated import Evaluated

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.metrics import Consensus, Sparsification
 from laplacian_metric.report.blocks.palette import ACCENT
 from laplacian_metric.report.blocks.texts import plain

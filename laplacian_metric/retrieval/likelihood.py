@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from laplacian_metric.bessel_expansion import expand
+from laplacian_metric.vmf.bessel_expansion import expand
 
 # Beyond it a concentration is a point for every purpose, and squares of it still fit into a float64.
 LARGEST_KAPPA = 1e100

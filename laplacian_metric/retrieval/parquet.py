@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.retriever import Retriever
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import laplacian_metric
-from laplacian_metric.files import atomic_write, replace_folder
+from laplacian_metric.core.files import atomic_write, replace_folder
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.digests import digest_of, digest_of_dict, digests_of, write_array
 from laplacian_metric.retrieval.gallery import built_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite
-from laplacian_metric.losses.soft_contrastive import (
+from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
     check_comparable,
     distances_of,

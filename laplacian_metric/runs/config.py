@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from laplacian_metric import methods
-from laplacian_metric.method import Start
+from laplacian_metric.core.method import Start
 from laplacian_metric.runs.sections import (
     DataSection,
     EvaluationSection,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from laplacian_metric import metrics
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, Method
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Embedder, Method
 from laplacian_metric.metrics.calibration import NUM_BINS, Consensus, ranking_ece
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.runs.fitting import Fitted, Sets

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.files import atomic_write
-from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.runs.images import OUT, TESTS, ImageSets
 from laplacian_metric.runs.matching import Matching

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.data.labelled import LabelledInputs, in_batches
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.inputs import inputs_of, to_device
-from laplacian_metric.labelled import LabelledInputs, in_batches
-from laplacian_metric.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.modes import evaluating
 from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.features import FeatureSets
 from laplacian_metric.runs.heads import initial_head

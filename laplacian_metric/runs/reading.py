@@ -21,7 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from laplacian_metric import methods
-from laplacian_metric.method import Start
+from laplacian_metric.core.method import Start
 from laplacian_metric.runs.config import Cell, differences
 from laplacian_metric.runs.sections import (
     DataSection,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.runs.config import completed, differences
 from laplacian_metric.runs.provenance import ROOT, without_paths
 from laplacian_metric.runs.work import read_json

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric import metrics
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, scores_of
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.inputs import inputs_of, to_device
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Embedder, scores_of
 from laplacian_metric.metrics.calibration import ranking_ece
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.metrics.sparsification import error_auroc
-from laplacian_metric.modes import evaluating
 from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, VALIDATION
 
 OWN = "own"

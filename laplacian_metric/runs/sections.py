@@ -18,12 +18,12 @@ from pydantic import (
 from hessians.contrastive import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import methods
+from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
 from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder, encoder_names
 from laplacian_metric.encoder.zoo import LIBRARIES
-from laplacian_metric.method import Method
 from laplacian_metric.runs.section import Section
 from laplacian_metric.runs.verification_section import VerificationSection
 
@@ -249,7 +249,7 @@ class LossSection(Section):
                 raise ValueError(
                     f"{', '.join(sorted(others))}: the triplet loss has none of these, leave them out"
                 )
-            from laplacian_metric.losses.triplet_loss import TripletLoss
+            from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
 
             return TripletLoss(margin=self.margin)
         options: dict[str, Any] = self.model_dump(exclude={"kind", "published"})

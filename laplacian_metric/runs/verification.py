@@ -11,24 +11,24 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.data.randomness import permutation
-from laplacian_metric.embedding import StochasticEmbedding
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.losses.soft_contrastive import (
+from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
     paired_match_probability,
     self_mismatch,
 )
-from laplacian_metric.method import Embedder
 from laplacian_metric.metrics.nearest import distances, nearest, vote
 from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
-from laplacian_metric.pair_streams import balanced_pairs, random_pairs
 from laplacian_metric.runs.closest_matches import closest_matches
 from laplacian_metric.runs.fitting import Fitted
 from laplacian_metric.runs.images import TEST, TESTS
 from laplacian_metric.runs.results import rounded
 from laplacian_metric.runs.scores import OWN, norms
 from laplacian_metric.runs.verification_section import VerificationSection
+from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 LATENT_DIM = 3
 PAIRS_AT_ONCE = 1 << 14  # whose samples are gathered together

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 
 LOCK, CONFIG, TRAINED, FEATURES, USERS = "lock", "config.json", "trained.json", "features", "users"
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric.files import atomic_write
-from laplacian_metric.method import Learner
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.method import Learner
 
 FORMAT = "laplacian-metric-training-1"
 BEST, LAST, LOG = "best.safetensors", "last.safetensors", "log.json"

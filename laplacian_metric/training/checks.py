@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from laplacian_metric.core.method import Learner
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.data.splits import Role, TestDataError
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Learner
 from laplacian_metric.training.validation import check_validation
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric.inputs import device_of, to_device
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Learner
-from laplacian_metric.modes import evaluating
+from laplacian_metric.core.batch import device_of, to_device
+from laplacian_metric.core.method import Learner
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress

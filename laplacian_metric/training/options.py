@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.choices import Choice
-from laplacian_metric.laplace.inputs import positive
-from laplacian_metric.method import all_pairs
+from laplacian_metric.core.method import all_pairs
+from laplacian_metric.laplace.fit_inputs import positive
 
 
 class Optimizer(Choice):

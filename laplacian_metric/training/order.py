@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.data.randomness import permutation
-from laplacian_metric.pair_streams import balanced_pairs
 from laplacian_metric.training.options import Sampling, TrainingOptions
+from laplacian_metric.training.pair_streams import balanced_pairs
 
 
 def epoch_batches(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core.batch import device_of
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.inputs import device_of
 from laplacian_metric.training.options import Precision
 
 LOGGER = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from laplacian_metric.inputs import device_of
-from laplacian_metric.laplace.distributed import reducer, together
-from laplacian_metric.method import Learner
+from laplacian_metric.core.batch import device_of
+from laplacian_metric.core.method import Learner
+from laplacian_metric.core.parallel import reducer, together
 
 if dist.is_available():
     # Its functions have the process group of the moment as their default. DistributedDataParallel imports it too, when

@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional as F
 
 from laplacian_metric import metrics
-from laplacian_metric.inputs import device_of, to_device
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Keep, Learner
+from laplacian_metric.core.batch import device_of, to_device
+from laplacian_metric.core.method import Keep, Learner
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.metrics.nearest import rank_by_distance
-from laplacian_metric.modes import evaluating
 
 KS = (1, 5, 10)
 

@@ -2,28 +2,34 @@
 
 Densities C_D(kappa) exp(kappa mean . x) for unit vectors x of D dimensions, with kappa from 0 (uniform) to anything
 that a floating point number can tell from a point. docs/von_mises_fisher.md derives the forms that are used.
+
+Names are imported when they are used: the Bessel expansion below this package needs numpy only.
 """
 
 from __future__ import annotations
 
-from laplacian_metric.vmf.bessel import (
-    length_and_variance,
-    log_normalizer,
-    mean_resultant_length,
-    relative_log_normalizer,
-)
-from laplacian_metric.vmf.cap import cap_probability, cap_quantile
-from laplacian_metric.vmf.distribution import (
-    bhattacharyya,
-    entropy,
-    kl,
-    log_density,
-    log_expected_likelihood,
-)
-from laplacian_metric.vmf.fitting import concentration, fit
-from laplacian_metric.vmf.projected import ProjectedNormal, projected_normal
-from laplacian_metric.vmf.sampling import sample
-from laplacian_metric.vmf.streaming import StreamedFit
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from laplacian_metric.vmf.bessel import (
+        length_and_variance,
+        log_normalizer,
+        mean_resultant_length,
+        relative_log_normalizer,
+    )
+    from laplacian_metric.vmf.cap import cap_probability, cap_quantile
+    from laplacian_metric.vmf.distribution import (
+        bhattacharyya,
+        entropy,
+        kl,
+        log_density,
+        log_expected_likelihood,
+    )
+    from laplacian_metric.vmf.fitting import concentration, fit
+    from laplacian_metric.vmf.projected import ProjectedNormal, projected_normal
+    from laplacian_metric.vmf.sampling import sample
+    from laplacian_metric.vmf.streaming import StreamedFit
 
 __all__ = [
     "ProjectedNormal",
@@ -44,3 +50,30 @@ __all__ = [
     "relative_log_normalizer",
     "sample",
 ]
+
+_HOMES = {
+    "ProjectedNormal": "projected",
+    "StreamedFit": "streaming",
+    "bhattacharyya": "distribution",
+    "cap_probability": "cap",
+    "cap_quantile": "cap",
+    "concentration": "fitting",
+    "entropy": "distribution",
+    "fit": "fitting",
+    "kl": "distribution",
+    "length_and_variance": "bessel",
+    "log_density": "distribution",
+    "log_expected_likelihood": "distribution",
+    "log_normalizer": "bessel",
+    "mean_resultant_length": "bessel",
+    "projected_normal": "projected",
+    "relative_log_normalizer": "bessel",
+    "sample": "sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,6 +1,6 @@
 """The normaliser of the von Mises-Fisher distribution and its derivatives as differentiable functions of torch.
 
-The arithmetic, and the equations, are in `laplacian_metric.bessel_expansion`.
+The arithmetic, and the equations, are in `laplacian_metric.vmf.bessel_expansion`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric import bessel_expansion
-from laplacian_metric.bessel_expansion import Expansion, log_uniform_density
+from laplacian_metric.vmf import bessel_expansion
+from laplacian_metric.vmf.bessel_expansion import Expansion, log_uniform_density
 from laplacian_metric.vmf.checks import LARGEST_KAPPA, check_dim, check_kappa, precise, result_dtype
 
 

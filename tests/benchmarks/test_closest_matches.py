@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import closest_matches
-from laplacian_metric.losses.soft_contrastive import MatchProbability
+from laplacian_metric.methods.gaussian.match_probability import MatchProbability
 
 
 def test_both_ways_are_measured_on_the_images_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:

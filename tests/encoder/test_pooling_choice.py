@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder, save_encoder
+from laplacian_metric.encoder.networks import GeM
 from laplacian_metric.encoder.pooling_choice import pooling_layer, replace_pooling
-from laplacian_metric.networks import GeM
 
 IMAGES = torch.rand(2, 3, 64, 64)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder, encoder_names, save_encoder
-from laplacian_metric.networks import GeM, PixelScaling
+from laplacian_metric.encoder.networks import GeM, PixelScaling
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -142,7 +142,7 @@ def test_without_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_importing_encoders_is_light(root: Path) -> None:
-    code = "import sys, laplacian_metric.encoder, laplacian_metric.networks; print(*sys.modules)"
+    code = "import sys, laplacian_metric.encoder, laplacian_metric.encoder.networks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "laplacian_metric" in loaded

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tests.commands.running import worked
+from tests.cli.running import worked
 from tests.examples import miniatures
 from tests.examples.test_examples import load
 from tests.pages import code_blocks, run_page

@@ -17,8 +17,8 @@ from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import LAM, Encoder, metrics
 from laplacian_metric.integrations.hub import check_folder, load_folder, push, save_folder
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.posthoc import NotFittedError
-from laplacian_metric.laplace.watch import EncoderChangedError
 
 FILES = ["README.md", "config.json", "posterior.safetensors"]
 

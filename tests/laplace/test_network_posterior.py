@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from hessians.checks import CurvatureWarning
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.network import NetworkLAM
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError
-from laplacian_metric.laplace.watch import EncoderChangedError
 from tests.laplace.network_reference import (
     LOSS,
     PLAIN,

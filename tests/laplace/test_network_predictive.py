@@ -13,14 +13,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
+from laplacian_metric.core.gaussian import Gaussians
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.gaussian import Gaussians
 from laplacian_metric.laplace.network import NetworkLAM
 from laplacian_metric.laplace.network.draws import Draws
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.modes import evaluating
 from tests.hessians.jacobians import jacobians, randomise
 from tests.hessians.networks import Shared, TextEncoder, VisionTransformer
 from tests.laplace.network_reference import (

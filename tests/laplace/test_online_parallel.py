@@ -12,8 +12,8 @@ from torch import Tensor, distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from hessians import Pairs
+from laplacian_metric.core.parallel import OtherProcessError
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.distributed import OtherProcessError
 from laplacian_metric.laplace.online.batch import chosen_pairs
 from laplacian_metric.laplace.online.switches import Switches
 from tests.laplace.online_cases import (

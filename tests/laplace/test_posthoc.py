@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
-from laplacian_metric.laplace.watch import EncoderChangedError
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from tests.laplace.fit_reference import LOSSES, STRUCTURES, Layer, clamped, images_of, network
 
 close = torch.testing.assert_close

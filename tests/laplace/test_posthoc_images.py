@@ -13,7 +13,7 @@ from torch import Tensor
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.laplace.batches import class_balanced_batches
+from laplacian_metric.laplace.batching import class_balanced_batches
 
 DIM = 3
 

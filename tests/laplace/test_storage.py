@@ -24,10 +24,10 @@ from hessians import ContrastiveLoss
 from hessians.pair_loss import PairBlocks, PairLoss
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace import storage
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.laplace.storage import KEY, describe
-from laplacian_metric.laplace.watch import EncoderChangedError
 
 EUCLIDEAN = ContrastiveLoss(margin=0.9, distance="euclidean", negative_weight=0.25)
 UNNORMALISED = ContrastiveLoss(distance="euclidean", normalize=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from laplacian_metric import methods
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from tests.pages import run_page
 
 

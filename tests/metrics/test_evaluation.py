@@ -116,7 +116,7 @@ def test_precision_blocks_and_order_change_nothing(
     assert metrics.evaluate(**{**given, **shuffled}, resamples=0).values == pytest.approx(
         found.values, abs=1e-12
     )
-    monkeypatch.setattr("laplacian_metric.neighbours.MAX_ROWS", 3)
+    monkeypatch.setattr("laplacian_metric.core.search.MAX_ROWS", 3)
     assert metrics.evaluate(**given, resamples=0).values == pytest.approx(found.values, abs=1e-12)
 
 
@@ -177,7 +177,7 @@ def test_ties_are_counted_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = torch.arange(40) % 3
     counts = []
     for rows in (512, 3):
-        monkeypatch.setattr("laplacian_metric.neighbours.MAX_ROWS", rows)
+        monkeypatch.setattr("laplacian_metric.core.search.MAX_ROWS", rows)
         counts.append(metrics.rank(z, labels, 2, at_r=True).ties.tolist())
     assert counts[0] == counts[1]
     # A query has 13 positives, or 12: of its first 14 (13) members 9 are its copies, and 5 (4) are at sqrt(2).

@@ -139,7 +139,7 @@ def test_precision_blocks_and_order_change_nothing(metric: Metric, monkeypatch: 
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(3))
     assert metric(z.double(), labels) == expected
     assert metric(z[order], labels[order]) == pytest.approx(expected, rel=1e-14)
-    monkeypatch.setattr("laplacian_metric.neighbours.MAX_ROWS", 7)
+    monkeypatch.setattr("laplacian_metric.core.search.MAX_ROWS", 7)
     assert metric(z, labels) == pytest.approx(expected, rel=1e-14)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from laplacian_metric import StochasticEmbedding, metrics
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report.evaluated import Evaluated, OtherScore
 

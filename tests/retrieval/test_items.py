@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laplacian_metric import StochasticEmbedding
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.retrieval.items import Items, angles, check_alike
 from tests.retrieval.clusters import SOURCE, clusters, nothing_but, unit
 

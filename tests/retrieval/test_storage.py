@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laplacian_metric import files
+from laplacian_metric.core import files
 from laplacian_metric.retrieval import calibrations as calibrations_module
 from laplacian_metric.retrieval import digests, storage
 from laplacian_metric.retrieval.abstention import choose_threshold

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laplacian_metric.losses.soft_contrastive import MatchProbability, mismatch_probability
+from laplacian_metric.methods.gaussian.match_probability import MatchProbability, mismatch_probability
 from laplacian_metric.runs import closest_matches as module
 from laplacian_metric.runs.closest_matches import closest_matches
 

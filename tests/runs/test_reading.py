@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from laplacian_metric.losses.triplet_loss import TripletLoss
+from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
 from laplacian_metric.runs import ConfigError
 from laplacian_metric.runs.config import completed, differences
 from laplacian_metric.runs.sections import LossSection

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from laplacian_metric import metrics
-from laplacian_metric.embedding import StochasticEmbedding
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.runs import ConfigError, RunError, fitting, results, runner, work
 from laplacian_metric.runs.images import ImageSets
 from laplacian_metric.runs.work import Busy, Work

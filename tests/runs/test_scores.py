@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from torch import nn
 
 from laplacian_metric import metrics
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.labelled import LabelledInputs
 from laplacian_metric.metrics.calibration import ranking_ece
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.results import failure, finite, is_disk_full
@@ -111,7 +111,7 @@ def test_failures_name_places_of_the_sources_and_no_folder() -> None:
         LabelledInputs(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
     said = failure(caught.value)
     assert said.startswith("ValueError: labels has 2 entries for 3 inputs (tests/runs/test_scores.py:")
-    assert "laplacian_metric/labelled.py:" in said
+    assert "laplacian_metric/data/labelled.py:" in said
     assert str(provenance.ROOT) not in said
     with pytest.raises(OSError, match=r"x\.bin") as missing:
         Path("/nowhere/at/all/x.bin").read_bytes()

@@ -12,15 +12,15 @@ from scipy import stats
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.losses.soft_contrastive import MatchProbability
-from laplacian_metric.method import Embedder
-from laplacian_metric.pair_streams import balanced_pairs, random_pairs
+from laplacian_metric.methods.gaussian.match_probability import MatchProbability
 from laplacian_metric.runs.fitting import Fitted
 from laplacian_metric.runs.verification import Hedged, verify
 from laplacian_metric.runs.verification_section import VerificationSection
+from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 NUMBER, CLASSES = 120, 6
 SECTION = VerificationSection(

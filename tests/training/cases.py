@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.data import from_arrays
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.methods import make
 from laplacian_metric.training import Trained, TrainingOptions, checkpoint, pair_choice, train
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hessians import ContrastiveLoss
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.losses.triplet_learner import TripletLearner
-from laplacian_metric.method import Setup
+from laplacian_metric.core.method import Setup
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.methods import make
+from laplacian_metric.methods.pairs.triplet_learner import TripletLearner
 from laplacian_metric.training import TrainingOptions, checkpoint, train
 from tests.training.cases import (
     Case,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding
 from tests.pages import run_page
 
 

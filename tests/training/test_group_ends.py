@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder
-from laplacian_metric.labelled import LabelledInputs
-from laplacian_metric.method import Setup
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.core.method import Setup
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, pair_choice, train
 

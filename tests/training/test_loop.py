@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessians import Pairs
 from laplacian_metric import metrics
 from laplacian_metric.data import TestDataError
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.training import TrainingOptions, checkpoint, load_best, train, validate
 from laplacian_metric.training.options import learning_rate
 from laplacian_metric.training.order import epoch_batches

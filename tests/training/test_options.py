@@ -14,7 +14,7 @@ from pytorch_metric_learning.reducers import MeanReducer
 from torch import nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric.method import all_pairs
+from laplacian_metric.core.method import all_pairs
 from laplacian_metric.training import TrainingOptions, pair_choice, train
 from laplacian_metric.training.options import learning_rate, make_optimizer
 from tests.training.cases import Case, clusters, plain

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.method import Keep, Learner
+from laplacian_metric.core.method import Keep, Learner
 from laplacian_metric.training import TrainingOptions, pair_choice, validate
 from laplacian_metric.training.options import dealt_pairs
 from laplacian_metric.training.order import epoch_batches

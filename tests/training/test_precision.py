@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
+from laplacian_metric.core.method import Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.method import Setup
 from laplacian_metric.training import TrainingOptions, precision, train
 from laplacian_metric.training.options import Precision
 from laplacian_metric.training.precision import computing_in, has_bfloat16

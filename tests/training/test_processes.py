@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.laplace.distributed import OtherProcessError
-from laplacian_metric.method import Setup
+from laplacian_metric.core.method import Setup
+from laplacian_metric.core.parallel import OtherProcessError
 from laplacian_metric.methods import make
 from laplacian_metric.training import checkpoint, load_best, train
 from laplacian_metric.training.options import learning_rate

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hessians.checks import check_floating
 from hessians.choices import Choice
-from laplacian_metric.gaussian import Gaussians
+from laplacian_metric.core.gaussian import Gaussians
 
 
 class Structure(Choice):

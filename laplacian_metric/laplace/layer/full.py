@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from laplacian_metric.gaussian import Gaussians, symmetric
+from laplacian_metric.core.gaussian import Gaussians, symmetric
 from laplacian_metric.laplace.layer.base import (
     EigenPosterior,
     LayerCurvature,

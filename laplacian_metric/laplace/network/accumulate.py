@@ -21,9 +21,10 @@ from hessians.model_checks import check_modules
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
+from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.parallel import check_agreement, reducer, together
+from laplacian_metric.core.progress import track
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.inputs import to_device
-from laplacian_metric.laplace.distributed import check_agreement, reducer, together
 from laplacian_metric.laplace.features import labelled
 from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import DiagonalCurvature
@@ -33,7 +34,6 @@ from laplacian_metric.laplace.network.posterior import NetworkFitted
 from laplacian_metric.laplace.network.state import BatchDigest, StateFile, Sums
 from laplacian_metric.laplace.network.storage import describe
 from laplacian_metric.laplace.torch_backend.batches import Counts, with_fixed_batches
-from laplacian_metric.progress import track
 
 LOGGER = logging.getLogger(__name__)
 

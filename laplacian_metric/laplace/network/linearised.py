@@ -26,7 +26,7 @@ from hessians.columns import back_to
 from hessians.model_checks import check_embeddings
 from hessians.plan import make_plan, without
 from hessians.spot_check import failing_parameters
-from laplacian_metric.gaussian import Gaussians, symmetric
+from laplacian_metric.core.gaussian import Gaussians, symmetric
 from laplacian_metric.laplace.network.columns import Collected, gram
 from laplacian_metric.laplace.network.directional import by_forward_derivative, by_two_backward_passes
 from laplacian_metric.laplace.network.layers import RawNetwork

@@ -16,14 +16,17 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
-from laplacian_metric.embedding import StochasticEmbedding
+from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.progress import track
+from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
-from laplacian_metric.inputs import inputs_of, to_device
-from laplacian_metric.labelled import in_batches
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
+from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.features import checked_loader
-from laplacian_metric.laplace.inputs import check_model, positive
+from laplacian_metric.laplace.fit_inputs import check_model, positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (
@@ -39,10 +42,7 @@ from laplacian_metric.laplace.network.predictive import (
     sampled_embedding,
 )
 from laplacian_metric.laplace.posthoc import NotFittedError
-from laplacian_metric.laplace.watch import Watch
 from laplacian_metric.metrics import recall_at_k
-from laplacian_metric.modes import evaluating
-from laplacian_metric.progress import track
 
 
 class NetworkLAM:

@@ -10,7 +10,7 @@ import torch
 from hessians.capture import Inputs, run, unaltered
 from hessians.checks import check_finite
 from hessians.choices import Choice
-from laplacian_metric.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.laplace.network.draws import Draws
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised

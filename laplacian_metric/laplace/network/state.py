@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric.files import atomic_write
-from laplacian_metric.laplace.distributed import own_folder
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.laplace.network.layers import Groups
 
 LOGGER = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from laplacian_metric.files import atomic_write
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.posterior import NetworkFitted
 

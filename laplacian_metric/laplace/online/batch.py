@@ -15,8 +15,8 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
+from laplacian_metric.laplace.embedding_norms import sum_of_squares
 from laplacian_metric.laplace.layer import LayerPosterior
-from laplacian_metric.laplace.lengths import sum_of_squares
 from laplacian_metric.laplace.online.parallel import rank
 from laplacian_metric.laplace.online.triplets import random_triplets
 

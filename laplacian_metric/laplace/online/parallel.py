@@ -10,8 +10,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hessians import Pairs
+from laplacian_metric.core.parallel import check_agreement, reducer
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.distributed import check_agreement, reducer
 
 
 def rank() -> int:

@@ -24,10 +24,10 @@ from hessians.approximations import Approximation
 from hessians.checks import compute_dtype
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
+from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.distributed import reducer, together
 from laplacian_metric.laplace.fit import bias_is_known
-from laplacian_metric.laplace.inputs import check_model
+from laplacian_metric.laplace.fit_inputs import check_model
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online import batch as batches

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from laplacian_metric.laplace.distributed import check_agreement, own_folder, reducer, together
+from laplacian_metric.core.parallel import check_agreement, own_folder, reducer, together
 from tests.laplace.distributed.worker import BATCH, CASES, PROCESSES, SHARDS, lam, layer, main, summary
 
 pytestmark = [

@@ -1,0 +1,251 @@
+"""A posterior for an encoder that is there, or for features: from data to a model that can be saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import metrics
+from laplacian_metric.cli.steps.encoders import Loaded
+from laplacian_metric.cli.steps.source import Source
+from laplacian_metric.data.images import Preparation
+from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
+from laplacian_metric.laplace.features import Features, collect_features
+from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.laplace.posthoc import LAM
+
+HEADS = ("keep", "trained", "whitening", "identity")
+DIM = 64  # of a head that is trained or whitens, unless it is given
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a posterior is fitted.
+
+    Attributes:
+        head: "keep" takes the encoder's own; "trained" trains one on the features, "whitening" makes one from their
+            covariance, "identity" leaves them as they are. None keeps what was loaded, and trains what was not.
+        dim: of a head that is trained or whitens; by default 64, or fewer where there are fewer features.
+        steps: of the training of a head.
+        margin, distance: of the loss.
+        structure, approximation, rank, temperature: of the posterior, see `LAM`.
+        prior: "marginal", "validation", or a number.
+        confidence: whether the probability that a match can be trusted is calibrated on validation images; otherwise
+            the uncertainty is 1/kappa.
+        seed: of everything random.
+        cache: a folder where features are kept, so that an interrupted pass goes on; None keeps them in memory.
+    """
+
+    head: str | None = None
+    dim: int | None = None
+    steps: int = 1000
+    margin: float = 0.7
+    distance: str = "arccos"
+    structure: str = "diag"
+    approximation: str = "fixed"
+    rank: int = 50
+    temperature: float = 1.0
+    prior: str | float = "marginal"
+    confidence: bool = True
+    seed: int = 0
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.head is not None and self.head not in HEADS:
+            raise ValueError(f"head is {self.head!r}, one of {', '.join(HEADS)} is needed")
+        if isinstance(self.prior, str) and self.prior not in ("marginal", "validation"):
+            raise ValueError(f"prior is {self.prior!r}: 'marginal', 'validation' or a number is needed")
+        if self.dim is not None and self.dim < 2:
+            raise ValueError(f"dim is {self.dim}: a direction needs at least 2 dimensions")
+        if self.dim is not None and self.head in ("keep", "identity"):
+            raise ValueError(
+                f"dim is given, but a head that is {self.head!r} has its own: leave one of both out"
+            )
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether anything is chosen on validation images."""
+        return self.confidence or self.prior == "validation"
+
+    def loss(self) -> ContrastiveLoss:
+        """The loss that is curved, and that a head is trained with."""
+        return ContrastiveLoss(margin=self.margin, distance=self.distance, negatives="active")
+
+
+def fit(
+    train: Source,
+    validation: Source | None,
+    options: FitOptions,
+    loaded: Loaded | None = None,
+    *,
+    preparation: Preparation | None = None,
+    device: torch.device | str = "cpu",
+    about: dict[str, Any] | None = None,
+    progress: bool | None = None,
+) -> ModelFolder:
+    """Fit a posterior, choose its prior and calibrate it.
+
+    Args:
+        train: images, or features where there is no encoder.
+        validation: other images of the same distribution; None where nothing is chosen on them.
+        options: see `FitOptions`.
+        loaded: the encoder; None for features.
+        preparation: of images.
+        device: where networks compute.
+        about: more that the model says of itself.
+        progress: whether to show bars; None asks the terminal.
+    """
+    train.require_classes("a fit")
+    _check_head(options, loaded)
+    backbone = nn.Identity() if loaded is None else loaded.encoder.backbone
+    width = train.features.shape[1] if train.features is not None else loaded.encoder.num_features  # type: ignore[union-attr]
+    carrier = loaded.encoder if loaded is not None else Encoder(backbone, identity_head(width))
+    carrier = carrier.to(device).eval()
+    known = features_of(carrier, train, options.cache, progress)
+    held = None if validation is None else features_of(carrier, validation, options.cache, progress)
+    encoder = Encoder(backbone, _head(options, carrier, loaded, known), normalize=carrier.normalize).eval()
+    if loaded is not None and loaded.encoder.recipe is not None:
+        encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
+    lam = LAM(
+        encoder,
+        options.loss(),
+        options.approximation,
+        options.structure,
+        rank=options.rank,
+        temperature=options.temperature,
+        prior_precision=None if isinstance(options.prior, str) else options.prior,
+    )
+    generator = torch.Generator().manual_seed(options.seed)
+    lam.fit_features(known, generator=generator, progress=progress)
+    if options.prior == "validation":
+        lam.optimize_prior_precision("validation", _needed(held), generator=generator)
+    elif options.prior == "marginal":
+        lam.optimize_prior_precision()
+    if options.confidence:
+        try:
+            lam.fit_confidence(known, _needed(held))
+        except ValueError as error:
+            raise ValueError(f"{error}; or leave it out with --no-confidence") from error
+    seen = {"train": train.digests()}
+    if validation is not None:
+        seen["validation"] = validation.digests()
+    return ModelFolder(
+        lam,
+        preparation,
+        {} if loaded is None else loaded.options,
+        train.class_names,
+        {
+            **(about or {}),
+            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held),
+        },
+        seen,
+    )
+
+
+def _needed(held: Features | None) -> Features:
+    if held is None:
+        raise ValueError(
+            "validation images are needed for what is chosen on them: pass some, or --no-confidence"
+        )
+    return held
+
+
+def features_of(
+    encoder: Encoder, source: Source, cache: Path | None = None, progress: bool | None = None
+) -> Features:
+    """What goes into the head: features as they are, or those of images."""
+    labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels
+    if source.features is not None:
+        if source.features.shape[1] != encoder.num_features:
+            raise ValueError(
+                f"{source.title} has {source.features.shape[1]} features for each image, and the model takes "
+                f"{encoder.num_features}: they do not come from the same backbone"
+            )
+        if source.features.dtype != encoder.head.weight.dtype:
+            return Features(source.features.to(encoder.head.weight), labels)
+        return Features(source.features.to(encoder.head.weight.device), labels)
+    if isinstance(encoder.backbone, nn.Identity):
+        raise ValueError(f"{source.title} has images, but this model takes features")
+    folder = None if cache is None else cache / source.title.replace(":", "-")
+    return collect_features(encoder, _Counted(source), folder=folder, progress=progress)
+
+
+class _Counted:
+    """Batches whose number is known, so that a progress bar has an end."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return self.source.num_batches
+
+    def __iter__(self) -> Any:
+        return iter(self.source)
+
+
+def _check_head(options: FitOptions, loaded: Loaded | None) -> None:
+    if options.head == "keep" and (loaded is None or not loaded.trained_head):
+        what = "features have no head" if loaded is None else "the file of weights has no head"
+        raise ValueError(f"head is 'keep', but {what} to keep: take trained, whitening or identity")
+
+
+def _kind(options: FitOptions, loaded: Loaded | None) -> str:
+    """Which head it gets."""
+    if options.head is not None:
+        return options.head
+    return "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
+
+
+def _head(options: FitOptions, carrier: Encoder, loaded: Loaded | None, known: Features) -> nn.Linear:
+    kind = _kind(options, loaded)
+    if kind == "keep":
+        return carrier.head
+    width = carrier.num_features
+    if kind == "identity":
+        return identity_head(width, device=carrier.head.weight.device)
+    dim = min(DIM, width) if options.dim is None else options.dim
+    features: Tensor = known.features
+    if kind == "whitening":
+        return whitening_head(features, dim)
+    return train_head(
+        features,
+        known.labels.to(features.device),
+        options.loss(),
+        dim,
+        steps=options.steps,
+        generator=torch.Generator().manual_seed(options.seed),
+    )
+
+
+def _about(
+    train: Source, validation: Source | None, options: FitOptions, lam: LAM, held: Features | None
+) -> dict[str, Any]:
+    """What the model says of itself."""
+    found: dict[str, Any] = {
+        "data": {
+            "train": train.title,
+            "images": len(train),
+            "classes": len(torch.unique(train.known_labels())),
+            "validation": None if validation is None else validation.title,
+            "validation_images": 0 if validation is None else len(validation),
+        },
+        "settings": {
+            **{name: value for name, value in vars(options).items() if name != "cache"},
+            "prior_precision": lam.prior_precision,
+            "dim": lam.encoder.dim,
+        },
+        "diagnostics": lam.diagnostics().to_dict(),
+    }
+    if held is not None and len(torch.unique(held.labels)) > 1:
+        e = lam.embed_features(held).to("cpu")
+        try:
+            measured = metrics.evaluate(e.point, held.labels.cpu(), e.uncertainty, ks=(1,), resamples=0)
+        except ValueError:  # no two of a class
+            return found
+        found["validation"] = {name: measured[name] for name in ("recall@1", "r_auroc")}
+    return found

@@ -1,0 +1,280 @@
+"""What commands read: data sets by name, folders of images, and files of features, opened in one way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from laplacian_metric import data
+from laplacian_metric.cli.steps import array_files
+from laplacian_metric.cli.steps.source import Source, divided
+from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
+from laplacian_metric.data.sources import folder as folders
+from laplacian_metric.data.splits import Role, Split, parse_split
+from laplacian_metric.laplace.model_folder import ModelFolder
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How data are opened.
+
+    Attributes:
+        preparation: how images become inputs; None where inputs are features.
+        data_dir: the folder of the data sets; None looks where `data.load` does.
+        divide: how a folder without folders for splits is divided, by "images" or by "classes".
+        skip_broken: leave out images that do not decode.
+        batch_size: how many images are embedded at a time.
+        workers: processes that read image files.
+        labels: a file with the labels of features; otherwise they are in the file itself.
+    """
+
+    preparation: Preparation | None
+    data_dir: Path | None = None
+    divide: str = "images"
+    skip_broken: bool = False
+    batch_size: int = 100
+    workers: int = 0
+    labels: Path | None = None
+
+    @staticmethod
+    def of(model: ModelFolder, **options: Any) -> Opening:
+        """As a model needs it."""
+        return Opening(model.preparation, **options)
+
+
+def parse_place(text: str) -> tuple[str, str | None]:
+    """A place and the split that follows a colon.
+
+    Example:
+        >>> parse_place("sample-mnist:test"), parse_place("photos")
+        (('sample-mnist', 'test'), ('photos', None))
+    """
+    place, colon, last = text.rpartition(":")
+    if not colon or not place or Path(text).exists():
+        return text, None
+    try:
+        return place, parse_split(last).value
+    except ValueError:
+        if place in data.names() or Path(place).exists():
+            raise ValueError(
+                f"{text!r}: there is no split {last!r}; those are: {', '.join(split.value for split in Split)}"
+            ) from None
+        return text, None
+
+
+def open_source(text: str, how: Opening, default: str = "test", *, every_image: bool = False) -> Source:
+    """Open what a command was given.
+
+    Args:
+        text: the name of a data set, a folder of images or a file of features; a split may follow after a colon.
+        how: see `Opening`.
+        default: the split that is taken where none is named, of data sets and of folders that have folders for splits;
+            of other folders all images are.
+        every_image: take all images below a folder, whether there are folders for classes or not.
+    """
+    place, split = parse_place(text)
+    if place in data.names() and place != "folder":
+        return _data_set(place, split, how, default)
+    path = Path(place).expanduser()
+    if array_files.is_array_file(path):
+        return _features(path, split, how)
+    if not path.is_dir():
+        what = "is a file, but none of features" if path.exists() else "is no folder or file that is there"
+        raise FileNotFoundError(
+            f"{place!r} {what}, and no data set is called so: give a folder of images, a file "
+            f"({', '.join(array_files.SUFFIXES)}) or one of the names that `lam data list` shows"
+        )
+    if how.preparation is None:
+        raise ValueError(
+            f"{place!r} is a folder of images, but this model takes features: give a file of features "
+            f"({', '.join(array_files.SUFFIXES)})"
+        )
+    if every_image:
+        if split is not None:
+            raise ValueError(f"{text!r}: every image below the folder is taken, leave the split out")
+        return _all_images(path, how)
+    return _folder(path, split, how, default)
+
+
+def _data_set(name: str, split: str | None, how: Opening, default: str) -> Source:
+    if how.preparation is None:
+        raise ValueError(f"{name} has images, but this model takes features: give a file of features")
+    there = [member.value for member in data.info(name).splits]
+    wanted = split or (default if default in there else there[-1])
+    found = data.load(
+        name,
+        wanted,
+        data_dir=how.data_dir,
+        skip_unreadable=how.skip_broken,
+        **_prepared(how.preparation),
+    )
+    names = [found.class_names[label] for label in found.labels.tolist()]
+    ids = tuple(f"{name}/{number}" for name, number in zip(names, found.indices.tolist(), strict=True))
+    return _of_images(name, found.split.value, ids, found, how)
+
+
+def _prepared(preparation: Preparation) -> dict[str, Any]:
+    return {
+        "image_size": preparation.image_size,
+        "channels": preparation.channels,
+        "preprocessing": preparation.preprocessing,
+    }
+
+
+def _of_images(
+    name: str, split: str | None, ids: Sequence[str], found: LabelledImages, how: Opening
+) -> Source:
+    return Source(
+        name, split, tuple(ids), found.labels, found.class_names, found, None, how.batch_size, how.workers
+    )
+
+
+def has_splits(path: Path) -> bool:
+    """Whether a folder is divided into folders for splits."""
+    return bool(folders._split_folders(path))
+
+
+def _folder(path: Path, split: str | None, how: Opening, default: str) -> Source:
+    assert how.preparation is not None
+    whole = not has_splits(path) and how.divide == "images"
+    wanted = split or ("all" if whole else default)
+    found = data.load(
+        "folder",
+        wanted,
+        path=path.resolve(),
+        divide=how.divide,
+        skip_unreadable=how.skip_broken,
+        **_prepared(how.preparation),
+    )
+    assert isinstance(found.images, ImageFiles)
+    return _of_images(path.resolve().name, wanted, found.images.names, found, how)
+
+
+def _all_images(path: Path, how: Opening) -> Source:
+    """Every image below a folder; hidden files, and what is no image by its name, are passed over."""
+    assert how.preparation is not None
+    root = path.resolve()
+    names = sorted(
+        file.relative_to(root).as_posix()
+        for file in root.rglob("*")
+        if file.suffix.lower() in EXTENSIONS
+        and not any(part.startswith(".") for part in file.relative_to(root).parts)
+        and file.is_file()
+    )
+    if not names:
+        raise ValueError(f"{path} has no images: files that end with {', '.join(EXTENSIONS)} are looked for")
+    found = LabelledImages(
+        name=root.name,
+        split=Split.ALL,
+        images=ImageFiles(root, tuple(names)),
+        labels=torch.zeros(len(names), dtype=torch.int64),
+        class_names=("",),
+        indices=torch.arange(len(names)),
+        preparation=how.preparation,
+    )
+    if how.skip_broken:
+        found = found.without_unreadable()
+        if not len(found):
+            raise ValueError(f"none of the {len(names)} images in {path} decodes")
+    assert isinstance(found.images, ImageFiles)
+    return Source(root.name, None, found.images.names, None, (), found, None, how.batch_size, how.workers)
+
+
+def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> tuple[Source, Source | None]:
+    """What is fitted to, and what validates.
+
+    Args:
+        text: data, see `open_source`; the training part of it is fitted to.
+        how: they are opened.
+        validation: other data to validate on; by default the validation part of the same.
+        needed: whether there has to be something to validate on.
+    """
+    place, split = parse_place(text)
+    # A folder's training part is fitted to, not all of it.
+    path = Path(place).expanduser()
+    is_folder = path.is_dir() and how.preparation is not None and place not in data.names()
+    train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
+    if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
+        raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
+    train.require_classes("a fit")
+    if validation is not None:
+        held = open_source(validation, replace(how, labels=None), "validation")
+        if held.split == Split.TEST.value:
+            raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
+        return train, held
+    if not needed:
+        return train, None
+    if train.features is not None:
+        return divided(train, how.divide)
+    if split == Split.TRAIN_AND_VALIDATION.value:
+        raise ValueError(
+            f"{text} leaves nothing to validate on: leave the split out, or pass --no-confidence"
+        )
+    parts = folders._split_folders(path) if is_folder and how.divide == "images" else {}
+    if parts and Split.VALIDATION not in parts:
+        return divided(train, "images")
+    try:
+        return train, open_source(f"{place}:validation", how)
+    except ValueError as error:
+        if "too few images" in str(error):
+            raise ValueError(
+                f"{error}, which needs 5 of a class: add images, or leave out what is calibrated with --no-confidence"
+            ) from error
+        raise
+
+
+# --- features ---
+
+
+def _features(path: Path, split: str | None, how: Opening) -> Source:
+    if how.preparation is not None:
+        raise ValueError(
+            f"{path.name} holds arrays, but this model takes images: give a folder of images, or fit one to features"
+        )
+    if split is not None:
+        raise ValueError(f"{path.name} has no splits: leave {split!r} out")
+    arrays = array_files.read_arrays(path)
+    remedy = ": call the features so"
+    found = array_files.as_features(array_files.pick(arrays, "features", path, remedy), path)
+    labels: Tensor | None = None
+    names: tuple[str, ...] = ()
+    given, place = arrays.get("labels"), path
+    if how.labels is not None:
+        place = how.labels
+        given = array_files.pick(array_files.read_arrays(place), "labels", place)
+    if given is not None:
+        numbers, names = array_files.as_classes(given, place, len(found))
+        labels = torch.from_numpy(numbers)
+    ids = _ids(arrays.get("ids"), path, len(found))
+    rows = torch.from_numpy(found) if found.flags.writeable else torch.from_numpy(found.copy())
+    return Source(path.stem, None, ids, labels, names, None, rows, how.batch_size)
+
+
+def _ids(given: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:
+    if given is None:
+        return tuple(str(row) for row in range(count))
+    if given.shape != (count,) or given.dtype.kind not in "iuU":
+        raise array_files.ArrayFileError(
+            f"the ids in {path} have shape {given.shape} and dtype {given.dtype}: a text or whole number for each of "
+            f"the {count} rows is needed"
+        )
+    ids = tuple(str(one) for one in given.tolist())
+    if len(set(ids)) < len(ids):
+        twice = next(one for one in ids if ids.count(one) > 1)
+        raise array_files.ArrayFileError(
+            f"the ids in {path} name {twice!r} twice: every row needs one of its own"
+        )
+    return ids
+
+
+def last_part(path: str | os.PathLike[str]) -> str:
+    """The name of a file or folder without what leads to it."""
+    return Path(path).resolve().name

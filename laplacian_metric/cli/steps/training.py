@@ -1,0 +1,240 @@
+"""One network with any method, trained as a cell of a table is, and what of it can be kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from laplacian_metric import runs
+from laplacian_metric.cli.steps.cells import NAME, write_cells
+from laplacian_metric.cli.steps.source import Source
+from laplacian_metric.cli.steps.sources import last_part
+from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.encoder import Encoder, save_encoder
+from laplacian_metric.laplace.model_folder import ModelFolder, check_options, check_target
+from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.report.folder import output_folder
+from laplacian_metric.runs.config import Cell
+from laplacian_metric.runs.features import FeatureSets
+from laplacian_metric.runs.fitting import BaseError, Fitted
+from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.work import Busy, ChangedError
+
+# What is beside the cells before anything was trained.
+BEFORE_CHECKPOINTS = {"config.json", "lock"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a training left.
+
+    Attributes:
+        kind: "model", a model folder; "encoder", a file of weights; "training", the folder of the training itself.
+        folder: where it is.
+        words: what can be done with it, in a sentence or two.
+        model: of the first kind.
+    """
+
+    kind: str
+    folder: Path
+    words: str
+    model: ModelFolder | None = None
+
+
+def train(
+    settings: Mapping[str, Any],
+    out: Path,
+    *,
+    seed: int = 0,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    force: bool = False,
+    fresh: bool = False,
+    progress: bool | None = None,
+) -> Kept:
+    """Train, or go on with a training that was interrupted, and keep what can be kept.
+
+    Checkpoints are in a folder beside ``out``, whose name ends with ``.training``, until all is done.
+
+    Args:
+        settings: as a cell has them, see `write_cells`.
+        out: the folder that is made.
+        seed: of everything random.
+        data_dir: the folder of the data sets.
+        device: where networks compute.
+        force: replace a model that is there.
+        fresh: begin anew what was begun with other settings.
+        progress: whether to show bars.
+    """
+    check_target(out, force)  # before hours of training
+    work = work_of(out)
+    cells_dir = work / "cells"
+    if fresh and work.exists():
+        shutil.rmtree(work)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with _nothing_begun(work):
+        write_cells(settings, cells_dir, seed)
+        cell = runs.Cells(cells_dir)[NAME]
+        check_options(cell.network.options)
+        images = ImageSets(cell.data, data_dir)
+        for name in (TRAIN, VALIDATION):
+            _require_classes(images.loaded(name))
+        try:
+            found = runs.fitted(
+                NAME,
+                seed,
+                cells_dir=cells_dir,
+                work=work,
+                data_dir=data_dir,
+                device=device,
+                progress=progress,
+            )
+        except ChangedError as error:
+            raise ValueError(f"{error}; give the settings back, or begin anew with --fresh") from error
+        except BaseError as error:  # there is no other cell that whoever trains would know of
+            raise (error.__cause__ or error) from None
+        except Busy as error:
+            raise ValueError(
+                f"another process is training in {work}: wait for it, or name another folder"
+            ) from error
+    kept = _kept(found, cell, out, work, data_dir, seed, force)
+    if kept.kind != "training":
+        shutil.rmtree(work, ignore_errors=True)
+    return kept
+
+
+def work_of(out: Path) -> Path:
+    """Where a training keeps its checkpoints until ``out`` can be made."""
+    return out.with_name(out.name + ".training")
+
+
+@contextmanager
+def _nothing_begun(work: Path) -> Iterator[None]:
+    """Leave no folder of a training that ends before its first checkpoint: no other settings could use it."""
+    was_there = work.exists()
+    try:
+        yield
+    except BaseException:
+        left = {path.name for path in work.rglob("*") if path.is_file() and path.suffix != ".yaml"}
+        if not was_there and left <= BEFORE_CHECKPOINTS:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _require_classes(images: LabelledImages) -> None:
+    if images.positive_distance is None:
+        _source(images).require_classes("a training")
+
+
+def _kept(
+    found: Fitted, cell: Cell, out: Path, work: Path, data_dir: Path | None, seed: int, force: bool
+) -> Kept:
+    if isinstance(found.embedder, LAMEmbedder):
+        model = _model(found, found.embedder.lam, cell, data_dir, seed)
+        model.save(out, overwrite=force)
+        return Kept("model", out, "a model folder, for embed, index, evaluate and report", model)
+    if cell.method.name == "deterministic" and found.encoder is not None:
+        encoder = _named(found.encoder, cell)
+        with output_folder(out, force) as folder:
+            save_encoder(encoder, folder / "encoder.safetensors")
+        return Kept(
+            "encoder",
+            out,
+            f"an encoder without a posterior: `lam fit --encoder {cell.network.name} --weights "
+            f"{out / 'encoder.safetensors'}` with the same --data gives it one",
+        )
+    if out.exists():
+        if any(out.iterdir()):
+            raise FileExistsError(f"{out} is there already: the training is in {work}, name another folder")
+        out.rmdir()
+    work.rename(out)
+    return Kept(
+        "training",
+        out,
+        f"{cell.method.name} has no posterior over a last layer, so that a model folder cannot hold it. Its training "
+        f"is kept: in Python, found = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
+        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) embeds with found.embed(images)",
+    )
+
+
+def _named(encoder: Encoder, cell: Cell) -> Encoder:
+    """The encoder with the name that it is made again by, where options do not stand against it."""
+    if not cell.network.options:
+        encoder.recipe = {"name": cell.network.name, "dim": encoder.dim}
+    return encoder.eval()
+
+
+def _model(found: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: int) -> ModelFolder:
+    if isinstance(found.sets, FeatureSets):
+        carrier = found.sets.encoder
+        whole = Encoder(carrier.backbone, lam.encoder.head, normalize=lam.encoder.normalize)
+        lam = bound_to(lam, whole.eval())
+    lam.encoder.recipe = {"name": cell.network.name, "dim": lam.encoder.dim}
+    images = ImageSets(cell.data, data_dir)
+    train, validation = (images.loaded(name) for name in (TRAIN, VALIDATION))
+    config = cell.resolved()
+    training = found.training
+    return ModelFolder(
+        lam,
+        replace(train.preparation, augment=None),
+        cell.network.options,
+        train.class_names,
+        {
+            "data": {
+                "train": _title(cell, train),
+                "images": len(train),
+                "classes": len(train.classes),
+                "validation": _title(cell, validation),
+                "validation_images": len(validation),
+            },
+            "settings": {
+                "seed": seed,
+                **{key: config[key] for key in ("network", "loss", "training", "method")},
+            },
+            "training": None
+            if training is None
+            else {key: training[key] for key in ("best_epoch", "seconds")},
+            "diagnostics": lam.diagnostics().to_dict(),
+        },
+        {"train": _digests(train), "validation": _digests(validation)},
+    )
+
+
+def bound_to(lam: LAM, encoder: Encoder) -> LAM:
+    """The same posterior for an encoder that has the same head below a backbone, where it was fitted to features."""
+    made = LAM(
+        encoder,
+        lam.loss,
+        lam.approximation,
+        lam.structure,
+        rank=lam.rank,
+        n_effective=lam.n_effective,
+        temperature=lam.temperature,
+        prior_precision=lam.prior_precision,
+        weight_decay=lam.weight_decay,
+    )
+    if lam.encoder.head is not encoder.head or lam.fitted is None:
+        raise ValueError("the encoder has another head than the one that the posterior is over")
+    made.fitted = replace(lam.fitted, fingerprint=encoder.fingerprint())
+    if lam.confidence is not None:
+        made.set_confidence(lam.confidence)
+    return made
+
+
+def _title(cell: Cell, images: LabelledImages) -> str:
+    path = cell.data.options.get("path")
+    return f"{images.name if path is None else last_part(path)}:{images.split.value}"
+
+
+def _digests(images: LabelledImages) -> Any:
+    return _source(images).digests()
+
+
+def _source(images: LabelledImages) -> Source:
+    ids = tuple(map(str, range(len(images))))
+    return Source(images.name, images.split.value, ids, images.labels, images.class_names, images, None)

@@ -1,0 +1,1 @@
+"""What every room needs: embeddings, the bases of methods, batches, exact search, files, progress."""

@@ -1,0 +1,1 @@
+"""Methods that learn a Gaussian for every image, with their losses."""

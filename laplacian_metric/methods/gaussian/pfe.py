@@ -1,0 +1,226 @@
+"""Probabilistic face embeddings (Shi and Jain, 2019): a frozen encoder, and a head that learns how far to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hessians import Pairs
+from hessians.checks import check_same_device
+from hessians.choices import Choice
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.gaussian import Gaussians
+from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks.uncertainty import LastNorm, UncertaintyHead
+from laplacian_metric.methods.gaussian.mutual_likelihood import (
+    check_gaussians,
+    equal_variance,
+    mutual_likelihood_loss,
+    mutual_likelihood_score,
+    published_mutual_likelihood_loss,
+)
+
+HIDDEN = 512
+
+
+class Variant(Choice):
+    """Whose method it is."""
+
+    PAPER = "paper"
+    """As its own paper has it."""
+    PUBLISHED = "published"
+    """As the code that was published with the LAM paper amounts to: as many hidden units as dimensions, the last batch
+    norm at scale 1, and a loss that no pair's own distance enters."""
+
+
+@dataclass(frozen=True)
+class PFE(Method):
+    """Learns sigma^2 of every dimension of a frozen encoder's unit embeddings, by the likelihood of positive pairs.
+
+    Attributes:
+        hidden: the width of the head; by default 512, or the number of dimensions for "published".
+        last_norm: what is learned after its last standardisation, see `LastNorm`; by default one scale and one shift
+            for all dimensions, or nothing for "published".
+        scale: the initial scale there. (1e-4 in the original; 1 gets to a greater likelihood of validation images in as
+            many steps.)
+        shift: the initial log sigma^2; by default the most likely one if all variances were equal, log of half
+            the mean squared difference in the positive pairs of the first batch. (The original's -7 is near that for
+            512 dimensions and far from it for 3, and an optimizer's steps are too small to come from there.)
+        variant: see `Variant`.
+
+    Example:
+        >>> PFE(last_norm="separate").last_norm
+        <LastNorm.SEPARATE: 'separate'>
+    """
+
+    name: ClassVar[str] = "pfe"
+    start: ClassVar[Start] = Start.FROZEN
+
+    hidden: int | None = None
+    last_norm: LastNorm | None = None
+    scale: float = 1.0
+    shift: float | None = None
+    variant: Variant = Variant.PAPER
+
+    def __post_init__(self) -> None:
+        if self.hidden is not None and self.hidden < 1:
+            raise ValueError(f"hidden is {self.hidden}, at least 1 is needed, or None for the default")
+        if self.last_norm is not None:
+            object.__setattr__(self, "last_norm", LastNorm.parse(self.last_norm, "last_norm"))
+        object.__setattr__(self, "variant", Variant.parse(self.variant, "variant"))
+
+    def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
+        encoder = only(encoders, self.name)
+        published = self.variant is Variant.PUBLISHED
+        head = UncertaintyHead(
+            encoder.num_features,
+            encoder.dim,
+            hidden=self.hidden or (encoder.dim if published else HIDDEN),
+            last_norm=self.last_norm or (LastNorm.FIXED if published else LastNorm.SHARED),
+            scale=self.scale,
+            shift=self.shift,
+            seed=setup.seed,
+        )
+        return PFELearner(encoder, head.to(encoder.head.weight), setup, self)
+
+
+class PFENetwork(nn.Module):
+    """The frozen encoder and the head beside it: inputs -> unit z (N, Z) and sigma^2 (N, Z)."""
+
+    is_started: Tensor
+
+    def __init__(self, encoder: Encoder, uncertainty: UncertaintyHead, is_started: bool) -> None:
+        super().__init__()
+        self.encoder = encoder.requires_grad_(False)
+        self.uncertainty = uncertainty
+        # In the checkpoints, so that a resumed training does not start its shift again.
+        self.register_buffer("is_started", torch.tensor(is_started, device=encoder.head.weight.device))
+
+    def train(self, mode: bool = True) -> PFENetwork:
+        """The head's mode; the encoder is always in evaluation mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        features, z = self.frozen(inputs)
+        return z, self.uncertainty(features).exp()
+
+    @torch.no_grad()
+    def frozen(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Features (N, H) and unit z (N, Z)."""
+        features = self.encoder.features(inputs)
+        return features, unit_rows(self.encoder.head(features))
+
+    def start(self, z: Tensor, pairs: Pairs) -> None:
+        """Start where equal variances are the most likely; waits for a batch that can tell."""
+        variance = equal_variance(z, pairs)
+        if variance > 0:
+            # Buffers: in several processes the first one's count.
+            self.uncertainty.origin.fill_(math.log(variance))
+            self.is_started.fill_(True)
+
+
+class PFELearner(Learner):
+    """Trains the head only; the gradients of a batch without positive pairs are 0."""
+
+    keep: ClassVar[Keep] = Keep.LOSS
+
+    def __init__(self, encoder: Encoder, head: UncertaintyHead, setup: Setup, method: PFE) -> None:
+        is_learned = isinstance(head.shift, nn.Parameter)
+        self.network = PFENetwork(encoder, head, is_started=method.shift is not None or not is_learned)
+        super().__init__(self.network)
+        self.pairs = setup.pairs
+        self.pair_loss = (
+            published_mutual_likelihood_loss
+            if method.variant is Variant.PUBLISHED
+            else mutual_likelihood_loss
+        )
+
+    def loss(self, inputs: Any, labels: Tensor) -> Tensor:
+        features, z = self.network.frozen(inputs)
+        pairs = self.pairs(z, labels)
+        if not self.network.is_started:
+            self.network.start(z, pairs)
+        return self.pair_loss(z, self.network.uncertainty(features).exp(), pairs)
+
+    def points(self, inputs: Any) -> Tensor:
+        return self.network.encoder.raw(inputs)
+
+    def embedder(self, data: FitData) -> Embedder:
+        return PFEEmbedder(self.network)
+
+
+class PFEEmbedder(Embedder):
+    """Gaussians around the frozen encoder's points, unsure by the harmonic mean of their variances."""
+
+    def __init__(self, network: PFENetwork) -> None:
+        super().__init__(network)
+        self.network = network
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        gaussians = Gaussians(*self.network(inputs))
+        return StochasticEmbedding.from_gaussians(gaussians).with_uncertainty(
+            harmonic_mean(gaussians.variance)
+        )
+
+    def similarity(self, queries: StochasticEmbedding, gallery: StochasticEmbedding) -> Tensor:
+        """The mutual likelihood score, (Q, G)."""
+        q, g = _gaussians(queries), _gaussians(gallery)
+        return mutual_likelihood_score(q.mean, q.marginal_variance, g.mean, g.marginal_variance)
+
+
+def _gaussians(e: StochasticEmbedding) -> Gaussians:
+    if e.gaussians is None:
+        raise ValueError("this embedding has no Gaussians, so it has no likelihood: embed with this method")
+    return e.gaussians
+
+
+def harmonic_mean(variance: Tensor) -> Tensor:
+    """The harmonic mean over the dimensions of (N, Z), (N,).
+
+    Example:
+        >>> harmonic_mean(torch.tensor([[1.0, 0.25]]))
+        tensor([0.4000])
+    """
+    return variance.shape[1] / variance.reciprocal().sum(1)
+
+
+def fuse(gaussians: Gaussians, template: Tensor) -> Gaussians:
+    """One Gaussian for each template, a group of images of one thing: the product of its images' Gaussians.
+
+    Its precision is the sum of theirs, its mean their precision-weighted mean. (T distinct templates, in order.)
+
+    Args:
+        gaussians: N, with variances (N, Z).
+        template: (N,) whole numbers, the template of every image.
+
+    Example:
+        >>> images = Gaussians(torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([[1.0], [3.0], [2.0]]))
+        >>> fused = fuse(images, torch.tensor([0, 0, 1]))
+        >>> fused.mean.tolist(), fused.variance.tolist()
+        ([[1.0], [9.0]], [[0.75], [2.0]])
+    """
+    if gaussians.axes is not None or gaussians.variance.ndim != 2:
+        raise ValueError(
+            "the Gaussians have covariances, variances (N, Z) along the axes of the space are needed"
+        )
+    mean, variance = gaussians.mean, gaussians.variance
+    check_gaussians(mean, variance)
+    if template.is_floating_point() or tuple(template.shape) != (len(mean),):
+        raise ValueError(
+            f"template has shape {tuple(template.shape)} and dtype {template.dtype}, one whole number is needed for "
+            f"each of {len(mean)} embeddings"
+        )
+    check_same_device(mean=mean, template=template)
+    distinct, group = torch.unique(template, return_inverse=True)
+    precision = mean.new_zeros(len(distinct), mean.shape[1])
+    weighted = precision.clone().index_add_(0, group, mean / variance)
+    precision.index_add_(0, group, variance.reciprocal())
+    return Gaussians(weighted / precision, precision.reciprocal())

@@ -1,0 +1,1 @@
+"""The embedders of LAM, post-hoc and online."""

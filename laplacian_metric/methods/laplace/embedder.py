@@ -1,0 +1,60 @@
+"""A fitted LAM as the embedder of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, scores_of
+from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.methods.laplace.frozen_features import unlabelled_features
+
+
+class LAMEmbedder(Embedder):
+    """Embeds with a fitted LAM; all images share a draw of its weights.
+
+    Args:
+        lam: its encoder stays as it is from now on.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> from laplacian_metric.encoder import Encoder
+        >>> encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3))
+        >>> features, labels = torch.randn(40, 4), torch.arange(40) % 4
+        >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(features, labels, check_mode=False)
+        >>> sorted(LAMEmbedder(lam).scores(features))
+        ['1/kappa', 'own', 'variance']
+    """
+
+    def __init__(self, lam: LAM) -> None:
+        super().__init__(lam.encoder)
+        self.lam = lam
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        return self.lam.embed(inputs)
+
+    def sample_embeddings(
+        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        rows = unlabelled_features(self.lam.encoder, inputs)
+        return self.lam.sample_embeddings(rows, samples, generator=generator)
+
+    def scores(self, inputs: Any) -> dict[str, Tensor]:
+        scores = scores_of(self.embed(inputs))
+        return scores if self.lam.confidence is None else {**scores, "confidence": scores["own"]}
+
+    def settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "n_effective": self.lam.n_effective,
+            "temperature": self.lam.temperature,
+            "prior_precision": self.lam.prior_precision,
+            "diagnostics": self.lam.diagnostics().to_dict(),
+        }
+        confidence = self.lam.confidence
+        if confidence is not None:
+            found["confidence"] = {"kernel": confidence.kernel, "spread": confidence.spread}
+        return found

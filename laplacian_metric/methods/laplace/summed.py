@@ -1,0 +1,106 @@
+"""The posterior as the published code makes it after training: curvatures of random triplets, summed as they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessians import Pairs, last_layer_ggn_diagonal
+from hessians.loss_summary import summarise
+from laplacian_metric import vmf
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.laplace.diagnostics import pull_back
+from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.fit import layer_data
+from laplacian_metric.laplace.fit_inputs import features_and_labels
+from laplacian_metric.laplace.layer import DiagonalCurvature
+from laplacian_metric.laplace.online.triplets import random_triplets
+from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.laplace.state import Fitted
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+
+
+def fit_summed(
+    lam: LAM, features: Features, *, batch_size: int, triplets: int, generator: torch.Generator | None = None
+) -> LAM:
+    """Sum the curvature of random triplets of shuffled batches, each triplet a positive and a negative pair.
+
+    Nothing is divided by the number of pairs, images or batches, repeats are counted, and the negative entries of the
+    sum are set to 0.
+
+    Args:
+        lam: with structure "diag"; its n_effective multiplies the sum.
+        features: of the training images.
+        batch_size: of the batches.
+        triplets: of a batch, at most.
+        generator: of batches and triplets, on the processor.
+    """
+    rows, labels = features_and_labels(features, None)
+    assert isinstance(labels, Tensor)
+    data = layer_data(lam.encoder.head, lam.loss, rows, labels, lam.approximation)
+    curvature = torch.zeros(
+        len(data.weight), rows.shape[1] + int(data.bias is not None), dtype=torch.float64, device=rows.device
+    )
+    output = torch.zeros_like(data.embeddings)
+    value, positives, negatives, batches = 0.0, 0.0, 0.0, 0
+    for chosen in torch.randperm(len(rows), generator=generator).split(batch_size):
+        mined = random_triplets(labels[chosen].cpu(), triplets, generator)
+        if not len(mined[0]):
+            continue
+        own = chosen.to(rows.device)
+        pairs = Pairs.from_indices(tuple(index.to(rows.device) for index in mined), len(chosen))
+        positives, negatives = positives + pairs.num_positives, negatives + pairs.num_negatives
+        pairs = pairs.with_population((1.0, 1.0))
+        u = data.embeddings[own]
+        w, b = last_layer_ggn_diagonal(
+            rows[own], data.weight, data.bias, pairs, lam.loss, lam.approximation, embeddings=u
+        )
+        curvature += w if b is None else torch.cat([w, b[:, None]], dim=1)
+        part = summarise(lam.loss, u, pairs)
+        output[own] += part.positive_gradient + part.negative_gradient
+        value, batches = value + part.value, batches + 1
+    if not batches:
+        raise ValueError("no batch has a triplet: two images of one class and one of another are needed")
+    weight = lam.encoder.head.weight
+    lam.fitted = Fitted(
+        curvature=DiagonalCurvature(curvature.to(weight.device, data.embeddings.dtype)),
+        num_images=len(rows),
+        num_positives=positives,
+        num_negatives=negatives,
+        num_batches=batches,
+        loss_value=value,
+        gradient=pull_back(output, rows, data.bias is not None).to(weight.device),
+        bias_is_random=data.bias is not None,
+        fingerprint=lam.encoder.fingerprint(),
+        length=root_mean_square(sum_of_squares(data.embeddings), len(rows)),
+    )
+    return lam
+
+
+class SampledEmbedder(LAMEmbedder):
+    """Embeds by weights that are drawn once: the point is the mean of their unit embeddings.
+
+    The uncertainty is the sum over the dimensions of the standard deviation of those unit embeddings.
+
+    Args:
+        lam: fitted.
+        samples: how many weights are drawn, at least 2.
+        generator: of the draws, on the head's device.
+    """
+
+    def __init__(self, lam: LAM, samples: int, generator: torch.Generator | None = None) -> None:
+        super().__init__(lam)
+        if samples < 2:
+            raise ValueError(f"samples is {samples}, at least 2 are needed for a standard deviation")
+        self.weights = lam.sample_weights(samples, generator=generator)
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        h = self.lam.encoder.features(inputs)
+        e = self.lam.embed_features(h)
+        drawn = self.lam.head.embed_with(h, *self.weights)
+        mean, kappa = vmf.fit(drawn)
+        return replace(e, point=mean, mean=mean, kappa=kappa, uncertainty=drawn.std(0).sum(1))

@@ -1,0 +1,1 @@
+"""Methods that learn points from pairs or triplets, with their losses."""

@@ -1,0 +1,120 @@
+"""What the methods that train on triplets have in common: their options, and a learner that mines."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessians.choices import Choice
+from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.method import Learner, Method, Setup, all_pairs, only
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, laid_out, mined_batches
+
+
+class Mining(Choice):
+    """Where negatives come from."""
+
+    CACHE = "cache"
+    """A cache of embedded training images, which is drawn anew at the beginning of every epoch and every ``refresh``
+    steps. The images of a batch are anchors then: every one brings a positive and its negatives."""
+    BATCH = "batch"
+    """The batch itself, in which every ordered pair of a class is an anchor and a positive. Their negatives are drawn
+    by lot: a network with random weights that is given only the nearest makes all images alike."""
+
+
+@dataclass(frozen=True)
+class TripletMethod(Method):
+    """The options of methods that train on triplets.
+
+    Attributes:
+        margin: between squared distances.
+        only_hard: whether only triplets that violate |a - p|^2 < |a - n|^2 - margin are trained on; by default those
+            out of a cache, and not those of a batch.
+        mining: see `Mining`.
+        negatives: how many of an anchor: the nearest of the cache, or any of the batch.
+        cache: how many images are in the cache.
+        refresh: after how many steps it is drawn anew. (A checkpoint inside of an epoch does so too.)
+    """
+
+    margin: float = 0.1
+    only_hard: bool | None = None
+    mining: Mining = Mining.CACHE
+    negatives: int = 5
+    cache: int = 5000
+    refresh: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mining", Mining.parse(self.mining, "mining"))
+        if not (math.isfinite(self.margin) and self.margin >= 0):
+            raise ValueError(f"margin is {self.margin}, a number from 0 on is needed")
+        for name in ("negatives", "cache", "refresh"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+
+    def encoder(self, encoders: Sequence[Encoder], setup: Setup) -> Encoder:
+        """The one that is trained; a choice of pairs, which triplets cannot heed, is refused."""
+        if setup.pairs is not all_pairs:
+            raise ValueError(
+                f"{self.name} trains on triplets, which it mines itself, but a choice of pairs is given: leave out the "
+                "miner, and sample no pairs"
+            )
+        return only(encoders, self.name)
+
+
+class TripletLearner(Learner):
+    """A learner whose batches are mined out of a cache, or whose triplets out of a batch.
+
+    Subclasses give `mined_points`, by whose distances triplets are hard.
+    """
+
+    def __init__(self, module: nn.Module, method: TripletMethod) -> None:
+        super().__init__(module)
+        self.options = method
+        # Replaced by `begin`.
+        self.generator = torch.Generator().manual_seed(0)
+        self.refresh = method.refresh if method.mining is Mining.CACHE else None
+
+    @property
+    def constraint(self) -> float | None:
+        """The margin by which triplets are hard; None where all are trained on."""
+        only_hard = self.options.only_hard
+        if only_hard is None:
+            only_hard = self.options.mining is Mining.CACHE
+        return self.options.margin if only_hard else None
+
+    @abstractmethod
+    def mined_points(self, inputs: Any) -> Tensor:
+        """The means (N, Z) whose distances the loss compares."""
+
+    def choose(self, images: LabelledInputs, rows: Sequence[Tensor]) -> list[Tensor]:
+        def embed(chosen: Tensor) -> Tensor:
+            return torch.cat(
+                [
+                    self.mined_points(to_device(inputs, self.module)).float()
+                    for inputs, _ in images.select(chosen)
+                ]
+            )
+
+        return mined_batches(
+            embed,
+            images.labels,
+            rows,
+            cache=self.options.cache,
+            negatives=self.options.negatives,
+            margin=self.constraint,
+            generator=self.generator,
+        )
+
+    def triplets(self, squared: Tensor, labels: Tensor) -> Triplets:
+        """Those of a batch with squared distances (N, N) and labels (N,)."""
+        if self.options.mining is Mining.CACHE:
+            return laid_out(labels, self.options.negatives)
+        return batch_triplets(squared, labels, self.constraint, self.options.negatives, self.generator)

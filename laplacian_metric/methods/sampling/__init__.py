@@ -1,0 +1,1 @@
+"""Methods that sample networks: ensembles, MC dropout, SWAG."""

@@ -1,0 +1,223 @@
+"""Dropout that stays on: every draw of its masks is another network (Gal and Ghahramani, 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hessians.choices import Choice
+from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
+from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.progress import track
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks.dropout import Drop, Pieces, dropout
+from laplacian_metric.methods.sampling.samples import DrawnEmbedder
+
+RATE = 0.2
+PUBLISHED_RATE = 0.05
+CACHED_BYTES = 2**23
+
+
+class Where(Choice):
+    """Which layers have dropout before them."""
+
+    ALL = "all"
+    """Every linear layer and convolution but the first, and the head; only the head where the backbone's layers are in
+    anything but ``nn.Sequential`` modules, as those of a ResNet are."""
+    HEAD = "head"
+    """The head."""
+
+
+class Masks(Choice):
+    """What the images have in common in one draw while they are embedded; in training each has masks of its own."""
+
+    SHARED = "shared"
+    """The masks: one draw is one network, which embeds all images."""
+    INDEPENDENT = "independent"
+    """Nothing: every image is embedded by another network."""
+
+
+class Point(Choice):
+    """The embedding that retrieval uses."""
+
+    DETERMINISTIC = "deterministic"
+    """That of the network without dropout."""
+    MEAN = "mean"
+    """The mean direction of the samples."""
+
+
+class Variant(Choice):
+    """Whose rate is meant where none is given."""
+
+    DEFAULT = "default"
+    """0.2, as the LAM paper says."""
+    PUBLISHED = "published"
+    """0.05, as the code published with it has it."""
+
+
+@dataclass(frozen=True)
+class MCDropout(Method):
+    """Trains an encoder with dropout between its layers, and embeds with many draws of the masks.
+
+    The modules of the encoder stay as they are, and so do their names: its checkpoints are those of the plain encoder.
+
+    Attributes:
+        rate: the probability that an entry is dropped; None for that of the variant.
+        where: which layers have dropout before them.
+        samples: how many draws the mean direction and kappa come from, at least 2.
+        masks: what the images have in common in one draw.
+        point: the embedding that retrieval uses.
+        seed: of the draws: the same for every image, however images are cut into batches (with shared masks).
+        variant: whose rate is meant where none is given.
+
+    Example:
+        >>> MCDropout().probability, MCDropout(variant="published").probability, MCDropout(rate=0.1).probability
+        (0.2, 0.05, 0.1)
+    """
+
+    name: ClassVar[str] = "mc-dropout"
+
+    rate: float | None = None
+    where: Where = Where.ALL
+    samples: int = 100
+    masks: Masks = Masks.SHARED
+    point: Point = Point.MEAN
+    seed: int = 0
+    variant: Variant = Variant.DEFAULT
+
+    def __post_init__(self) -> None:
+        for name, choice in (("where", Where), ("masks", Masks), ("point", Point), ("variant", Variant)):
+            object.__setattr__(self, name, choice.parse(getattr(self, name), name))
+        if self.rate is not None and not 0 <= self.rate < 1:
+            raise ValueError(f"rate is {self.rate:g}, a probability from 0 to below 1 is needed")
+        if self.samples < 2:
+            raise ValueError(f"samples is {self.samples}, at least 2 draws are needed to see a spread")
+
+    @property
+    def probability(self) -> float:
+        """The rate, or the variant's where none is given."""
+        if self.rate is not None:
+            return self.rate
+        return PUBLISHED_RATE if self.variant is Variant.PUBLISHED else RATE
+
+    def pieces(self, encoder: Encoder) -> Pieces:
+        """The encoder, cut where dropout goes; the modules are its own."""
+        return Pieces.of(encoder, only_head=self.where is Where.HEAD)
+
+    def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
+        return MCDropoutLearner(only(encoders, self.name), self, setup)
+
+
+class MCDropoutLearner(Learner):
+    """The pair loss of embeddings with dropout, every image with masks of its own."""
+
+    def __init__(self, encoder: Encoder, method: MCDropout, setup: Setup) -> None:
+        super().__init__(encoder)
+        self.encoder = encoder
+        self.method = method
+        self.pair_loss = setup.loss
+        self.pairs = setup.pairs
+
+    def begin(self, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+        super().begin(optimizer, generator)
+        self.drop = dropout(self.method.probability, generator)
+
+    def loss(self, inputs: Any, labels: Tensor) -> Tensor:
+        if not hasattr(self, "drop"):
+            raise RuntimeError("begin was not called: it gives the generator that the masks are drawn from")
+        u = self.method.pieces(self.encoder).raw(inputs, self.drop)
+        return self.pair_loss(u, self.pairs(u, labels))
+
+    def points(self, inputs: Any) -> Tensor:
+        """The embeddings without dropout: what is cheap enough after every epoch."""
+        return self.encoder.raw(inputs)
+
+    def embedder(self, data: FitData) -> Embedder:
+        return MCDropoutEmbedder(self.encoder, self.method)
+
+
+class MCDropoutEmbedder(DrawnEmbedder):
+    """Mean direction and kappa of many draws of the masks; draw s is the same for every image and in every call.
+
+    What comes before the first dropout is computed once for all draws.
+    """
+
+    def __init__(self, encoder: Encoder, method: MCDropout) -> None:
+        super().__init__(encoder, method.samples)
+        self.encoder = encoder
+        self.method = method
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        pieces = self.method.pieces(self.encoder)
+        generator = self._generator()
+        before = generator.get_state()
+        parts = []
+        for h in _in_cache(pieces.begin(inputs)):
+            if self.method.masks is Masks.SHARED:
+                generator.set_state(before)
+            parts.append(self._embed_begun(pieces, h, generator))
+        return StochasticEmbedding.cat(parts)
+
+    def _embed_begun(self, pieces: Pieces, h: Tensor, generator: torch.Generator) -> StochasticEmbedding:
+        """Images, from the input h of the first dropout."""
+        drop = self._drop(generator)
+        point = None if self.method.point is Point.MEAN else unit_rows(pieces.finish(h, lambda x: x))
+        return self.summed_up((unit_rows(pieces.finish(h, drop)) for _ in range(self.draws)), point)
+
+    def settings(self) -> dict[str, Any]:
+        """The rate, and how many layers have dropout before them."""
+        return {"rate": self.method.probability, "layers": len(self.method.pieces(self.encoder).rest)}
+
+    def sample_embeddings(
+        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    ) -> Iterator[Tensor]:
+        """One draw after the other, each of all images; a loader is iterated once.
+
+        Between draws it holds, for every image, what goes into the first dropout or the input, whichever is smaller.
+        """
+        pieces = self.method.pieces(self.encoder)
+        single = isinstance(inputs, (Tensor, tuple, dict))
+        held: list[tuple[Any, bool]] = []
+        with evaluating(self.module):
+            for batch in [inputs] if single else inputs_of(track(inputs, "embeddings")):
+                h = pieces.begin(to_device(batch, self.module))
+                smaller = isinstance(batch, Tensor) and batch.nbytes < h.nbytes
+                held.append((batch, False) if smaller else (h, True))
+        generator = self._generator() if generator is None else generator
+        for _ in range(samples):
+            yield self._draw(pieces, held, generator)
+
+    def _draw(self, pieces: Pieces, held: list[tuple[Any, bool]], generator: torch.Generator) -> Tensor:
+        """All images under the same masks, those that the generator gives next."""
+        drop = self._drop(generator)
+        before = generator.get_state()
+        drawn = []
+        with evaluating(self.module):
+            for kept, begun in held:
+                for h in _in_cache(kept if begun else pieces.begin(to_device(kept, self.module))):
+                    if self.method.masks is Masks.SHARED:
+                        generator.set_state(before)
+                    drawn.append(unit_rows(pieces.finish(h, drop)))
+        if not drawn:
+            raise ValueError("the loader is empty: there is no image to embed")
+        return torch.cat(drawn)
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.method.seed)
+
+    def _drop(self, generator: torch.Generator) -> Drop:
+        return dropout(self.method.probability, generator, shared=self.method.masks is Masks.SHARED)
+
+
+def _in_cache(h: Tensor) -> Sequence[Tensor]:
+    """Rows (N, ...) in parts that stay near a processor from layer to layer, which is faster there."""
+    if h.device.type != "cpu" or not h.numel():
+        return [h]
+    parts: Sequence[Tensor] = h.split(max(1, CACHED_BYTES * len(h) // h.nbytes))
+    return parts

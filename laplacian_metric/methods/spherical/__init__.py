@@ -1,0 +1,1 @@
+"""Methods that learn a distribution on the sphere, with their losses."""

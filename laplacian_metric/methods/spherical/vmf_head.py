@@ -1,0 +1,174 @@
+"""A von Mises-Fisher distribution of every image, whose concentration is learned beside its direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.fit_inputs import positive
+from laplacian_metric.methods.spherical.vmf_contrast import elk_info_nce, log_kernel, mc_info_nce
+
+LOSSES = ("mc-infonce", "elk")
+# exp(13) is 4e5: a spread of a thousandth of a radian, beyond which nothing is told apart.
+LARGEST_LOG = 13.0
+
+
+@dataclass(frozen=True)
+class VMFHead(Method):
+    """Trains an encoder with a small network beside its head, which says how concentrated the direction is.
+
+    Attributes:
+        loss: "mc-infonce" contrasts points drawn from the distributions, "elk" the distributions themselves by their
+            expected likelihood kernel, which is then the similarity of images too.
+        kappa_pos: how near images of a class are taken to be; with "elk" what the kernel's logarithm is multiplied
+            with. None is 16 for "mc-infonce" and 1 for "elk".
+        samples: how many points of every image a step draws, for "mc-infonce".
+        hidden: the width of the two hidden layers of the concentration's network.
+        initial_kappa: the concentration to start from, about the same for all images.
+        stop_gradient: whether the concentration's network leaves the features alone.
+
+    Example:
+        >>> VMFHead(loss="elk").scale
+        1.0
+    """
+
+    name: ClassVar[str] = "vmf"
+
+    loss: Literal["mc-infonce", "elk"] = "mc-infonce"
+    kappa_pos: float | None = None
+    samples: int = 16
+    hidden: int = 128
+    initial_kappa: float = 16.0
+    stop_gradient: bool = False
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss is {self.loss!r}, one of {', '.join(map(repr, LOSSES))} is needed")
+        positive("kappa_pos", self.kappa_pos)
+        for name in ("samples", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        if not 1 < self.initial_kappa <= 1000:
+            raise ValueError(
+                f"initial_kappa is {self.initial_kappa}, a number above 1 and up to 1000 is needed: what starts with "
+                "nearly no spread learns none"
+            )
+
+    @property
+    def scale(self) -> float:
+        """kappa_pos, or its default."""
+        if self.kappa_pos is not None:
+            return self.kappa_pos
+        return 16.0 if self.loss == "mc-infonce" else 1.0
+
+    def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
+        encoder = only(encoders, self.name)
+        if setup.pairs is not all_pairs:
+            raise ValueError(
+                "vmf contrasts every positive pair with all negatives of its image, but a choice of pairs is given: "
+                "leave the pairs at all of the batch"
+            )
+        return VMFLearner(VMFNetwork(encoder, self, setup.seed), self)
+
+
+class VMFNetwork(nn.Module):
+    """An encoder, and a concentration 1 + exp(MLP(h/|h|)) from the same features h.
+
+    Args:
+        encoder: of the directions.
+        method: the options.
+        seed: of the concentration's initial weights.
+    """
+
+    def __init__(self, encoder: Encoder, method: VMFHead, seed: int) -> None:
+        super().__init__()
+        weight, width = encoder.head.weight, method.hidden
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first = nn.Linear(encoder.num_features, width)
+            # What it is given has length 1, see `forward`.
+            nn.init.normal_(first.weight)
+            last = nn.Linear(width, 1)
+            nn.init.constant_(last.bias, math.log(method.initial_kappa - 1))
+            concentration = nn.Sequential(
+                first, nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU(), last
+            )
+        self.concentration = concentration.to(weight.device, weight.dtype)
+        self.stop_gradient = method.stop_gradient
+        self.encoder = encoder
+
+    def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Mean directions (N, Z), unit rows, and concentrations (N,), at least in float32."""
+        h = self.encoder.features(inputs)
+        u = self.encoder.head(h)
+        # Of length 1: an optimizer that moves every weight alike, such as RMSprop, would otherwise move the sum over
+        # thousands of features so far in its first steps that all concentrations end at their bound, and then learn
+        # first of all how long the features are.
+        scaled = F.normalize(h.detach() if self.stop_gradient else h)
+        log = self.concentration(scaled).squeeze(1)
+        with torch.autocast(u.device.type, enabled=False):
+            if u.dtype in (torch.float16, torch.bfloat16):
+                u = u.float()
+            bounded = LARGEST_LOG * torch.tanh(log.to(u.dtype) / LARGEST_LOG)
+            return unit_rows(u), 1 + bounded.exp()
+
+
+class VMFLearner(Learner):
+    """Means and concentrations, contrasted within a batch."""
+
+    def __init__(self, network: VMFNetwork, method: VMFHead) -> None:
+        super().__init__(network)
+        self.network = network
+        self.method = method
+
+    def loss(self, inputs: Any, labels: Tensor) -> Tensor:
+        mean, kappa = self.network(inputs)
+        with torch.autocast(mean.device.type, enabled=False):
+            if self.method.loss == "elk":
+                return elk_info_nce(mean, kappa, labels, scale=self.method.scale)
+            return mc_info_nce(
+                mean,
+                kappa,
+                labels,
+                kappa_pos=self.method.scale,
+                samples=self.method.samples,
+                generator=getattr(self, "generator", None),
+            )
+
+    def points(self, inputs: Any) -> Tensor:
+        return self.network.encoder.raw(inputs)
+
+    def embedder(self, data: FitData) -> Embedder:
+        return VMFEmbedder(self.network, self.method.loss == "elk")
+
+
+class VMFEmbedder(Embedder):
+    """The network's distributions as they are.
+
+    Args:
+        network: trained.
+        by_kernel: whether images are compared by the expected likelihood kernel rather than by their means.
+    """
+
+    def __init__(self, network: VMFNetwork, by_kernel: bool) -> None:
+        super().__init__(network)
+        self.network = network
+        self.by_kernel = by_kernel
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        mean, kappa = self.network(inputs)
+        return StochasticEmbedding(point=mean, mean=mean, kappa=kappa, uncertainty=kappa.reciprocal())
+
+    def similarity(self, queries: StochasticEmbedding, gallery: StochasticEmbedding) -> Tensor | None:
+        if not self.by_kernel:
+            return None
+        return log_kernel(queries.mean, queries.kappa, gallery.mean, gallery.kappa)

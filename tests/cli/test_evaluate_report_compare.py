@@ -1,0 +1,256 @@
+"""`lam evaluate`, `lam report` and `lam compare`: the numbers are the library's, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from laplacian_metric import metrics
+from laplacian_metric.cli.steps import comparing, evaluating
+from laplacian_metric.cli.steps.sources import Opening, open_source
+from laplacian_metric.laplace.model_folder import ModelFolder
+from tests.cli.conftest import Place
+from tests.cli.running import clusters, lam, refused, worked
+
+QUICK = ("--resamples", 20, "--samples", 5)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> None:
+    done = worked(
+        *("evaluate", place.flat_model, place.test_features, "--strangers", place.stranger_features, *QUICK),
+        *("--out", tmp_path / "e.json", "--json"),
+    )
+    found = done.json()
+    assert found == json.loads((tmp_path / "e.json").read_text())
+    lam_ = ModelFolder.load(place.flat_model).lam
+    features, labels = (torch.from_numpy(one) for one in clusters(240, seed=1))
+    e = lam_.embed_features(features)
+    strangers = lam_.embed_features(torch.from_numpy(np.load(place.stranger_features)))
+    expected = metrics.evaluate(
+        e.point,
+        labels,
+        e.uncertainty,
+        samples=lam_.sample_embeddings(features, 5, generator=torch.Generator().manual_seed(0)),
+        ood_uncertainty=strangers.uncertainty,
+        resamples=20,
+        generator=torch.Generator().manual_seed(0),
+    )
+    for name, value in found["values"].items():
+        assert value == pytest.approx(expected[name]), name
+    of_strangers = found["strangers"]["strangers"]["values"]
+    assert of_strangers["ood_auroc"] == pytest.approx(expected["ood_auroc"])
+    assert of_strangers["ood_average_precision"] == pytest.approx(expected["ood_average_precision"])
+    interval = found["intervals"]["recall@1"]
+    assert interval["low"] == pytest.approx(expected.intervals["recall@1"].low)
+    # Refusing nobody leaves the error of retrieval, and refusing some makes it smaller here.
+    refusing = found["refusing"]
+    assert refusing[0]["refused"] == 0
+    assert refusing[0]["error"] == pytest.approx(1 - found["values"]["recall@1"])
+    assert refusing[-1]["refused"] == pytest.approx(0.5)
+    assert refusing[-1]["error"] < refusing[0]["error"]
+    assert refusing[-1]["strangers"]["strangers"] > 0.9
+    assert str(place.root) not in done.out
+
+
+def test_a_table_for_people(place: Place) -> None:
+    done = worked("evaluate", place.model, f"{place.photos}:test", "--strangers", place.digits, *QUICK)
+    for said in (
+        "recall@1",
+        "R-AUROC".lower().replace("-", "_"),
+        "AUROC digits",
+        "wrong answers",
+        "of digits refused",
+    ):
+        assert said in done.out
+    assert done.err == ""
+
+
+def test_images_that_were_seen_are_counted(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    found = worked("evaluate", place.model, place.photos, *QUICK, "--json").json()
+    assert found["data"]["seen"] == {"train": 96, "validation": 12}
+    assert "was fitted to 96 of the 120 images" in caplog.text
+    found = worked("evaluate", place.model, f"{place.photos}:test", *QUICK, "--json").json()
+    assert found["data"]["seen"] == {"train": 0, "validation": 0}
+
+
+def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
+    features, labels = clusters(20, seed=3)
+    twice = 2 * ("--strangers", place.stranger_features)
+    np.savez(tmp_path / "one.npz", features=features, labels=0 * labels)
+    np.savez(tmp_path / "each.npz", features=features, labels=np.arange(20))
+    begin: tuple[object, ...] = ("evaluate", place.flat_model)
+    wrong: dict[str, tuple[object, ...]] = {
+        "needs at least 2 classes": (tmp_path / "one.npz",),
+        "has a positive in the gallery": (tmp_path / "each.npz",),
+        "classes of strangers are not known": (place.stranger_features,),
+        "is given twice": (place.test_features, *twice),
+        "is no folder or file": (place.test_features, "--strangers", "nowhere"),
+    }
+    for said, more in wrong.items():
+        assert said in refused(*begin, *more, *QUICK), said
+    (tmp_path / "there.json").write_text("{}")
+    said = refused(*begin, place.test_features, "--out", tmp_path / "there.json")
+    assert "--force replaces it" in said
+    assert "make it first" in refused(*begin, place.test_features, "--out", tmp_path / "a" / "b.json")
+    assert names(tmp_path) == ["each.npz", "one.npz", "there.json"]
+
+
+def test_images_that_match_by_distance_have_no_classes(place: Place) -> None:
+    source = open_source(f"{place.photos}:test", Opening.of(ModelFolder.load(place.model)))
+    assert source.images is not None
+    near = replace(source, images=replace(source.images, positive_distance=25.0))
+    with pytest.raises(ValueError, match="match by distance and not by class"):
+        evaluating.evaluate(ModelFolder.load(place.model), near)
+
+
+def test_a_report_is_one_page(tmp_path: Path, place: Place) -> None:
+    worked(
+        *("report", place.model, f"{place.photos}:test", "--strangers", place.digits, *QUICK),
+        *("--title", "Clothes & digits", "--out", tmp_path / "r"),
+    )
+    assert names(tmp_path / "r") == ["report.html"]
+    page = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+    assert "Clothes &amp; digits" in page
+    assert "data:image/png;base64" in page
+    assert "class 1" in page
+    assert str(place.root) not in page
+    done = worked(
+        *(
+            "report",
+            place.flat_model,
+            place.test_features,
+            *QUICK,
+            "--no-images",
+            "--out",
+            tmp_path / "f",
+            "--json",
+        )
+    )
+    assert done.json()["images"] == 240
+    assert "is not empty" in refused("report", place.flat_model, place.test_features, "--out", tmp_path / "r")
+    said = refused("report", place.flat_model, place.stranger_features, "--out", tmp_path / "x")
+    assert "not known" in said
+    features, labels = clusters(20, seed=3)
+    np.savez(tmp_path / "one.npz", features=features, labels=0 * labels)
+    said = refused("report", place.flat_model, tmp_path / "one.npz", "--out", tmp_path / "x")
+    assert "a report needs at least 2 classes" in said
+    assert names(tmp_path) == ["f", "one.npz", "r"]
+
+
+# --- compare ---
+
+
+def result(path: Path, name: str, seed: int, **values: float | None) -> Path:
+    path.write_text(
+        json.dumps(
+            {
+                "format": evaluating.FORMAT,
+                "name": name,
+                "seed": seed,
+                "values": values,
+                "strangers": {"digits": {"values": {"ood_auroc": 0.9, "ood_average_precision": 0.8}}},
+            }
+        )
+    )
+    return path
+
+
+def test_spreads_and_paired_differences(tmp_path: Path) -> None:
+    scores = {"diag": [0.70, 0.72, 0.77], "full": [0.74, 0.75, 0.79]}
+    paths = [
+        result(tmp_path / f"{name}{seed}.json", name, seed, r_auroc=value, **{"recall@1": 0.5})
+        for name, found in scores.items()
+        for seed, value in enumerate(found)
+    ]
+    found = worked("compare", *paths, "--json").json()
+    diag, full = found["results"]
+    assert diag["seeds"] == [0, 1, 2]
+    assert diag["values"]["r_auroc"]["mean"] == pytest.approx(np.mean(scores["diag"]))
+    assert diag["values"]["r_auroc"]["deviation"] == pytest.approx(np.std(scores["diag"], ddof=1))
+    assert full["values"]["auroc digits"] == {"mean": pytest.approx(0.9), "deviation": pytest.approx(0)}
+    (gap,) = [one for one in found["differences"] if one["metric"] == "r_auroc"]
+    expected = metrics.compare_paired(scores["full"], scores["diag"])
+    assert gap["difference"] == pytest.approx(expected.difference)
+    assert gap["paired"]["low"] == pytest.approx(expected.low)
+    shown = worked("compare", *paths, "--metric", "r_auroc").out
+    assert "0.7300 ± 0.0361" in shown
+    assert "+0.0300" in shown
+    # Only seeds that both have are compared.
+    less = worked("compare", *paths[:3], *paths[4:], "--metric", "r_auroc", "--json").json()
+    assert less["differences"][0]["seeds"] == [1, 2]
+
+
+def test_results_of_runs_beside_those_of_models(tmp_path: Path, root: Path, place: Place) -> None:
+    runs = [
+        root / "figures" / "results" / "fashion_mnist" / name / f"seed{seed}.json"
+        for name in ("laplace_diag", "pfe")
+        for seed in (0, 1)
+    ]
+    worked(
+        *(
+            "evaluate",
+            place.flat_model,
+            place.test_features,
+            *QUICK,
+            "--out",
+            tmp_path / "e.json",
+            "--name",
+            "mine",
+        )
+    )
+    found = worked("compare", *runs, tmp_path / "e.json", "--json").json()
+    assert [one["name"] for one in found["results"]] == [
+        "fashion_mnist/laplace_diag",
+        "fashion_mnist/pfe",
+        "mine",
+    ]
+    content = [json.loads(path.read_text()) for path in runs[:2]]
+    expected = np.mean([one["scores"]["own"]["r_auroc"] for one in content])
+    assert found["results"][0]["values"]["r_auroc"]["mean"] == pytest.approx(expected)
+    expected = np.mean([one["scores"]["own"]["out"]["mnist"]["auroc"] for one in content])
+    assert found["results"][0]["values"]["auroc mnist"]["mean"] == pytest.approx(expected)
+
+
+def test_wrong_results(tmp_path: Path) -> None:
+    good = result(tmp_path / "a.json", "a", 0, r_auroc=0.7)
+    (tmp_path / "cut.json").write_text(good.read_text()[:40])
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "half.json").write_text(json.dumps({"format": evaluating.FORMAT, "name": "x"}))
+    failed: dict[str, Any] = {"cell": "a/b", "seed": 0, "status": "failed", "error": "it diverged"}
+    (tmp_path / "failed.json").write_text(json.dumps(failed))
+    same = result(tmp_path / "same.json", "a", 0, r_auroc=0.6)
+    wrong: dict[str, tuple[object, ...]] = {
+        "there is no file": (good, tmp_path / "none.json"),
+        "no JSON": (good, tmp_path / "cut.json"),
+        "is no result": (good, tmp_path / "other.json"),
+        "evaluate again": (good, tmp_path / "half.json"),
+        "it diverged": (good, tmp_path / "failed.json"),
+        "is a folder": (good, tmp_path),
+        "give each file a name": (good, same),
+        "no result has 'recal'": (good, "--metric", "recal"),
+        "names for 1 files": (good, "--name", "a", "--name", "b"),
+    }
+    for said, arguments in wrong.items():
+        assert said in refused("compare", *arguments), said
+    found = worked("compare", good, same, "--name", "one", "--name", "two", "--json").json()
+    assert found["differences"][0]["paired"] is None
+    assert lam("compare").code == 2
+
+
+def test_numbers_that_are_not_defined_are_left_out(tmp_path: Path) -> None:
+    one = result(tmp_path / "a.json", "a", 0, r_auroc=None)
+    two = result(tmp_path / "b.json", "b", 0, r_auroc=0.5)
+    groups = comparing.grouped([comparing.read_result(one), comparing.read_result(two)])
+    assert groups[0].spread("r_auroc") is None
+    assert comparing.differences(groups, ["r_auroc"]) == []
+    assert "-" in worked("compare", one, two, "--metric", "r_auroc").out

@@ -1,0 +1,402 @@
+"""`lam fit`: images and features, heads and priors, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM
+from laplacian_metric.cli import options
+from laplacian_metric.cli.steps import fitting
+from laplacian_metric.cli.steps.encoders import preparation_for
+from laplacian_metric.cli.steps.source import Source, divided
+from laplacian_metric.cli.steps.sources import Opening, open_both, open_source
+from laplacian_metric.data import Preparation, load
+from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
+from laplacian_metric.laplace.diagnostics import CurvatureWarning
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.layer import Structure
+from laplacian_metric.laplace.model_folder import ModelFolder
+from tests.cli.conftest import Place
+from tests.cli.running import clusters, lam, photos, refused, worked
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_model_of_images_is_the_posterior_of_its_training_part(place: Place) -> None:
+    model = ModelFolder.load(place.model)
+    data = load("folder", "train", path=place.photos, image_size=28, channels=1, preprocessing="unit")
+    expected = LAM(model.encoder, ContrastiveLoss(margin=0.7, negatives="active"))
+    expected.fit([(data.floats(), data.labels)], check_mode=False).optimize_prior_precision()
+    assert model.lam.prior_precision == pytest.approx(expected.prior_precision, rel=1e-3)
+    assert model.lam.confidence is not None
+    assert model.about["data"] == {
+        "train": "photos:train",
+        "images": 96,
+        "classes": 4,
+        "validation": "photos:validation",
+        "validation_images": 12,
+    }
+    assert model.class_names == tuple(f"class {label}" for label in range(4))
+    images = data.floats()[:9]
+    given = model.lam.embed(images)
+    torch.testing.assert_close(given.kappa, expected.embed(images).kappa, rtol=1e-2, atol=0)
+    assert str(place.root) not in (place.model / "model.json").read_text()
+
+
+def test_features_are_divided_and_their_posterior_is_as_by_hand(place: Place) -> None:
+    model = ModelFolder.load(place.flat_model)
+    features, labels = clusters(400)
+    source = open_source(str(place.features), Opening(None))
+    train, held = divided(source, "images")
+    # The fifth of ten rows of every class validates.
+    rank = np.zeros(400, dtype=int)
+    for label in range(4):
+        rows = np.flatnonzero(labels == label)
+        rank[rows] = np.arange(len(rows)) % 10
+    assert [int(one) for one in held.ids] == np.flatnonzero(rank == 4).tolist()
+    rows = torch.from_numpy(features[rank != 4])
+    expected = LAM(model.encoder, model.lam.loss, structure="lowrank", rank=5)
+    expected.prior_precision = model.lam.prior_precision
+    expected.fit_features(
+        rows,
+        torch.from_numpy(labels[rank != 4]),
+        generator=torch.Generator().manual_seed(0),
+        check_mode=False,
+    )
+    torch.testing.assert_close(
+        model.lam.embed_features(rows).kappa, expected.embed_features(rows).kappa, rtol=1e-3, atol=0
+    )
+    assert model.seen["train"].shape == (len(train),)
+    with pytest.raises(ValueError, match="too few rows"):
+        divided(source.select(torch.arange(12)), "images")
+    held_classes = set(
+        divided(open_source(str(place.features), Opening(None)), "images")[1].known_labels().tolist()
+    )
+    assert held_classes == {0, 1, 2, 3}
+
+
+def test_whole_classes_can_be_held_out(tmp_path: Path) -> None:
+    features, labels = clusters(200, classes=10, width=12)
+    np.savez(tmp_path / "f.npz", features=features, labels=labels)
+    train, held = divided(open_source(str(tmp_path / "f.npz"), Opening(None)), "classes")
+    assert sorted(set(held.classes.tolist())) == ["4", "9"]
+    assert set(train.classes.tolist()).isdisjoint(held.classes.tolist())
+
+
+@pytest.mark.parametrize("head", ["identity", "whitening", "trained"])
+def test_heads_of_features(tmp_path: Path, place: Place, head: str) -> None:
+    more = ["--steps", 20, "--dim", 3] if head == "trained" else []
+    worked("fit", "--features", place.features, "--head", head, *more, "--out", tmp_path / "m", "--prior", 10)
+    model = ModelFolder.load(tmp_path / "m")
+    assert model.lam.prior_precision == 10
+    train, _ = divided(open_source(str(place.features), Opening(None)), "images")
+    assert train.features is not None
+    if head == "identity":
+        assert torch.equal(model.encoder.head.weight, identity_head(6).weight)
+    elif head == "whitening":
+        torch.testing.assert_close(model.encoder.head.weight, whitening_head(train.features, 6).weight)
+    else:
+        assert model.encoder.dim == 3
+
+
+def test_labels_beside_features_in_every_format(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    features, labels = clusters(100)
+    words = np.array(["ant", "bee", "cat", "dog"])[labels]
+    np.save(tmp_path / "f.npy", features.astype(np.float64))
+    np.save(tmp_path / "l.npy", words)
+    save_file({"features": features}, tmp_path / "f.safetensors")
+    save_file({"labels": labels}, tmp_path / "l.safetensors")
+    found = {}
+    for kind in ("npy", "safetensors"):
+        done = worked(
+            *(
+                "fit",
+                "--features",
+                tmp_path / f"f.{kind}",
+                "--labels",
+                tmp_path / f"l.{kind}",
+                "--head",
+                "identity",
+            ),
+            *("--no-confidence", "--out", tmp_path / kind, "--json"),
+        )
+        found[kind] = done.json()["settings"]["prior_precision"]
+        assert ModelFolder.load(tmp_path / kind).lam.confidence is None
+    assert found["npy"] == found["safetensors"]
+    assert ModelFolder.load(tmp_path / "npy").class_names == ("ant", "bee", "cat", "dog")
+
+
+def test_weights_of_a_backbone_get_a_trained_head(tmp_path: Path, place: Place) -> None:
+    from safetensors.torch import load_file, save_file
+
+    backbone = {name: x for name, x in load_file(place.weights).items() if not name.startswith("head.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    arguments = (
+        "fit",
+        "--encoder",
+        "fashion-mnist",
+        "--data",
+        place.photos,
+        "--out",
+        tmp_path / "m",
+        "--steps",
+        5,
+    )
+    said = refused(*arguments, "--weights", tmp_path / "backbone.safetensors", "--head", "keep")
+    assert "no head to keep" in said
+    worked(*arguments, "--weights", tmp_path / "backbone.safetensors", "--dim", 5, "--no-confidence")
+    model = ModelFolder.load(tmp_path / "m")
+    assert model.encoder.dim == 5
+    for name, tensor in backbone.items():
+        assert torch.equal(model.encoder.state_dict()[name], tensor)
+
+
+def test_features_are_kept_and_taken_up_again(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "photos"
+    shutil.copytree(place.photos, copy)
+    arguments = (
+        "fit",
+        "--weights",
+        place.weights,
+        "--data",
+        copy,
+        "--cache",
+        tmp_path / "cache",
+        "--batch-size",
+        24,
+    )
+    (copy / "class 3" / "000.png").write_bytes(b"no image")
+    said = refused(*arguments, "--out", tmp_path / "m")
+    assert "class 3/000.png" in said
+    assert "--skip-broken" in said
+    assert names(tmp_path) == ["cache", "photos"]
+    shutil.copy(place.photos / "class 3" / "000.png", copy / "class 3" / "000.png")
+    passes: list[int] = []
+    features = Encoder.features
+
+    def counted(self: Encoder, *inputs: Any, **named: Any) -> torch.Tensor:
+        passes.append(len(inputs[0]))
+        return features(self, *inputs, **named)
+
+    monkeypatch.setattr(Encoder, "features", counted)
+    worked(*arguments, "--out", tmp_path / "m")
+    # The first batch shows that it is the same encoder, the fourth was missing, and the last validates.
+    assert passes == [24, 24, 12]
+    mine, theirs = (ModelFolder.load(folder) for folder in (tmp_path / "m", place.model))
+    assert mine.lam.prior_precision == pytest.approx(theirs.lam.prior_precision, rel=1e-4)
+
+
+def test_an_interruption_leaves_nothing(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LAM, "optimize_prior_precision", interrupted)
+    done = lam("fit", "--features", place.features, "--head", "identity", "--out", tmp_path / "m")
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert names(tmp_path) == []
+
+
+def test_a_configuration_and_flags(tmp_path: Path, place: Place) -> None:
+    config = {"features": str(place.features), "head": "identity", "confidence": False, "prior": 3, "rank": 7}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    done = worked("fit", "--config", tmp_path / "c.yaml", "--prior", 4, "--out", tmp_path / "m", "--json")
+    assert done.json()["settings"]["prior_precision"] == 4
+    assert done.json()["settings"]["rank"] == 7
+    (tmp_path / "c.yaml").write_text("fetures: x\n")
+    done = lam("fit", "--config", tmp_path / "c.yaml", "--out", tmp_path / "n")
+    assert done.code == 2
+    assert "did you mean" in done.err
+    (tmp_path / "c.yaml").write_text("a: [1\n")
+    assert lam("fit", "--config", tmp_path / "c.yaml", "--out", tmp_path / "n").code == 2
+    assert lam("fit", "--config", tmp_path / "none.yaml", "--out", tmp_path / "n").code == 2
+
+
+def bad_arrays(folder: Path) -> dict[str, list[object]]:
+    """Everything that can be wrong with features: what is said, and the options."""
+    features, labels = clusters(50)
+    holes = features.copy()
+    holes[3, 1] = np.nan
+    files: dict[str, Any] = {
+        "f": features,
+        "l": labels,
+        "nan": holes,
+        "short": labels[:40],
+        "one": 0 * labels,
+    }
+    files |= {"flat": features[0], "real": labels + 0.5, "none": features[:0]}
+    for name, array in files.items():
+        np.save(folder / f"{name}.npy", array)
+    np.savez(folder / "whole.npz", features=features, labels=labels)
+    np.savez(folder / "other.npz", a=features, b=labels)
+    (folder / "cut.npz").write_bytes((folder / "whole.npz").read_bytes()[:600])
+    (folder / "cut.npy").write_bytes((folder / "f.npy").read_bytes()[:300])
+    (folder / "text.safetensors").write_text("hello")
+    np.save(folder / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+    def given(features: str, labels: str = "l.npy") -> list[object]:
+        return ["--features", folder / features, "--labels", folder / labels]
+
+    return {
+        "there is no file": given("nothing.npy"),
+        "cut.npz is damaged": given("cut.npz"),
+        "cut.npy is damaged": given("cut.npy"),
+        "no safetensors file": given("text.safetensors"),
+        "holds objects of Python": given("objects.npy"),
+        "no array 'features', it has: a, b": given("other.npz"),
+        "row 3": given("nan.npy"),
+        "40 entries for 50 images": given("f.npy", "short.npy"),
+        "needs at least 2 classes": given("f.npy", "one.npy"),
+        "shape (6,)": given("flat.npy"),
+        "nothing in it": given("none.npy"),
+        "dtype float64": given("f.npy", "real.npy"),
+        "pass --labels FILE": ["--features", folder / "f.npy"],
+        "is no folder or file": ["--features", "elsewhere"],
+        "leave --encoder": [*given("f.npy"), "--encoder", "fashion-mnist"],
+        "has its own": [*given("f.npy"), "--head", "identity", "--dim", 3],
+        "no head to keep": [*given("f.npy"), "--head", "keep"],
+        "marginal, validation or a number": [*given("f.npy"), "--prior", "best"],
+        "prior_precision is -1": [*given("f.npy"), "--prior", "-1"],
+        "1 to 6 principal components": [*given("f.npy"), "--head", "whitening", "--dim", 9],
+        "pass either --data": [],
+    }
+
+
+def test_wrong_features_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    arrays = tmp_path / "arrays"
+    arrays.mkdir()
+    for said, arguments in bad_arrays(arrays).items():
+        assert said in refused("fit", *arguments, "--out", tmp_path / "m"), said
+    assert names(tmp_path) == ["arrays"]
+
+
+def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
+    """Everything that can be wrong with images and weights."""
+    (folder / "empty").mkdir()
+    (folder / "hollow" / "class").mkdir(parents=True)
+    shutil.copytree(place.photos / "class 0", folder / "one" / "class 0")
+    shutil.copytree(place.photos, folder / "notes")
+    (folder / "notes" / "class 1" / "notes.txt").write_text("taken in May")
+    photos(folder / "few", 3)
+    (folder / "cut.safetensors").write_bytes(place.weights.read_bytes()[:5000])
+    (folder / "text.pt").write_text("weights")
+    save_encoder(Encoder.from_name("n-digit", dim=2, digits=1), folder / "unnamed.safetensors")
+    weights: list[object] = ["--weights", place.weights]
+
+    def given(data: object, *more: object) -> list[object]:
+        return [*weights, "--data", data, *more]
+
+    return {
+        "has no class folders": given(folder / "empty"),
+        "hollow/class has no images": given(folder / "hollow"),
+        "needs at least 2 classes": given(folder / "one"),
+        "notes.txt is no image": given(folder / "notes"),
+        "needs 5 of a class": given(folder / "few"),
+        "`lam data list`": given("fashion-mnits"),
+        "no split 'trian'": given(f"{place.photos}:trian"),
+        "are test images": given(f"{place.photos}:test"),
+        "test are test images": given("sample-mnist"),
+        "which must choose nothing": given(place.photos, "--validation", f"{place.photos}:test"),
+        "nothing was loaded": ["--encoder", "cifar-10", *given(place.photos)],
+        "there is no encoder 'fasion'": ["--encoder", "fasion", *given(place.photos)],
+        "no whole safetensors": ["--weights", folder / "cut.safetensors", "--data", place.photos],
+        "no file of weights": [
+            "--encoder",
+            "fashion-mnist",
+            "--weights",
+            folder / "text.pt",
+            "--data",
+            place.photos,
+        ],
+        "does not say what its weights are of": [
+            "--weights",
+            folder / "unnamed.safetensors",
+            "--data",
+            place.photos,
+        ],
+        "without weights is a random network": ["--encoder", "fashion-mnist", "--data", place.photos],
+        "no encoder is named": ["--data", place.photos],
+        "take one of them": [*given(place.photos), "--pretrained"],
+        "there are no weights to download": ["--encoder", "cifar-10", "--pretrained", "--data", place.photos],
+        "checkpoint_path": [*given(place.photos), "--encoder-option", "checkpoint_path=x.pt"],
+        "KEY=VALUE": [*given(place.photos), "--encoder-option", "digits"],
+    }
+
+
+def test_wrong_images_and_weights_are_refused_and_nothing_is_left(tmp_path: Path, place: Place) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    for said, arguments in bad_images(given, place).items():
+        assert said in refused("fit", *arguments, "--out", tmp_path / "m"), said
+    worked(
+        *("fit", "--weights", place.weights, "--data", given / "notes", "--skip-broken", "--no-confidence"),
+        *("--out", tmp_path / "m"),
+    )
+    assert names(tmp_path) == ["given", "m"]
+
+
+def test_what_is_there_is_kept_unless_it_is_a_model(tmp_path: Path, place: Place) -> None:
+    arguments = ("fit", "--features", place.features, "--head", "identity", "--no-confidence", "--out")
+    worked(*arguments, tmp_path / "m")
+    assert "--force" in refused(*arguments, tmp_path / "m")
+    worked(*arguments, tmp_path / "m", "--force")
+    assert "holds no model" in refused(*arguments, place.photos, "--force")
+    assert "is a file" in refused(*arguments, place.weights, "--force")
+
+
+def test_a_folder_without_validation_images_gives_some_of_its_training_images(tmp_path: Path) -> None:
+    photos(tmp_path / "p" / "train", 20)
+    photos(tmp_path / "p" / "test", 5)
+    how = Opening(Preparation(28, 1, "unit"))
+    train, held = open_both(str(tmp_path / "p"), how, None, needed=True)
+    assert held is not None
+    assert (len(train), len(held)) == (72, 8)
+    assert all(name.startswith("train/") for name in (*train.ids, *held.ids))
+
+
+def test_images_are_prepared_as_networks_need_them() -> None:
+    assert preparation_for("fashion-mnist") == Preparation(28, 1, "unit")
+    assert preparation_for("timm:resnet18") == Preparation(224, 3, "unit")
+    assert preparation_for("cifar-10", image_size=40) == Preparation(40, 3, "unit")
+    assert preparation_for("n-digit") == Preparation(None, 1, "unit")
+
+
+def test_choices_are_those_of_the_library() -> None:
+    from hessians.approximations import Approximation
+    from hessians.contrastive import Distance
+    from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat
+
+    assert {one.value for one in options.Structure} == {one.value for one in Structure}
+    assert {one.value for one in options.Approximation} == {one.value for one in Approximation}
+    assert {one.value for one in options.Distance} == {one.value for one in Distance}
+    assert {one.value for one in options.Kind} == {kind.name for kind in (Flat, IVF, HNSW)}
+    assert {one.value for one in options.Head} == set(fitting.HEADS)
+
+
+def test_a_fit_can_be_called_from_python() -> None:
+    features, labels = clusters(120)
+    rows = Features(torch.from_numpy(features), torch.from_numpy(labels))
+    source = Source(
+        "mine", None, tuple(map(str, range(120))), rows.labels, tuple("abcd"), None, rows.features
+    )
+    with pytest.warns(CurvatureWarning, match="no mode"):
+        model = fitting.fit(source, None, fitting.FitOptions(head="identity", confidence=False))
+    assert model.lam.confidence is None
+    with pytest.warns(CurvatureWarning), pytest.raises(ValueError, match="validation images are needed"):
+        fitting.fit(source, None, fitting.FitOptions(head="identity"))

@@ -1,0 +1,70 @@
+"""Batch norm statistics under other weights: against the moments of what the layer sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics, tracking_layers
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    layers.train()
+    layers(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)))
+    return layers.double()
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("sizes", [[12], [4, 4, 4], [7, 3, 2]])
+def test_they_are_averages_over_the_images(sizes: list[int]) -> None:
+    layers, x = network(), images(12)
+    W, b = torch.full((4, 3), 0.5, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    W[1, 2] = 3.0
+    before = {name: tensor.clone() for name, tensor in layers.state_dict().items()}
+    parts = list(x.split(sizes))
+    found = batch_norm_statistics(
+        layers, {"0.weight": W, "0.bias": b}, [(part, torch.zeros(0)) for part in parts]
+    )
+    seen = [part @ W.T + b for part in parts]
+    mean = sum(len(h) * h.mean(0) for h in seen) / 12
+    variance = sum(len(h) * h.var(0) for h in seen) / 12
+    assert found.keys() == {"1.running_mean", "1.running_var"}
+    torch.testing.assert_close(found["1.running_mean"], mean)
+    torch.testing.assert_close(found["1.running_var"], variance)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layers.state_dict().items())
+    assert layers[1].momentum == 0.1
+    assert all(module.training for module in layers.modules())
+
+
+def test_layers_without_statistics_need_none() -> None:
+    assert tracking_layers(nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.LayerNorm(4))) == {}
+    assert list(tracking_layers(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4))))) == ["0.0"]
+
+
+def test_inputs_may_be_several_tensors() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3).double()
+
+        def forward(self, given: tuple[Tensor, Tensor] | dict[str, Tensor]) -> Tensor:
+            a, b = given.values() if isinstance(given, dict) else given
+            out: Tensor = self.norm(a + b)
+            return out
+
+    x = images(6)
+    for batch in ([(x, x)], {"a": x, "b": x}):
+        found = batch_norm_statistics(Sum(), {}, [batch])
+        torch.testing.assert_close(found["norm.running_mean"], 2 * x.mean(0))
+
+
+def test_without_images_there_are_none() -> None:
+    with pytest.raises(ValueError, match="there are no training images"):
+        batch_norm_statistics(network(), {}, [])

@@ -1,0 +1,247 @@
+"""The ready-made backbones against the paper's sizes, closed forms and torchvision."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from laplacian_metric.encoder import Encoder, networks, whitening_head
+from laplacian_metric.encoder.networks import GeM, PixelScaling
+from laplacian_metric.encoder.networks.small import n_digit_backbone
+
+WEIGHTS = Path("weights") / "resnet50_imagenet_v1.safetensors"
+
+
+def real_data() -> Path:
+    folder = os.environ.get("LAPLACIAN_METRIC_DATA")
+    if not folder:
+        pytest.skip("needs real data; say where with LAPLACIAN_METRIC_DATA")
+    return Path(folder)
+
+
+def resnet50() -> nn.Module:
+    models = pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    torch.manual_seed(0)
+    return models.resnet50(weights=None).eval()  # type: ignore[no-any-return]
+
+
+# --- the small ones ---
+
+
+def test_names_from_before_are_still_there() -> None:
+    from laplacian_metric.encoder.networks import FASHION_FEATURES, fashion_backbone, fashion_network
+
+    assert FASHION_FEATURES == 9216
+    assert fashion_backbone()(torch.zeros(1, 1, 28, 28)).shape == (1, 9216)
+    assert fashion_network(3, seed=0)[1].weight.shape == (3, 9216)
+
+
+def test_sides_of_the_cifar_network() -> None:
+    sides, x = [], torch.zeros(1, 3, 32, 32)
+    for layer in networks.cifar_backbone():
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            sides.append(tuple(x.shape[1:]))
+    assert sides == [(32, 30, 30), (64, 28, 28), (64, 14, 14), (64, 12, 12)]
+    assert x.shape == (1, networks.CIFAR_FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (networks.fashion_backbone, (1, 28, 28)),
+        (networks.cifar_backbone, (3, 32, 32)),
+        (n_digit_backbone, (1, 28, 56)),
+    ],
+)
+def test_what_is_done_for_speed_changes_nothing(
+    make: Callable[[], nn.Sequential], shape: tuple[int, int, int]
+) -> None:
+    backbone = make().double()
+    layers = list(backbone)
+    pools = [place for place, layer in enumerate(layers) if isinstance(layer, nn.MaxPool2d)]
+    assert pools
+    for place in pools:  # into the order of the papers
+        assert isinstance(layers[place + 1], nn.ReLU)
+        layers[place : place + 2] = layers[place + 1], layers[place]
+    plain = copy.deepcopy(nn.Sequential(*layers)).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    weights = torch.randn(backbone(x).shape, dtype=torch.float64)
+    (backbone(x) * weights).sum().backward()
+    (plain(x) * weights).sum().backward()
+    torch.testing.assert_close(backbone(x), plain(x), rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(backbone.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("make", [networks.fashion_network, networks.cifar_network])
+def test_seeds(make: object) -> None:
+    assert callable(make)
+    state = torch.get_rng_state()
+    (_, one), (_, two), (_, other) = make(4, seed=1), make(4, seed=1), make(4, seed=2)
+    assert torch.equal(one.weight, two.weight)
+    assert not torch.equal(one.weight, other.weight)
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ValueError, match="dimensions is 1; a direction on a sphere needs at least 2"):
+        make(1)
+
+
+# --- generalised mean ---
+
+
+@settings(max_examples=20)
+@given(
+    count=st.integers(0, 3),
+    channels=st.integers(1, 3),
+    positions=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    p=st.floats(0.5, 8),
+)
+def test_generalised_mean_against_its_definition(
+    count: int, channels: int, positions: list[int], p: float
+) -> None:
+    x = torch.randn(count, channels, *positions, dtype=torch.float64)
+    pool = GeM(p).double()
+    expected = torch.zeros(count, channels, dtype=torch.float64)
+    for n in range(count):
+        for c in range(channels):
+            values = x[n, c].flatten().clamp(min=1e-6)
+            expected[n, c] = (sum(float(v) ** p for v in values) / len(values)) ** (1 / p)
+    torch.testing.assert_close(pool(x).detach(), expected, rtol=1e-6, atol=1e-12)
+
+
+def test_its_gradients() -> None:
+    x = torch.rand(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) + 0.1
+    p = torch.tensor([2.5], dtype=torch.float64, requires_grad=True)
+    pool = GeM().double()
+    assert torch.autograd.gradcheck(lambda x, p: torch.func.functional_call(pool, {"p": p}, (x,)), (x, p))
+
+
+def test_great_and_small_values_in_single_precision() -> None:
+    for scale in (1e-5, 1.0, 1e15):
+        x = scale * torch.rand(2, 3, 4, 4) + scale
+        torch.testing.assert_close(GeM(8.0)(x).double(), GeM(8.0).double()(x.double()), rtol=1e-5, atol=0)
+
+
+def test_refusals_of_the_pooling() -> None:
+    with pytest.raises(ValueError, match="p is 0"):
+        GeM(0)
+    with pytest.raises(ValueError, match="eps is 0"):
+        GeM(eps=0)
+    with pytest.raises(ValueError, match=r"x has shape \(2, 3\)"):
+        GeM()(torch.ones(2, 3))
+    assert not GeM(learned=False).p.requires_grad
+
+
+# --- scaling ---
+
+
+def test_scaling_of_pixels() -> None:
+    images = torch.rand(2, 3, 4, 5)
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    expected = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(PixelScaling.of_imagenet()(images), expected)
+    blue_first = torch.stack(
+        [images[:, 2] * 255 - 103.939, images[:, 1] * 255 - 116.779, images[:, 0] * 255 - 123.68], dim=1
+    )
+    torch.testing.assert_close(PixelScaling.of_original_resnet()(images), blue_first, rtol=1e-5, atol=1e-4)
+    assert not PixelScaling.of_imagenet().state_dict()
+    with pytest.raises(
+        ValueError, match=r"images has shape \(2, 1, 4, 5\), \(N, 3, height, width\) .*expand"
+    ):
+        PixelScaling.of_imagenet()(torch.rand(2, 1, 4, 5))
+
+
+# --- ResNet-50 ---
+
+
+def test_the_trunk_is_torchvisions_up_to_its_pooling() -> None:
+    model = resnet50()
+    pooled: list[Tensor] = []
+    handle = model.get_submodule("avgpool").register_forward_pre_hook(
+        lambda _, given: pooled.append(given[0])
+    )
+    images = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        model(images)
+        torch.testing.assert_close(networks.trunk(model)(images), pooled[0])
+    handle.remove()
+    names = {name for name in model.state_dict() if not name.startswith("fc.")}
+    assert set(networks.trunk(model).state_dict()) == names
+
+
+def test_the_original_form_strides_in_the_first_convolution() -> None:
+    """A block of the original form skips every second pixel at once, so that it equals one on a smaller image."""
+    model = networks.original_v1(resnet50())
+    block = model.get_submodule("layer2.0")
+    x = torch.rand(1, 256, 8, 8)
+    for stage in ("layer2.0", "layer3.0", "layer4.0"):
+        strides = [
+            model.get_submodule(f"{stage}.{name}").stride for name in ("conv1", "conv2", "downsample.0")
+        ]  # type: ignore[union-attr]
+        assert strides == [(2, 2), (1, 1), (2, 2)]
+    with torch.no_grad():
+        whole = block(x)
+        for name in ("conv1", "downsample.0"):
+            block.get_submodule(name).stride = (1, 1)
+        torch.testing.assert_close(whole, block(x[:, :, ::2, ::2]))
+    assert {m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {1.001e-5}
+
+
+def test_only_bottlenecks_have_the_original_form() -> None:
+    models = pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    with pytest.raises(ValueError, match=r"layer2.0 is no bottleneck"):
+        networks.original_v1(models.resnet18(weights=None))
+
+
+def photographs(folder: Path, per_class: int, side: int) -> tuple[Tensor, Tensor]:
+    """Evenly spaced photographs of every class, RGB in [0, 1]."""
+    import numpy as np
+    from PIL import Image
+
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    images, labels = [], []
+    for label, one in enumerate(classes):
+        files = sorted(one.iterdir())
+        for file in files[:: max(1, len(files) // per_class)][:per_class]:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
+            images.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
+            labels.append(label)
+    return torch.stack(images), torch.tensor(labels)
+
+
+@pytest.mark.slow
+def test_the_original_weights_know_fruit(long_form: bool) -> None:
+    """Nearest neighbours among photographs of 14 kinds of fruit, of which one in 14 is right by chance."""
+    folder = real_data()
+    pytest.importorskip("torchvision.models", reason="comes with the extra vision")
+    if not (folder / WEIGHTS).is_file() or not (folder / "grocery" / "train").is_dir():
+        pytest.skip(f"needs {WEIGHTS} and grocery among the real data")
+    images, labels = photographs(folder / "grocery" / "train", per_class=30 if long_form else 5, side=128)
+
+    def recall(name: str) -> tuple[float, Tensor]:
+        encoder = Encoder.from_checkpoint(folder / WEIGHTS, name, part="backbone", dim=64, seed=0).eval()
+        with torch.no_grad():
+            h = torch.cat([encoder.features(batch) for batch in images.split(32)])
+        return nearest_is_right(h, labels), h
+
+    def nearest_is_right(h: Tensor, labels: Tensor) -> float:
+        z = nn.functional.normalize(h, dim=1)
+        nearest = (z @ z.T).fill_diagonal_(-1).argmax(1)
+        return float((labels[nearest] == labels).float().mean())
+
+    right, h = recall("resnet50-gem-v1")
+    assert h.isfinite().all()
+    assert h.shape == (len(images), 2048)
+    assert right > 0.55
+    assert right > recall("resnet50-gem")[0] + 0.1  # the same weights in torchvision's form
+    whitened = Encoder(nn.Identity(), whitening_head(h, 32))
+    assert nearest_is_right(whitened(h).detach(), labels) > 0.45

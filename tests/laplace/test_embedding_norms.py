@@ -1,0 +1,144 @@
+"""Images that were prepared in another way than those of the fit: kappa does not see it, so that it is said."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder, OnlineLAM
+from laplacian_metric.data import embedded_sample
+from laplacian_metric.laplace.embedding_norms import FAR, PreparationWarning, warn_if_longer
+from laplacian_metric.laplace.storage import KEY
+from laplacian_metric.methods.laplace.summed import fit_summed
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Tensor, Tensor]:
+    clothes = embedded_sample("fashion-mnist", "train")
+    return clothes.floats()[:300], clothes.labels[:300]
+
+
+def an_encoder() -> Encoder:
+    torch.manual_seed(0)
+    return Encoder(nn.Sequential(nn.Flatten(), nn.Linear(784, 20), nn.ReLU()), nn.Linear(20, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def lam(images: tuple[Tensor, Tensor]) -> LAM:
+    return LAM(an_encoder(), ContrastiveLoss(0.7)).fit([images], check_mode=False)
+
+
+def raw(encoder: Encoder, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return encoder.head(encoder.backbone(images))
+
+
+def said(lam: LAM, images: Tensor) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        lam.embed(images)
+        lam.embed_features(lam.encoder.features(images))
+    return [str(each.message) for each in found if each.category is PreparationWarning]
+
+
+def test_the_length_of_a_fit_is_the_root_mean_square(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
+    assert lam.fitted is not None
+    lengths = torch.stack([u.double().norm() for u in raw(lam.encoder, images[0])])
+    assert lam.fitted.length == pytest.approx(float(lengths.square().mean().sqrt()), rel=1e-6)
+
+
+def test_the_sum_over_batches_notes_the_same_length(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
+    other = LAM(an_encoder(), ContrastiveLoss(0.7))
+    fit_summed(other, other.features([images]), batch_size=100, triplets=50)
+    assert other.fitted is not None
+    assert lam.fitted is not None
+    assert other.fitted.length == pytest.approx(lam.fitted.length, rel=1e-6)
+
+
+def test_pixels_up_to_255_are_noticed_where_kappa_is_not_lower(
+    lam: LAM, images: tuple[Tensor, Tensor]
+) -> None:
+    wrong = images[0][:50] * 255
+    messages = said(lam, wrong)
+    assert len(messages) == 2  # of the images, and of their features
+    assert "times as long as those that the posterior was fitted to" in messages[0]
+    times = float(raw(lam.encoder, wrong).norm(dim=1).median()) / (lam.fitted.length or 0)  # type: ignore[union-attr]
+    assert f"{times:.3g} times" in messages[0]
+    # Why it has to be said: the distributions of these images are as narrow as those of the right ones.
+    with pytest.warns(PreparationWarning):
+        kappa = lam.embed(wrong).kappa.median()
+    assert kappa > 0.5 * lam.embed(images[0][:50]).kappa.median()
+
+
+def test_a_posterior_that_was_kept_up_in_training_notices_it_too(images: tuple[Tensor, Tensor]) -> None:
+    encoder = an_encoder()
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1e-3)
+    online = OnlineLAM(encoder, optimizer, ContrastiveLoss(0.7), num_images=300)
+    for part in range(3):
+        online.step(images[0][part::3], images[1][part::3])
+    lam = online.posterior()
+    assert said(lam, images[0]) == []
+    assert len(said(lam, images[0] * 255)) == 2
+
+
+def test_images_as_they_should_be_and_strangers_are_not(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
+    digits = embedded_sample("mnist", "test").floats()[:50]
+    for known in (images[0], digits, images[0][:1], images[0] * 0.5):
+        assert said(lam, known) == []
+
+
+@given(factor=st.floats(0.01, 100.0), number=st.integers(1, 9))
+def test_half_of_the_images_have_to_be_longer(factor: float, number: int) -> None:
+    u = torch.ones(number, 2, dtype=torch.float64)
+    u[: number // 2 + 1] *= factor
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_if_longer(u, 2**0.5)
+    few = torch.ones(number, 2, dtype=torch.float64)
+    few[: (number - 1) // 2] *= 1e6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_longer(few, 2**0.5)
+    if abs(factor - FAR) > 1e-6:
+        assert bool(found) == (factor > FAR)
+
+
+@pytest.mark.parametrize("length", [None, 0.0])
+def test_nothing_is_said_where_no_length_is_known(length: float | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_longer(torch.full((3, 2), 1e9), length)
+        warn_if_longer(torch.empty(0, 2), 1.0)
+
+
+def test_a_stored_posterior_notices_it_and_one_of_an_earlier_version_is_read(
+    lam: LAM, images: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    lam.save(tmp_path / "lam")
+    assert said(LAM.load(tmp_path / "lam", an_encoder()), images[0] * 255)
+    with safe_open(tmp_path / "lam", "pt") as opened:
+        header = json.loads(opened.metadata()[KEY])
+    for length, message in ((None, None), ("long", "fit.length in the header of changed is 'long'")):
+        if message is None:
+            del header["fit"]["length"]
+        else:
+            header["fit"]["length"] = length
+        save_file(load_file(tmp_path / "lam"), tmp_path / "changed", metadata={KEY: json.dumps(header)})
+        if message is None:
+            earlier = LAM.load(tmp_path / "changed", an_encoder())
+            assert earlier.fitted is not None
+            assert earlier.fitted.length is None
+            assert said(earlier, images[0] * 255) == []
+        else:
+            with pytest.raises(ValueError, match=message):
+                LAM.load(tmp_path / "changed", an_encoder())

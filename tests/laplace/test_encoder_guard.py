@@ -1,0 +1,110 @@
+"""Whether an encoder is still the one that a posterior is of, without reading its weights every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.laplace.encoder_guard import EncoderChangedError, Watch
+from tests.laplace.fit_reference import Layer, network
+
+
+def encoder() -> Encoder:
+    backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    return Encoder(backbone, nn.Linear(5, 3))
+
+
+def batch_statistics(watched: Encoder) -> None:
+    watched.train()(torch.randn(8, 6))
+
+
+def set_norm(watched: Encoder) -> None:
+    watched.normalize = False
+
+
+@torch.no_grad()
+def write_in_place(watched: Encoder) -> None:
+    watched.head.weight[0, 0] += 1
+
+
+def replace_data(watched: Encoder) -> None:
+    watched.head.weight.data = watched.head.weight.data + 1
+
+
+def replace_layer(watched: Encoder) -> None:
+    watched.backbone[0] = nn.Linear(6, 5)  # type: ignore[index]
+
+
+def train(watched: Encoder) -> None:
+    optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+    watched(torch.randn(8, 6)).sum().backward()
+    optimizer.step()
+
+
+def to_double(watched: Encoder) -> None:
+    watched.double()
+
+
+CHANGES = [batch_statistics, set_norm, write_in_place, replace_data, replace_layer, train, to_double]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
+def test_what_changes_an_encoder(change: Callable[[Encoder], None]) -> None:
+    watched = encoder()
+    watch = Watch(watched)
+    fingerprint = watch.fingerprint
+    watch.check(fingerprint)
+    change(watched)
+    for _ in range(2):
+        with pytest.raises(EncoderChangedError, match="fit again, or load the weights that it had"):
+            watch.check(fingerprint)
+    Watch(watched).check(watched.fingerprint())
+
+
+def test_what_does_not() -> None:
+    """Gradients, modes, new storage with the same numbers; weights that come back."""
+    watched = encoder().eval()
+    watch = Watch(watched)
+    watched(torch.randn(8, 6)).sum().backward()
+    watched.train().eval().requires_grad_(False)
+    watch.check(watch.fingerprint)
+    fingerprint, state = watch.fingerprint, {k: v.clone() for k, v in watched.state_dict().items()}
+    watched.load_state_dict(state)
+    watch.check(fingerprint)
+    write_in_place(watched)
+    watched.load_state_dict(state)
+    watch.check(fingerprint)
+
+
+def test_the_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for every embedding; and they are read for a posterior that came from elsewhere."""
+    layer = Layer.random(20, 5, 3)
+    lam = LAM(network(layer), ContrastiveLoss()).fit_features(layer.features, layer.labels, check_mode=False)
+    other = LAM(lam.encoder, lam.loss)
+    other.fitted = lam.fitted
+    reads, read = [], Encoder.fingerprint
+    monkeypatch.setattr(Encoder, "fingerprint", lambda self: reads.append(1) or read(self))
+    for _ in range(3):
+        lam.embed_features(layer.features)
+    assert reads == []
+    for _ in range(3):
+        other.embed_features(layer.features)
+    assert reads == [1]
+    with torch.no_grad():
+        lam.encoder.head.weight.mul_(2)
+    late = LAM(lam.encoder, lam.loss)
+    late.fitted = lam.fitted
+    with pytest.raises(EncoderChangedError):
+        late.embed_features(layer.features)
+
+
+def test_tensors_of_inference_mode() -> None:
+    with torch.inference_mode():
+        watched = encoder()
+    watch = Watch(watched)
+    watch.check(watch.fingerprint)

@@ -1,0 +1,200 @@
+"""Model folders: what comes back is what was saved, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.data import Preparation
+from laplacian_metric.encoder.networks.scaling import PixelScaling
+from laplacian_metric.laplace import model_folder
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.model_folder import DamagedModelError, ModelFolder, read_manifest
+from laplacian_metric.retrieval.digests import digest_of_dict
+
+
+def features(count: int = 60, width: int = 4) -> Features:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    return Features(torch.eye(width)[labels] + 0.2 * torch.randn(count, width, generator=generator), labels)
+
+
+def fitted(encoder: Encoder, rows: Features) -> LAM:
+    return LAM(encoder, ContrastiveLoss(), prior_precision=2.0).fit_features(rows, check_mode=False)
+
+
+def of_features(dtype: torch.dtype = torch.float32, bias: bool = True) -> ModelFolder:
+    torch.manual_seed(0)
+    encoder = Encoder(nn.Identity(), nn.Linear(4, 3, bias=bias, dtype=dtype))
+    rows = features()
+    lam = fitted(encoder, Features(rows.features.to(dtype), rows.labels))
+    about = {"data": "mine", "place": Path("/somewhere/else/photos"), "nothing": float("nan")}
+    return ModelFolder(lam, class_names=("a", "b"), about=about, seen={"train": torch.arange(3)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias: bool) -> None:
+    model = of_features(dtype, bias)
+    rows = features()
+    held = Features(rows.features.to(dtype), rows.labels)
+    model.lam.fit_confidence(Features(held.features[:40], held.labels[:40]), held)
+    again = ModelFolder.load(model.save(tmp_path / "model"))
+    assert again.takes_features
+    assert again.preparation is None
+    assert again.class_names == ("a", "b")
+    assert again.about == {"data": "mine", "place": "photos", "nothing": None}
+    assert again.seen["train"].tolist() == [0, 1, 2]
+    assert again.lam.fingerprint() == model.lam.fingerprint()
+    mine, theirs = (one.lam.embed_features(held.features) for one in (model, again))
+    assert torch.equal(mine.kappa, theirs.kappa)
+    assert torch.equal(mine.uncertainty, theirs.uncertainty)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_an_encoder_by_name_comes_back(tmp_path: Path) -> None:
+    encoder = Encoder.from_name("n-digit", dim=2, seed=0, digits=2).eval()
+    encoder.recipe = {"name": "n-digit", "dim": 2}
+    images = torch.rand(12, 1, 28, 56, generator=torch.Generator().manual_seed(0))
+    lam = LAM(encoder, ContrastiveLoss()).fit([(images, torch.arange(12) % 3)], check_mode=False)
+    model = ModelFolder(lam, Preparation(None, 1, "unit"), options={"digits": 2})
+    again = ModelFolder.load(model.save(tmp_path / "model"))
+    assert not again.takes_features
+    assert again.preparation == Preparation(None, 1, "unit")
+    assert torch.equal(again.lam.embed(images).kappa, lam.embed(images).kappa)
+    # An architecture that the name and the options do not give is noticed when it is saved, not when it is read.
+    with pytest.raises(ValueError, match=r"n-digit|weights"):
+        ModelFolder(lam, Preparation(), options={"digits": 3}).save(tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_numbers_that_pixels_are_scaled_by_come_back(tmp_path: Path) -> None:
+    # Weights of torchvision may have been trained with other numbers than its architecture is made with.
+    encoder = Encoder.from_name("torchvision:shufflenet_v2_x0_5", dim=2, seed=0).eval()
+    encoder.backbone.scaling = PixelScaling([0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
+    images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    lam = LAM(encoder, ContrastiveLoss()).fit([(images, torch.arange(6) % 2)], check_mode=False)
+    again = ModelFolder.load(ModelFolder(lam, Preparation()).save(tmp_path / "model"))
+    assert torch.equal(again.encoder(images), encoder(images))
+
+
+def test_a_module_of_its_own_needs_its_architecture(tmp_path: Path) -> None:
+    def architecture() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+
+    encoder = Encoder.from_module(architecture()).eval()
+    images = torch.rand(12, 2, 2, 2)
+    lam = LAM(encoder, ContrastiveLoss()).fit([(images, torch.arange(12) % 3)], check_mode=False)
+    with pytest.raises(ValueError, match="preparation is missing"):
+        ModelFolder(lam).save(tmp_path / "model")
+    folder = ModelFolder(lam, Preparation()).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="architecture"):
+        ModelFolder.load(folder)
+    again = ModelFolder.load(folder, architecture=architecture)
+    assert again.lam.fingerprint() == lam.fingerprint()
+
+
+@pytest.mark.parametrize("name", model_folder.FILES)
+def test_a_file_that_was_altered_or_cut_is_refused(tmp_path: Path, name: str) -> None:
+    folder = of_features().save(tmp_path / "model")
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DamagedModelError, match=f"{name}.*altered"):
+        ModelFolder.load(folder)
+    (folder / name).write_bytes(content[:-1])
+    with pytest.raises(DamagedModelError, match=f"{name}.*bytes"):
+        ModelFolder.load(folder)
+    (folder / name).unlink()
+    with pytest.raises(DamagedModelError, match=f"lacks {name}"):
+        ModelFolder.load(folder)
+
+
+def test_manifests_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    folder = of_features().save(tmp_path / "model")
+    path = folder / model_folder.MANIFEST
+    told = json.loads(path.read_text())
+
+    def refused(kind: type[Exception], match: str, **changes: Any) -> None:
+        found = {**told, **changes}
+        found["digest"] = digest_of_dict({name: value for name, value in found.items() if name != "digest"})
+        path.write_text(json.dumps(found))
+        with pytest.raises(kind, match=match):
+            ModelFolder.load(folder)
+
+    refused(ValueError, "update laplacian_metric", version=99)
+    refused(ValueError, "something else's", format="other")
+    refused(DamagedModelError, "lacks what a model has", files=[])
+    refused(DamagedModelError, "are needed", files={})
+    # A file may not decide what else is read.
+    encoder = {
+        **told["encoder"],
+        "kind": "name",
+        "name": "timm:resnet18",
+        "options": {"checkpoint_path": "x"},
+    }
+    refused(ValueError, "checkpoint_path", encoder=encoder)
+    path.write_text(json.dumps({**told, "about": {"other": 1}}))
+    with pytest.raises(DamagedModelError, match="altered"):
+        read_manifest(folder)
+    path.write_text("{")
+    with pytest.raises(DamagedModelError, match="no JSON"):
+        read_manifest(folder)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        read_manifest(folder)
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        read_manifest(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        read_manifest(tmp_path / "file")
+
+
+def test_only_a_model_is_replaced(tmp_path: Path) -> None:
+    model = of_features()
+    target = tmp_path / "model"
+    target.mkdir()
+    model.save(target)  # an empty folder is no loss
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        model.save(target)
+    before = (target / model_folder.MANIFEST).read_text()
+    ModelFolder(model.lam, about={"second": True}).save(target, overwrite=True)
+    assert (target / model_folder.MANIFEST).read_text() != before
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("all of it")
+    with pytest.raises(FileExistsError, match="holds no model"):
+        model.save(mine, overwrite=True)
+    with pytest.raises(FileExistsError, match="is a file"):
+        model.save(mine / "thesis.txt", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model"]
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = of_features()
+    model.save(tmp_path / "model")
+    before = (tmp_path / "model" / model_folder.MANIFEST).read_text()
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LAM, "save", interrupted)
+    for name in ("other", "model"):
+        with pytest.raises(KeyboardInterrupt):
+            model.save(tmp_path / name, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / model_folder.MANIFEST).read_text() == before
+
+
+def test_a_folder_can_be_moved(tmp_path: Path) -> None:
+    model = of_features()
+    shutil.move(model.save(tmp_path / "a" / "model"), tmp_path / "b")
+    assert ModelFolder.load(tmp_path / "b").lam.fingerprint() == model.lam.fingerprint()
+    assert str(tmp_path) not in (tmp_path / "b" / model_folder.MANIFEST).read_text()

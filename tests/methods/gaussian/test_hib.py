@@ -1,0 +1,424 @@
+"""Hedged instance embeddings: the loss of a batch, mixtures, scores, and what training makes of two clusters."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.gaussian import Gaussians
+from laplacian_metric.core.method import FitData, Setup, Start
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead, UncertaintyHead
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, HIBLearner, matched
+from laplacian_metric.methods.gaussian.match_probability import match_probability
+
+NOTHING = FitData(train=[], validation=[])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"normalize": False},
+    {"head": "linear"},
+    {"components": 2},
+    {"variant": "published"},
+]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small_encoder(dim: int = 3) -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, dim)).double()
+
+
+def learner_of(encoder: Encoder | None = None, lr: float = 0.01, seed: int = 0, **options: Any) -> HIBLearner:
+    options = {"hidden": 8, **options}
+    setup = Setup(ContrastiveLoss(margin=0.7), num_images=10, seed=seed)
+    learner = HIB(**options).learner([encoder or small_encoder()], setup)
+    assert isinstance(learner, HIBLearner)
+    learner.begin(torch.optim.Adam(learner.parameters(), lr=lr), seeded())
+    return learner
+
+
+def embedder_of(learner: HIBLearner) -> HIBEmbedder:
+    embedder = learner.embedder(NOTHING)
+    assert isinstance(embedder, HIBEmbedder)
+    return embedder
+
+
+def train(learner: HIBLearner, inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
+    values = []
+    for _ in range(steps):
+        learner.train_mode()
+        loss = learner.loss(inputs, labels)
+        learner.optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+        values.append(float(loss.detach()))
+    learner.end_epoch()
+    return values
+
+
+def images(num: int = 9) -> tuple[Tensor, Tensor]:
+    return torch.randn(num, 2, generator=seeded(1), dtype=torch.float64), torch.arange(num) % 3
+
+
+def no_spread(learner: HIBLearner) -> None:
+    """Make the variances of a linear head 1e-6, the least that there is."""
+    head = learner.network.log_variance
+    assert isinstance(head, LinearUncertaintyHead)
+    with torch.no_grad():
+        head.linear.bias.fill_(-1e3)
+
+
+# --- the loss ---
+
+
+def test_the_registry_finds_it() -> None:
+    assert find("hib") is HIB
+    assert make("hib", components=2) == HIB(components=2)
+    assert HIB.start is Start.SCRATCH
+
+
+def test_without_spread_the_loss_is_that_of_points() -> None:
+    inputs, labels = images()
+    learner = learner_of(head="linear", kl_weight=0.0, scale=3.0, offset=1.0)
+    no_spread(learner)
+    z = unit_rows(learner.points(inputs)).detach()
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for i, j in itertools.combinations(range(9), 2):
+        p = 1 / (1 + math.exp(3.0 * float((z[i] - z[j]).norm()) - 1.0))
+        same = bool(labels[i] == labels[j])
+        found[same].append(-math.log(p if same else 1 - p))
+    expected = sum(sum(values) / len(values) for values in found.values()) / 2
+    # Of deviation 1e-3: the loss, whose slope is at most 3, is off by no more than a few of them.
+    assert float(learner.loss(inputs, labels).detach()) == pytest.approx(expected, abs=3e-3)
+
+
+def test_the_divergence_counts_twice_for_every_pair() -> None:
+    inputs, labels = images()
+    values = []
+    for weight in (0.0, 0.5):
+        learner = learner_of(kl_weight=weight)
+        learner.train_mode()
+        values.append(learner.loss(inputs, labels))
+    learner.train_mode()
+    means, log_variances = learner.network(inputs)
+    normal = torch.distributions.Normal(means, (0.5 * log_variances).exp())
+    standard = torch.distributions.Normal(torch.zeros_like(means), torch.ones_like(means))
+    divergence = torch.distributions.kl_divergence(normal, standard).sum(2)[:, 0]
+    pairs = [divergence[i] + divergence[j] for i, j in itertools.combinations(range(9), 2)]
+    torch.testing.assert_close(values[1] - values[0], 0.5 * torch.stack(pairs).mean())
+
+
+def test_the_published_loss_by_a_plain_loop() -> None:
+    inputs, labels = images(6)
+    learner = learner_of(variant="published", samples=2, hidden=None, kl_weight=0.01)
+    assert isinstance(learner.network.log_variance, UncertaintyHead)
+    assert learner.network.log_variance.first.out_features == 3
+    assert not isinstance(learner.network.log_variance.scale, nn.Parameter)
+    learner.train_mode()
+    # The loss in training mode draws first: the same noise again.
+    noise = torch.randn(2, 6, 1, 3, generator=seeded()).double()
+    value = float(learner.loss(inputs, labels).detach())
+    means, log_variances = (tensor[:, 0].detach() for tensor in learner.network(inputs))
+    samples = means + (0.5 * log_variances).exp() * noise[:, :, 0]
+    samples = samples / samples.norm(dim=2, keepdim=True)
+    a = math.log(1 + math.exp(1.0))
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for i, j in itertools.combinations(range(6), 2):
+        same = bool(labels[i] == labels[j])
+        for x, y in itertools.product(samples[:, i], samples[:, j]):
+            p = 1 / (1 + math.exp(a * float((x - y).square().sum())))
+            found[same].append(-math.log(p if same else 1 - p))
+    sigma = (0.5 * log_variances).exp()
+    divergence = -0.5 * float((sigma.log() + (1 + means.square()) / sigma.square()).sum())
+    expected = sum(sum(values) / len(values) for values in found.values()) + 0.01 * divergence
+    assert value == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_reach_everything(options: dict[str, Any]) -> None:
+    learner = learner_of(**options)
+    inputs, labels = images()
+    train(learner, inputs, labels, 2)  # the first step moves a zero weight of the linear head
+    learner.train_mode()
+    learner.module.zero_grad()
+    learner.loss(inputs, labels).backward()
+    for name, parameter in learner.module.named_parameters():
+        assert parameter.requires_grad, name
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name
+
+
+def test_means_are_on_the_sphere_or_are_not() -> None:
+    inputs, _ = images()
+    raw = small_encoder().raw(inputs).detach()
+    means = learner_of().network.eval()(inputs)[0][:, 0].detach()
+    torch.testing.assert_close(means, unit_rows(raw))
+    learner = learner_of(normalize=False)
+    torch.testing.assert_close(learner.network.eval()(inputs)[0][:, 0].detach(), raw)
+    e = embedder_of(learner).embed(inputs)
+    assert e.gaussians is not None
+    torch.testing.assert_close(e.gaussians.mean, raw)
+    torch.testing.assert_close(e.point, unit_rows(raw))
+    torch.testing.assert_close(learner.points(inputs).detach(), raw)
+
+
+# --- mixtures ---
+
+
+def test_samples_are_of_every_component_alike() -> None:
+    network = learner_of(components=2).network
+    means = torch.tensor([[[0.0, 0.0, 0.0], [9.0, 9.0, 9.0]]], dtype=torch.float64)
+    drawn = network.draw(means, torch.full_like(means, -20.0), torch.ones(4, 1, 2, 3).double())
+    assert drawn.shape == (8, 1, 3)
+    torch.testing.assert_close(drawn[:4], means[:, :1].expand(4, 1, 3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(drawn[4:], means[:, 1:].expand(4, 1, 3), atol=1e-4, rtol=0)
+
+
+@pytest.mark.statistical
+def test_the_gaussian_of_a_mixture_has_its_moments() -> None:
+    g = seeded()
+    means = torch.randn(2, 3, 2, generator=g, dtype=torch.float64)
+    variances = torch.rand(2, 3, 2, generator=g, dtype=torch.float64)
+    found = matched(means, variances)
+    noise = torch.randn(40_000, 2, 3, 2, generator=g, dtype=torch.float64)
+    drawn = (means + variances.sqrt() * noise).movedim(1, 0).flatten(1, 2)
+    for at in range(2):
+        # 120,000 draws of deviations of about 1: errors of about 0.003, five of them are allowed.
+        torch.testing.assert_close(drawn[at].mean(0), found.mean[at], atol=0.02, rtol=0)
+        torch.testing.assert_close(torch.cov(drawn[at].T), found.covariance[at], atol=0.03, rtol=0)
+    one = matched(means[:, :1], variances[:, :1])
+    assert torch.equal(one.mean, means[:, 0])
+    assert torch.equal(one.variance, variances[:, 0])
+
+
+def test_a_mixture_embeds_samples_and_matches() -> None:
+    inputs, labels = images()
+    learner = learner_of(components=2)
+    train(learner, inputs, labels, 3)
+    embedder = embedder_of(learner)
+    e = embedder.embed([inputs[:4], inputs[4:]], samples=5, generator=seeded())
+    assert e.samples is not None
+    assert e.samples.shape == (5, 9, 3)
+    assert embedder.similarity(e, e) is None
+    probability = embedder.match_probability(inputs[:4], [inputs[4:7], inputs[7:]])
+    assert probability.shape == (4, 5)
+    assert bool(((probability > 0) & (probability < 1)).all())
+    torch.testing.assert_close(e.point, unit_rows(learner.points(inputs)).detach())
+
+
+@pytest.mark.statistical
+def test_joint_samples_of_a_mixture_are_of_its_components() -> None:
+    learner = learner_of(components=2, head="linear")
+    no_spread(learner)
+    inputs, _ = images(3)
+    embedder = embedder_of(learner)
+    means, _ = embedder.mixtures(inputs)
+    drawn = torch.stack(list(embedder.sample_embeddings(inputs, 400, generator=seeded())))
+    near = (drawn[:, :, None] - means).norm(dim=3) < 0.01
+    assert bool(near.any(2).all())
+    # 400 throws of a coin: 0.5 with a deviation of 0.025, four of them are allowed.
+    assert float((near[:, :, 0].double().mean(0) - 0.5).abs().max()) < 0.1
+
+
+# --- scores ---
+
+
+def test_similarity_is_the_match_probability() -> None:
+    inputs, labels = images()
+    learner = learner_of()
+    train(learner, inputs, labels, 3)
+    embedder = embedder_of(learner)
+    e = embedder.embed(inputs)
+    found = embedder.similarity(e[:4], e)
+    assert found is not None
+    torch.testing.assert_close(found, embedder.match_probability(inputs[:4], inputs))
+    drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
+    noise = torch.cat([drawn, -drawn], dim=1)
+    assert e.gaussians is not None
+    first, second = (e.gaussians.mean + e.variance.sqrt() * each[:, :, 0] for each in noise)
+    a, b = float(learner.network.match.scale.detach()), float(learner.network.match.offset.detach())
+    assert embedder.settings() == {"scale": a, "offset": b}
+    for i, j in ((0, 0), (1, 5), (3, 8)):
+        logits = [b - a * (x - y).norm() for x, y in itertools.product(first[:, i], second[:, j])]
+        torch.testing.assert_close(found[i, j], torch.stack(logits).sigmoid().mean())
+    bare = StochasticEmbedding(e.point, e.mean, e.kappa, e.uncertainty)
+    with pytest.raises(ValueError, match="no Gaussians"):
+        embedder.similarity(bare, e)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_draws_in_common_move_no_query(seed: int) -> None:
+    """Of images that are equally unsure the nearest is the likeliest match."""
+    means = torch.linspace(-2, 2, 41, dtype=torch.float64)[:, None] * unit_rows(torch.ones(1, 3).double())
+    e = StochasticEmbedding.from_gaussians(Gaussians(means + 1e-9, torch.full((41, 3), 0.1).double()))
+    learner = learner_of()
+    found = HIBEmbedder(learner.network, learner.method, seed).similarity(e, e)
+    assert found is not None
+    assert found.argmax(1).tolist() == list(range(41))
+
+
+def test_an_odd_number_of_draws_is_drawn() -> None:
+    learner = learner_of(samples=7, score_samples=5)
+    embedder = embedder_of(learner)
+    inputs, _ = images()
+    means, log_variances = embedder.mixtures(inputs)
+    drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
+    noises = torch.cat([drawn, -drawn], dim=1)[:, :7]
+    first, second = (learner.network.draw(means, log_variances, noise) for noise in noises)
+    expected = match_probability(first, second, embedder.match)
+    torch.testing.assert_close(embedder.match_probability(inputs, inputs), expected)
+    assert len(embedder.embed(inputs)) == 9
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_score_depends_on_neither_batch_nor_order(options: dict[str, Any]) -> None:
+    inputs, labels = images()
+    learner = learner_of(**options)
+    train(learner, inputs, labels, 2)
+    embedder = embedder_of(learner)
+    whole = embedder.embed(inputs)
+    turned = embedder.embed([inputs[5:], inputs[:5]])
+    torch.testing.assert_close(whole.uncertainty, turned.uncertainty.roll(5))
+    assert bool(((whole.uncertainty > 0) & (whole.uncertainty < 1)).all())
+
+
+def test_the_score_grows_with_the_variance() -> None:
+    learner = learner_of(head="linear")
+    head = learner.network.log_variance
+    assert isinstance(head, LinearUncertaintyHead)
+    scores = []
+    for log_variance in (-8.0, -4.0, 0.0, 4.0):
+        with torch.no_grad():
+            head.linear.bias.fill_(log_variance)
+        scores.append(embedder_of(learner).embed(images()[0]).uncertainty)
+    for less, more in itertools.pairwise(scores):
+        assert bool((less < more).all())
+
+
+# --- training ---
+
+
+def two_clusters() -> tuple[Tensor, Tensor, Tensor]:
+    """Two clusters, points between them whose label is a coin's, and who is between."""
+    g = seeded(3)
+    labels = torch.arange(60) % 2
+    inputs = 0.2 * torch.randn(60, 2, generator=g, dtype=torch.float64)
+    between = torch.arange(60) >= 40
+    inputs[:, 0] += torch.where(between, 0.0, 2.0 * (2 * labels - 1))
+    labels = torch.where(between, torch.randint(2, (60,), generator=g), labels)
+    return inputs, labels, between
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": False}, {"head": "linear"}, {"components": 2}])
+def test_it_solves_two_clusters_and_is_unsure_between_them(options: dict[str, Any]) -> None:
+    inputs, labels, between = two_clusters()
+    learner = learner_of(hidden=16, samples=4, **options)
+    values = train(learner, inputs, labels, 150)
+    assert values[-1] < values[0] - 0.1
+    embedder = embedder_of(learner)
+    e = embedder.embed(inputs)
+    same = labels[~between, None] == labels[~between]
+    cosine = e.point[~between] @ e.point[~between].T
+    assert float(cosine[same].min()) > float(cosine[~same].max())
+    probability = embedder.match_probability(inputs[~between], inputs[~between])
+    assert float(probability[same].min()) > 0.5 > float(probability[~same].max())
+    above = (e.uncertainty[between, None] > e.uncertainty[None, ~between]).double().mean()
+    assert above > 0.9
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_training_goes_on_exactly_where_it_was_saved(options: dict[str, Any]) -> None:
+    inputs, labels = images()
+    learner = learner_of(**options)
+    train(learner, inputs, labels, 3)
+    saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict(), learner.state()))
+    drawing = learner.generator.get_state()
+    assert all(isinstance(value, Tensor) for value in (*saved[0].values(), *saved[2].values()))
+    values = train(learner, inputs, labels, 3)
+    again = learner_of(**options)
+    again.module.load_state_dict(saved[0])
+    again.optimizer.load_state_dict(saved[1])
+    again.restore(saved[2])
+    again.generator.set_state(drawing)
+    assert train(again, inputs, labels, 3) == values
+    embeddings = [embedder_of(each).embed(inputs) for each in (learner, again)]
+    assert torch.equal(embeddings[0].uncertainty, embeddings[1].uncertainty)
+
+
+def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    inputs, labels = images()
+    learners = [learner_of(seed=seed, components=2) for seed in (1, 1, 2)]
+    values = [train(learner, inputs, labels, 2) for learner in learners]
+    assert values[0] == values[1] != values[2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0, 1]])
+def test_a_batch_of_one_type_of_pair_has_a_finite_loss(labels: list[int]) -> None:
+    inputs, _ = images(len(labels))
+    learner = learner_of()
+    assert all(map(math.isfinite, train(learner, inputs, torch.tensor(labels), 2)))
+
+
+def test_listed_pairs_are_what_is_trained_on() -> None:
+    inputs, labels = images()
+    index = [torch.tensor(i) for i in ([0, 1], [3, 4], [1, 2])]
+
+    def mined(u: Tensor, labels: Tensor) -> Pairs:
+        return Pairs.from_indices(index, len(u))
+
+    setup = Setup(ContrastiveLoss(margin=0.7), num_images=9, pairs=mined)
+    learner = HIB(hidden=8).learner([small_encoder()], setup)
+    learner.train_mode()
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), seeded())
+    value = learner.loss(inputs, labels)
+    everything = learner_of()
+    everything.train_mode()
+    assert float(value.detach()) != pytest.approx(float(everything.loss(inputs, labels).detach()))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="hib takes one encoder, 0 are given"):
+        HIB().learner([], Setup(ContrastiveLoss(margin=0.7), num_images=1))
+    with pytest.raises(ValueError, match="samples is 8 for 3 components: a multiple is needed"):
+        HIB(components=3)
+    with pytest.raises(ValueError, match="components is 0, at least 1"):
+        HIB(components=0)
+    with pytest.raises(ValueError, match="kl_weight is -1"):
+        HIB(kl_weight=-1)
+    with pytest.raises(ValueError, match="variance is 0"):
+        HIB(variance=0)
+    with pytest.raises(ValueError, match="scale is 0"):
+        HIB(scale=0)
+    for name in ("kl_weight", "variance", "scale", "offset"):
+        for wrong in (math.nan, math.inf):
+            with pytest.raises(ValueError, match=f"{name} is {wrong}"):
+                HIB(**{name: wrong})
+    with pytest.raises(ValueError, match="variance is 1e-06, a number above 1e-06"):
+        HIB(variance=1e-6)
+    with pytest.raises(ValueError, match="head is 'mlp', one of 'module', 'linear' is needed"):
+        HIB(head="mlp")  # type: ignore[arg-type]
+    learner = learner_of()
+    learner.train_mode()
+    with pytest.raises(ValueError, match="the pairs are over 3 images for samples of 9"):
+        learner.loss(images()[0], torch.arange(3))
+    with pytest.raises(ValueError, match="cannot be standardised"):
+        learner.loss(*images(1))
+    embedder = embedder_of(learner)
+    with pytest.raises(ValueError, match="loader is empty"):
+        embedder.mixtures([])
+    assert len(embedder.embed(images(1)[0])) == 1

@@ -1,0 +1,203 @@
+"""Points by the soft contrastive loss: by hand, as the limit of hedged embeddings, and what training makes of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.gaussian.hib import HIB, HIBLearner
+from laplacian_metric.methods.gaussian.soft_contrastive import (
+    SoftContrastive,
+    SoftContrastiveEmbedder,
+    SoftContrastiveLearner,
+)
+from laplacian_metric.training.options import dealt_pairs
+
+NOTHING = FitData(train=[], validation=[])
+
+
+def encoder(dim: int = 3) -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, dim)).double()
+
+
+def setup(**more: Any) -> Setup:
+    return Setup(ContrastiveLoss(margin=0.7), num_images=10, **more)
+
+
+def learner_of(lr: float = 0.01, pairs: Any = None, **options: Any) -> SoftContrastiveLearner:
+    more = {} if pairs is None else {"pairs": pairs}
+    learner = SoftContrastive(**options).learner([encoder()], setup(**more))
+    assert isinstance(learner, SoftContrastiveLearner)
+    learner.begin(torch.optim.Adam(learner.parameters(), lr=lr), torch.Generator().manual_seed(0))
+    return learner
+
+
+def embedder_of(learner: SoftContrastiveLearner) -> SoftContrastiveEmbedder:
+    embedder = learner.embedder(NOTHING)
+    assert isinstance(embedder, SoftContrastiveEmbedder)
+    return embedder
+
+
+def images(num: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(num, 2, generator=generator, dtype=torch.float64), torch.arange(num) // 2 % 3
+
+
+def train(learner: Any, inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
+    values = []
+    for _ in range(steps):
+        learner.train_mode()
+        loss = learner.loss(inputs, labels)
+        learner.optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+        values.append(float(loss.detach()))
+    return values
+
+
+def test_the_registry_finds_it() -> None:
+    assert find("soft-contrastive") is SoftContrastive
+    assert not SoftContrastive.has_uncertainty
+    assert make("soft-contrastive", normalize=False) == SoftContrastive(normalize=False)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_loss_of_dealt_pairs_by_a_plain_loop(normalize: bool) -> None:
+    inputs, _ = images()
+    labels = torch.tensor([0, 0, 1, 2, 1, 1, 0, 1])
+    learner = learner_of(pairs=dealt_pairs, normalize=normalize, scale=3.0, offset=1.0)
+    u = encoder().raw(inputs).detach()
+    u = u / u.norm(dim=1, keepdim=True) if normalize else u
+    terms = []
+    for i, match in ((0, True), (2, False), (4, True), (6, False)):
+        p = 1 / (1 + math.exp(3.0 * float((u[i] - u[i + 1]).norm()) - 1.0))
+        terms.append(-math.log(p if match else 1 - p))
+    assert float(learner.loss(inputs, labels).detach()) == pytest.approx(sum(terms) / 4)
+    assert learner.euclidean is not normalize
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("components", [1, 2])
+def test_it_is_the_limit_of_hedged_embeddings_without_variance(normalize: bool, components: int) -> None:
+    inputs, labels = images()
+    point = learner_of(normalize=normalize)
+    expected = point.loss(inputs, labels)
+    expected.backward()
+    wanted = {name: parameter.grad for name, parameter in point.module.encoder.named_parameters()}
+    gaps = []
+    for log_variance in (-6.0, -10.0, -14.0):
+        hedged = HIB(
+            normalize=normalize,
+            head="linear",
+            kl_weight=0.0,
+            components=components,  # type: ignore[arg-type]
+        ).learner([encoder()], setup())
+        assert isinstance(hedged, HIBLearner)
+        hedged.generator.manual_seed(0)
+        head = hedged.network.log_variance
+        assert isinstance(head, LinearUncertaintyHead)
+        with torch.no_grad():
+            head.linear.bias.fill_(log_variance)
+            for more in hedged.network.more_means:
+                more.load_state_dict(hedged.network.encoder.head.state_dict())
+        loss = hedged.loss(inputs, labels)
+        loss.backward()
+        gaps.append(abs(float((loss - expected).detach())))
+        # All components are at one place: what reaches their heads adds up to what reaches the one.
+        found = [each.weight.grad for each in (hedged.network.encoder.head, *hedged.network.more_means)]
+    assert gaps[2] < 2e-3
+    assert gaps[2] < gaps[0] / 4
+    assert hedged.euclidean is not normalize
+    scale = float(wanted["head.weight"].abs().max())
+    torch.testing.assert_close(
+        torch.stack([grad for grad in found if grad is not None]).sum(0),
+        wanted["head.weight"],
+        atol=0.02 * scale,
+        rtol=0,
+    )
+
+
+def test_it_embeds_points_without_spread() -> None:
+    inputs, _ = images()
+    embedder = embedder_of(learner_of(normalize=False))
+    u = encoder().raw(inputs).detach()
+    e = embedder.embed(inputs, samples=3)
+    assert e.gaussians is not None
+    assert e.samples is not None
+    torch.testing.assert_close(e.gaussians.mean, u)
+    torch.testing.assert_close(e.point, u / u.norm(dim=1, keepdim=True))
+    assert bool((e.uncertainty == 0).all())
+    assert bool((e.samples == e.point).all())
+    found = embedder.similarity(e[:3], e)
+    assert found is not None
+    torch.testing.assert_close(found, (3.0 - 5.0 * torch.cdist(u[:3], u)).sigmoid())
+    means, log_variances = embedder.mixtures([inputs[:5], inputs[5:]])
+    torch.testing.assert_close(means[:, 0], u)
+    assert bool((log_variances.exp() == 0).all())
+    assert embedder.settings() == pytest.approx({"scale": 5.0, "offset": 3.0})
+    drawn = embedder.drawn((means, log_variances), 8)
+    torch.testing.assert_close(drawn, u[None])
+    with pytest.raises(ValueError, match="loader is empty"):
+        embedder.mixtures([])
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_it_solves_two_clusters(normalize: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(40) % 2
+    inputs = 0.2 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
+    inputs[:, 0] += 2.0 * (2 * labels - 1)
+    learner = learner_of(lr=0.02, normalize=normalize)
+    values = train(learner, inputs, labels, 120)
+    assert values[-1] < values[0] / 2
+    e = embedder_of(learner).embed(inputs)
+    probability = embedder_of(learner).similarity(e, e)
+    assert probability is not None
+    same = labels[:, None] == labels
+    assert float(probability[same].min()) > 0.5 > float(probability[~same].max())
+
+
+def test_training_goes_on_exactly_where_it_was_saved() -> None:
+    inputs, labels = images()
+    learner = learner_of()
+    train(learner, inputs, labels, 3)
+    saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict()))
+    values = train(learner, inputs, labels, 3)
+    again = learner_of()
+    again.module.load_state_dict(saved[0])
+    again.optimizer.load_state_dict(saved[1])
+    again.restore(learner.state())
+    assert train(again, inputs, labels, 3) == values
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
+def test_a_batch_of_one_type_of_pair_or_of_none_has_a_finite_loss(labels: list[int]) -> None:
+    inputs, _ = images(len(labels))
+    assert all(map(math.isfinite, train(learner_of(), inputs, torch.tensor(labels), 2)))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="soft-contrastive takes one encoder, 0 are given"):
+        SoftContrastive().learner([], setup())
+    with pytest.raises(ValueError, match="scale is 0"):
+        SoftContrastive(scale=0)
+    with pytest.raises(ValueError, match="offset is nan, a finite number"):
+        SoftContrastive(offset=math.nan)
+    with pytest.raises(ValueError, match="balance is 'half', one of 'types', 'pairs' is needed"):
+        SoftContrastive(balance="half")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="samples has NaN or infinite entries"):
+        learner_of(normalize=False).loss(
+            torch.full((2, 2), torch.nan, dtype=torch.float64), torch.tensor([0, 0])
+        )

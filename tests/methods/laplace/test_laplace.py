@@ -1,0 +1,359 @@
+"""The posterior made afterwards as a method: the same as a LAM by hand, in every option; the published variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs
+from hessians.approximations import Approximation
+from hessians.checks import CurvatureWarning
+from hessians.output_hessian import OutputHessian
+from hessians.pair_loss import PairBlocks, PairLoss
+from laplacian_metric import LAM, vmf
+from laplacian_metric.core.method import FitData, Setup, Start
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.online.triplets import random_triplets
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.methods.laplace.frozen_features import features_of, held_inputs, unlabelled_features
+from laplacian_metric.methods.laplace.laplace import Laplace
+from laplacian_metric.methods.laplace.summed import SampledEmbedder, fit_summed
+
+float64 = torch.float64
+LOSS = ContrastiveLoss(margin=0.7, negatives="active")
+SETUP = Setup(LOSS, num_images=60, weight_decay=1e-3)
+
+
+def a_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def an_encoder(bias: bool = True) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Encoder(nn.Identity(), nn.Linear(5, 3, bias=bias, dtype=float64))
+
+
+def clusters(count: int = 60, seed: int = 0, classes: int = 4) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(count) % classes
+    noise = torch.randn(count, 5, generator=a_generator(seed), dtype=float64)
+    return torch.eye(5, dtype=float64)[labels] + 0.2 * noise, labels
+
+
+def some_data(folder: Path | None = None) -> FitData:
+    return FitData(LabelledInputs(*clusters()), LabelledInputs(*clusters(40, seed=1)), folder)
+
+
+def an_embedder(method: Laplace, data: FitData | None = None, setup: Setup = SETUP) -> LAMEmbedder:
+    found = method.learner([an_encoder()], setup).embedder(some_data() if data is None else data)
+    assert isinstance(found, LAMEmbedder)
+    return found
+
+
+def by_hand(norm: bool = True, **options: Any) -> LAM:
+    loss = LOSS if norm else ContrastiveLoss(margin=0.7, distance="euclidean", normalize=False)
+    lam = LAM(an_encoder(), loss, **{"weight_decay": 1e-3, **options})
+    return lam.fit_features(*clusters(), generator=a_generator(), check_mode=False)
+
+
+# --- the method against a LAM ---
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron", "lowrank", "full"])
+def test_the_default_is_a_lam_with_the_marginal_prior(structure: str) -> None:
+    lam = by_hand(structure=structure, rank=50)
+    lam.optimize_prior_precision("marginal")
+    embedder = an_embedder(Laplace(structure=structure))  # type: ignore[arg-type]
+    x = clusters(seed=3)[0]
+    e, expected = embedder.embed(x), lam.embed_features(x)
+    assert torch.equal(e.kappa, expected.kappa)
+    assert torch.equal(e.uncertainty, expected.uncertainty)
+    assert embedder.settings()["prior_precision"] == lam.prior_precision
+    assert embedder.settings()["n_effective"] == 60
+    assert embedder.settings()["diagnostics"] == lam.diagnostics().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("prior", "expected"), [("decay", 60 / 0.1 * 1e-3), (7.0, 7.0), (3, 3.0), ("validation", None)]
+)
+def test_the_prior(prior: Any, expected: float | None) -> None:
+    embedder = an_embedder(Laplace(prior=prior, temperature=0.1))
+    if expected is None:
+        lam = by_hand(temperature=0.1)
+        expected = lam.optimize_prior_precision("validation", *clusters(40, seed=1), generator=a_generator())
+    assert embedder.lam.prior_precision == pytest.approx(expected, rel=1e-12)
+
+
+def test_without_the_norm() -> None:
+    lam = by_hand(norm=False, prior_precision=2.0, n_effective=30.0)
+    x = clusters(seed=3)[0]
+    found = an_embedder(Laplace(norm=False, prior=2.0, n_effective=30.0)).embed(x)
+    assert torch.equal(found.kappa, lam.embed_features(x).kappa)
+    assert not torch.equal(found.kappa, an_embedder(Laplace(prior=2.0, n_effective=30.0)).embed(x).kappa)
+
+
+def test_the_confidence_is_that_of_the_lam() -> None:
+    lam = by_hand()
+    lam.optimize_prior_precision("marginal")
+    lam.fit_confidence(Features(*clusters()), Features(*clusters(40, seed=1)))
+    embedder = an_embedder(Laplace(score="confidence"))
+    x = torch.cat([clusters(seed=3)[0], torch.full((1, 5), 40.0, dtype=float64)])
+    scores = embedder.scores(x)
+    assert torch.equal(scores["own"], lam.embed_features(x).uncertainty)
+    assert torch.equal(scores["own"], scores["confidence"])
+    torch.testing.assert_close(scores["variance"], lam.embed_features(x).variance.sum(1))
+    assert float(scores["own"][-1]) > 0.9  # a stranger
+    assert set(embedder.settings()["confidence"]) == {"kernel", "spread"}
+
+
+def test_two_clusters_are_told_apart_and_what_lies_between_is_unsure() -> None:
+    encoder = an_encoder()
+    with torch.no_grad():
+        encoder.head.weight.copy_(torch.eye(3, 5, dtype=float64))
+        encoder.head.bias.zero_()
+    images, labels = clusters(classes=2)
+    data = FitData(LabelledInputs(images, labels), [])
+    embedder = Laplace().learner([encoder], SETUP).embedder(data)
+    e = embedder.embed(images)
+    nearest = (e.point @ e.point.T).fill_diagonal_(-2).argmax(1)
+    assert bool((labels[nearest] == labels).all())
+    between = (images[::2] + images[1::2]) / 2
+    assert float(embedder.embed(between).uncertainty.median()) > 1.2 * float(e.uncertainty.median())
+
+
+def test_joint_samples_stream_and_share_the_weights() -> None:
+    embedder = an_embedder(Laplace())
+    x = clusters(10)[0]
+    held = LabelledInputs(torch.cat([x, x]), torch.zeros(20, dtype=torch.long), batch_size=3)
+    drawn = torch.stack(list(embedder.sample_embeddings(held, 4, generator=a_generator())))
+    torch.testing.assert_close(drawn[:, :10], drawn[:, 10:])
+    same = torch.stack(list(embedder.sample_embeddings(list(held), 4, generator=a_generator())))
+    torch.testing.assert_close(drawn, same)
+    found = embedder.embed(held, samples=4, generator=a_generator()).samples
+    assert found is not None
+    torch.testing.assert_close(found, drawn)
+
+
+# --- features ---
+
+
+class _Once:
+    """A loader that can be read once."""
+
+    def __init__(self, batches: list[tuple[Tensor, Tensor]]) -> None:
+        self.batches = batches
+        self.read = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.read += 1
+        return iter(self.batches)
+
+
+def test_features_that_are_there_are_neither_read_nor_copied() -> None:
+    encoder, data = an_encoder(), some_data()
+    assert isinstance(data.train, LabelledInputs)
+    found = features_of(encoder, data.train)
+    assert found.features is data.train.inputs
+    assert found.labels is data.train.labels
+    assert unlabelled_features(encoder, data.train) is data.train.inputs
+    assert held_inputs(Encoder(nn.Sequential(), nn.Linear(5, 3, dtype=float64)), data.train) is None
+
+
+def test_nan_among_features_that_are_there_is_named() -> None:
+    images, labels = clusters()
+    images[7, 2] = torch.nan
+    with pytest.raises(ValueError, match="the first is row 7"):
+        features_of(an_encoder(), LabelledInputs(images, labels))
+    loader = LabelledInputs(images, labels)
+    loader.labels = labels[:-1]
+    with pytest.raises(ValueError, match="59 entries for 60 rows"):
+        features_of(an_encoder(), loader)
+
+
+def test_the_features_of_images_are_computed_once_into_the_folder(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = nn.Sequential(nn.Linear(5, 5, dtype=float64), nn.Tanh())
+        encoder = Encoder(backbone, nn.Linear(5, 3, dtype=float64))
+    images, labels = clusters()
+    train = _Once([(images[:30], labels[:30]), (images[30:], labels[30:])])
+    data = FitData(train, _Once([clusters(40, seed=1)]), tmp_path)
+    first = Laplace(prior="validation").learner([encoder], SETUP).embedder(data)
+    second = Laplace(prior="validation").learner([encoder], SETUP).embedder(data)
+    assert train.read == 2
+    assert (tmp_path / "train" / "features.bin").stat().st_size == 60 * 5 * 8
+    assert torch.equal(first.embed(images).kappa, second.embed(images).kappa)
+    lam = LAM(encoder, LOSS, weight_decay=1e-3).fit(list(train), check_mode=False, progress=False)
+    lam.optimize_prior_precision(
+        "validation",
+        encoder.features(clusters(40, seed=1)[0]).detach(),
+        clusters(40, seed=1)[1],
+        generator=a_generator(),
+    )
+    torch.testing.assert_close(first.embed(images).kappa, lam.embed(images).kappa)
+    with pytest.raises(ValueError, match="empty"):
+        unlabelled_features(encoder, [])
+
+
+# --- the published variant ---
+
+
+@pytest.mark.parametrize("approximation", ["fixed", "positive", "full"])
+def test_the_published_curvature_is_the_sum_over_triplets(approximation: str) -> None:
+    """Pair by pair, by the blocks of each pair and an explicit Jacobian."""
+    images, labels = clusters()
+    kept = Approximation(approximation)
+    embedder = an_embedder(Laplace(variant="published", approximation=kept, batch_size=25, triplets=40))
+    encoder = an_encoder()
+    u = encoder.raw(images).detach()
+    x = torch.cat([images, images.new_ones(len(images), 1)], dim=1)
+    generator, total, count = a_generator(), torch.zeros(3, 6, dtype=float64), 0
+    for chosen in torch.randperm(60, generator=generator).split(25):
+        anchors, positives, negatives = random_triplets(labels[chosen], 40, generator)
+        for a, p, n in zip(chosen[anchors], chosen[positives], chosen[negatives], strict=True):
+            count += 1
+            for i, j, positive in ((a, p, True), (a, n, False)):
+                if approximation == "positive" and not positive:
+                    continue
+                own, cross, other = (block[0] for block in LOSS.pair_blocks(u[i][None], u[j][None], positive))
+                total += own.diagonal()[:, None] * x[i] ** 2 + other.diagonal()[:, None] * x[j] ** 2
+                if approximation != "fixed":
+                    total += 2 * cross.diagonal()[:, None] * x[i] * x[j]
+    found = (
+        embedder.lam.posterior.marginal_variance().reciprocal() - 1
+    )  # the prior precision is 1, the scale 1
+    torch.testing.assert_close(found.view(3, 6), total.clamp(min=0))
+    assert embedder.lam.fitted is not None
+    assert embedder.lam.fitted.num_positives == count
+
+
+def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
+    images, labels = clusters()
+    encoder = an_encoder()
+    loss = ContrastiveLoss(margin=0.7)
+    lam = LAM(encoder, loss, n_effective=1.0)
+    fit_summed(lam, Features(images, labels), batch_size=30, triplets=50, generator=a_generator())
+    generator, total = a_generator(), torch.zeros((), dtype=float64)
+    for chosen in torch.randperm(60, generator=generator).split(30):
+        pairs = Pairs.from_indices(random_triplets(labels[chosen], 50, generator), 30, population=(1.0, 1.0))
+        total = total + loss(encoder.raw(images[chosen]), pairs)
+    w, b = torch.autograd.grad(total, [encoder.head.weight, encoder.head.bias])
+    assert lam.fitted is not None
+    assert lam.fitted.loss_value == pytest.approx(float(total.detach()))
+    torch.testing.assert_close(lam.fitted.gradient, torch.cat([w, b[:, None]], dim=1))
+
+
+def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
+    embedder = an_embedder(Laplace(variant="published", samples=7, seed=3))
+    assert isinstance(embedder, SampledEmbedder)
+    x = clusters(9, seed=4)[0]
+    weight, bias = embedder.lam.sample_weights(7, generator=a_generator(3))
+    assert bias is not None
+    drawn = torch.stack(
+        [nn.functional.normalize(x @ w.T + b, dim=1) for w, b in zip(weight, bias, strict=True)]
+    )
+    whole, parts = embedder.embed(x), embedder.embed([x[:4], x[4:]])
+    torch.testing.assert_close(whole.uncertainty, drawn.std(0).sum(1))
+    torch.testing.assert_close(whole.point, nn.functional.normalize(drawn.mean(0), dim=1))
+    torch.testing.assert_close(whole.kappa, vmf.fit(drawn)[1])
+    torch.testing.assert_close(parts.uncertainty, whole.uncertainty)
+    assert set(embedder.scores(x)) == {"own", "1/kappa", "variance"}
+    assert embedder.settings()["prior_precision"] == 1.0
+    assert embedder.settings()["n_effective"] == 1.0
+
+
+def test_a_data_set_without_triplets_has_no_published_curvature() -> None:
+    images, _ = clusters()
+    lone = FitData(LabelledInputs(images, torch.arange(60)), [])
+    with (
+        pytest.warns(CurvatureWarning, match="no positive pair"),
+        pytest.raises(ValueError, match="no batch has a triplet"),
+    ):
+        an_embedder(Laplace(variant="published"), lone)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"structure": "dig"}, "structure is 'dig'"),
+        ({"approximation": ""}, "approximation is ''"),
+        ({"prior": "margnal"}, "prior is 'margnal'"),
+        ({"prior": -1.0}, "prior is -1.0"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"score": "variance"}, "score is 'variance'"),
+        ({"rank": 0}, "rank is 0"),
+        ({"variant": "paper"}, "variant is 'paper'"),
+        ({"samples": 1}, "samples is 1"),
+        ({"variant": "published", "structure": "kron"}, 'structure is "kron"'),
+        ({"variant": "published", "score": "confidence"}, "an uncertainty of its own"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("laplace", **options)
+
+
+def test_the_registry_knows_it() -> None:
+    assert find("laplace") is Laplace
+    assert (Laplace.start, Laplace.trains) == (Start.FROZEN, False)
+
+
+def test_nothing_is_trained() -> None:
+    learner = Laplace().learner([an_encoder()], SETUP)
+    assert learner.parameters() == []
+    assert learner.state() == {}
+    learner.module.train()
+    learner.train_mode()
+    assert not learner.module.training
+    images, labels = clusters()
+    assert torch.equal(learner.points(images), an_encoder().raw(images))
+    with pytest.raises(RuntimeError, match="trains nothing"):
+        learner.loss(images, labels)
+
+
+def test_decay_without_a_decay_is_refused_before_anything_is_computed() -> None:
+    with pytest.raises(ValueError, match="no weight decay"):
+        Laplace(prior="decay").learner([an_encoder()], Setup(LOSS, num_images=60))
+
+
+class _Other(PairLoss):
+    """A loss that has no distance."""
+
+    def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        raise NotImplementedError
+
+    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
+        raise NotImplementedError
+
+    def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
+        raise NotImplementedError
+
+    def output_hessian(
+        self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FULL
+    ) -> OutputHessian:
+        raise NotImplementedError
+
+
+def test_a_loss_without_a_distance_has_no_curvature_without_a_norm() -> None:
+    with pytest.raises(ValueError, match="a _Other does not know"):
+        Laplace(norm=False).learner([an_encoder()], Setup(_Other(), num_images=60))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_one_image_and_one_class() -> None:
+    images, _ = clusters()
+    with pytest.raises(ValueError, match="there is 1 image"):
+        an_embedder(Laplace(), FitData(LabelledInputs(images[:1], torch.zeros(1, dtype=torch.long)), []))
+    one_class = FitData(LabelledInputs(images, torch.zeros(60, dtype=torch.long)), [])
+    assert bool(an_embedder(Laplace(), one_class).embed(images).kappa.isfinite().all())

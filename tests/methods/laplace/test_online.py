@@ -1,0 +1,322 @@
+"""Online Laplace as a method: the same as an OnlineLAM by hand, resumable to the bit, and unsure where it should be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.online import OnlineLAM
+from laplacian_metric.laplace.online.running import Running
+from laplacian_metric.laplace.online.switches import PUBLISHED, Switches
+from laplacian_metric.laplace.posthoc import NotFittedError
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.methods.laplace.online import OnlineLaplace, OnlineLaplaceLearner
+
+float64 = torch.float64
+LOSS = ContrastiveLoss(margin=0.7)
+SETUP = Setup(LOSS, num_images=500, weight_decay=1e-3)
+
+
+def a_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def an_encoder(seed: int = 0) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = nn.Sequential(nn.Linear(6, 5, dtype=float64), nn.Tanh())
+        return Encoder(backbone, nn.Linear(5, 3, dtype=float64))
+
+
+def a_batch(seed: int) -> tuple[Tensor, Tensor]:
+    generator = a_generator(seed)
+    return (
+        torch.randn(16, 6, generator=generator, dtype=float64),
+        torch.randint(3, (16,), generator=generator),
+    )
+
+
+def an_optimizer(encoder: Encoder) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(encoder.parameters(), lr=1e-2, weight_decay=1e-3)
+
+
+def a_learner(method: OnlineLaplace, setup: Setup = SETUP) -> OnlineLaplaceLearner:
+    learner = method.learner([an_encoder()], setup)
+    assert isinstance(learner, OnlineLaplaceLearner)
+    return learner
+
+
+def train(learner: OnlineLaplaceLearner, seeds: range, optimizer: torch.optim.Optimizer) -> list[float]:
+    losses = []
+    for seed in seeds:
+        learner.train_mode()
+        loss = learner.loss(*a_batch(seed))
+        optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def some_triplets(u: Tensor, labels: Tensor) -> Pairs:
+    """A small list of pairs, which depends on the embeddings."""
+    furthest = (u[:1] - u).norm(dim=1).argmax()
+    one = torch.zeros(1, dtype=torch.long)
+    return Pairs.from_indices((one, one + 1, furthest[None]), len(u))
+
+
+NOTHING = FitData([], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "by_hand"),
+    [
+        ({"warmup": 2, "memory": 0.1}, {"warmup": 2, "memory": 0.1}),
+        ({"preset": "published"}, None),
+        (
+            {"approximation": "positive", "samples": 2, "temperature": 0.1, "warmup": 0, "n_effective": 50.0},
+            {"approximation": "positive", "samples": 2, "temperature": 0.1, "warmup": 0, "n_effective": 50.0},
+        ),
+        ({"memory": "paper", "prior_precision": 20.0}, {"memory": "paper", "prior_precision": 20.0}),
+    ],
+)
+def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[str, Any] | None) -> None:
+    learner = a_learner(OnlineLaplace(**options))
+    optimizer = an_optimizer(learner.encoder)
+    learner.begin(optimizer, a_generator(5))
+    encoder = an_encoder()
+    plain = an_optimizer(encoder)
+    if by_hand is None:
+        online = OnlineLAM.as_published(encoder, plain, LOSS, 500, generator=a_generator(5))
+    else:
+        online = OnlineLAM(encoder, plain, LOSS, 500, generator=a_generator(5), **by_hand)
+    assert train(learner, range(8), optimizer) == [online.step(*a_batch(seed)) for seed in range(8)]
+    e = learner.embedder(NOTHING).embed(a_batch(9)[0])
+    assert torch.equal(e.kappa, online.posterior().embed(a_batch(9)[0]).kappa)
+
+
+@pytest.mark.parametrize("restored_first", [True, False])
+def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
+    method = OnlineLaplace(warmup=1, memory=0.1)
+    learner = a_learner(method)
+    optimizer, generator = an_optimizer(learner.encoder), a_generator(5)
+    learner.begin(optimizer, generator)
+    train(learner, range(4), optimizer)
+    kept = copy.deepcopy((learner.module.state_dict(), optimizer.state_dict(), learner.state()))
+    drawn = generator.get_state()
+    assert all(isinstance(value, Tensor) for value in kept[2].values())
+    expected = train(learner, range(4, 8), optimizer)
+
+    again = a_learner(method)
+    again.module.load_state_dict(kept[0])
+    new = an_optimizer(again.encoder)
+    new.load_state_dict(kept[1])
+    other = a_generator(77)
+    if restored_first:
+        again.restore(kept[2])
+        assert set(again.state()) == set(kept[2])
+        again.begin(new, other)
+    else:
+        again.begin(new, other)
+        again.restore(kept[2])
+    other.set_state(drawn)
+    assert train(again, range(4, 8), new) == expected
+    for name, value in learner.state().items():
+        assert torch.equal(value, again.state()[name])
+
+
+@pytest.mark.parametrize("preset", ["default", "published"])
+def test_a_checkpoint_embeds_without_an_optimizer(preset: str) -> None:
+    method = OnlineLaplace(preset=preset)  # type: ignore[arg-type]
+    learner = a_learner(method)
+    optimizer = an_optimizer(learner.encoder)
+    learner.begin(optimizer, a_generator())
+    train(learner, range(3), optimizer)
+    again = a_learner(method)
+    again.module.load_state_dict(learner.module.state_dict())
+    again.restore(learner.state())
+    x = a_batch(9)[0]
+    one, other = learner.embedder(NOTHING), again.embedder(NOTHING)
+    assert one.settings() == other.settings()
+    assert one.settings()["prior_precision"] == (0.5 if preset == "default" else 1.0)
+    assert torch.equal(one.embed(x).kappa, other.embed(x).kappa)
+    drawn = one.embed(x, samples=3, generator=a_generator()).samples
+    assert drawn is not None
+    loader = [x[:5], x[5:]]
+    for each in (
+        other.embed(loader, samples=3, generator=a_generator()).samples,
+        torch.stack(list(other.sample_embeddings(loader, 3, generator=a_generator()))),
+    ):
+        torch.testing.assert_close(each, drawn)
+
+
+def test_the_weight_draws_are_shared_by_all_images() -> None:
+    learner = a_learner(OnlineLaplace())
+    optimizer = an_optimizer(learner.encoder)
+    learner.begin(optimizer, a_generator())
+    train(learner, range(3), optimizer)
+    x = a_batch(9)[0]
+    for sample in learner.embedder(NOTHING).sample_embeddings(torch.cat([x, x]), 2, generator=a_generator()):
+        torch.testing.assert_close(sample[:16], sample[16:])
+
+
+def test_pairs_of_the_setup_are_trained_on_and_all_are_curved() -> None:
+    setup = Setup(LOSS, num_images=500, pairs=some_triplets)
+    learner = a_learner(OnlineLaplace(), setup)
+    learner.begin(an_optimizer(learner.encoder), a_generator())
+    images, labels = a_batch(0)
+    labels[:2] = 0
+    u = learner.encoder.raw(images)
+    expected = LOSS(u, some_triplets(nn.functional.normalize(u), labels))
+    torch.testing.assert_close(learner.loss(images, labels), expected)
+    counts = Pairs.from_labels(labels)
+    assert float(learner.state()["positives"]) == counts.num_positives
+    assert float(learner.state()["negatives"]) == counts.num_negatives
+
+
+def test_pairs_over_another_number_of_images_are_refused() -> None:
+    setup = Setup(LOSS, num_images=500, pairs=lambda u, labels: Pairs.from_labels(labels[:-1]))
+    learner = a_learner(OnlineLaplace(), setup)
+    learner.begin(an_optimizer(learner.encoder), a_generator())
+    with pytest.raises(ValueError, match="15 images for a batch of 16"):
+        learner.loss(*a_batch(0))
+
+
+def test_two_clusters_are_found_and_what_lies_between_or_outside_is_unsure() -> None:
+    generator = a_generator(1)
+    labels = torch.arange(200) % 2
+    images = 0.3 * torch.randn(200, 2, generator=generator) + torch.tensor([[3.0, 0.0], [0.0, 3.0]])[labels]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, 2))
+    learner = OnlineLaplace(memory=0.05, warmup=20, temperature=0.1).learner(
+        [encoder], Setup(LOSS, 200, 1e-4)
+    )
+    optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2, weight_decay=1e-4)
+    learner.begin(optimizer, a_generator())
+    for _ in range(150):
+        chosen = torch.randint(200, (32,), generator=generator)
+        learner.train_mode()
+        loss = learner.loss(images[chosen], labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+    embedder = learner.embedder(FitData([(images[::2], labels[::2])], [(images[1::2], labels[1::2])]))
+    e = embedder.embed(images)
+    nearest = (e.point @ e.point.T).fill_diagonal_(-2).argmax(1)
+    assert bool((labels[nearest] == labels).all())
+    between = torch.tensor([[0.6, 0.6], [0.5, 0.7], [0.2, 0.2]])
+    assert float(embedder.embed(between).uncertainty.min()) > float(e.uncertainty.median())
+
+
+class _Held:
+    """Features with labels, as a runner caches them."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("tensors that are there are not read batch by batch")
+
+
+def test_the_confidence_is_calibrated_on_validation_images(tmp_path: Path) -> None:
+    generator = a_generator(2)
+    labels = torch.arange(80) % 4
+    h = torch.eye(4)[labels] + 0.2 * torch.randn(80, 4, generator=generator)
+    learner = OnlineLaplace(score="confidence").learner([Encoder(nn.Identity(), nn.Linear(4, 3))], SETUP)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=1e-3)
+    learner.begin(optimizer, a_generator())
+    learner.loss(h, labels)
+    data = FitData(_Held(h[::2], labels[::2]), _Held(h[1::2], labels[1::2]), tmp_path)
+    embedder = learner.embedder(data)
+    assert isinstance(embedder, LAMEmbedder)
+    assert embedder.lam.confidence is not None
+    scores = embedder.scores(h)
+    assert set(scores) == {"own", "1/kappa", "variance", "confidence"}
+    assert torch.equal(scores["own"], scores["confidence"])
+    torch.testing.assert_close(scores["1/kappa"], embedder.embed(h).kappa.reciprocal())
+    assert bool(((scores["own"] >= 0) & (scores["own"] <= 1)).all())
+    assert not list(tmp_path.iterdir())
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"approximation": "fixde"}, "approximation is 'fixde'"),
+        ({"memory": 2.0}, "memory is 2.0"),
+        ({"memory": "papre"}, "memory is 'papre'"),
+        ({"memory": "paper", "preset": "published"}, "take one of them"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"prior_precision": float("nan")}, "prior_precision is nan"),
+        ({"preset": "paper"}, "preset is 'paper'"),
+        ({"score": "kappa"}, "score is 'kappa'"),
+        ({"samples": 0}, "samples is 0"),
+        ({"defects": ("scael",)}, "defects has 'scael'"),
+        ({"defects": ("scale",), "preset": "published"}, "leave one of both out"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("online-laplace", **options)
+
+
+def test_the_registry_knows_it() -> None:
+    assert find("online-laplace") is OnlineLaplace
+
+
+def test_the_published_preset_has_pairs_of_its_own() -> None:
+    with pytest.raises(ValueError, match="random triplets as in the published code"):
+        a_learner(OnlineLaplace(preset="published"), Setup(LOSS, num_images=5, pairs=some_triplets))
+
+
+def test_single_defects_are_those_of_the_published_code() -> None:
+    learner = a_learner(OnlineLaplace(defects=("scale", "start")))
+    learner.begin(an_optimizer(learner.encoder), a_generator())
+    assert learner.online is not None
+    assert learner.online.switches == Switches(scale=PUBLISHED.scale, start=PUBLISHED.start)
+    with pytest.raises(ValueError, match="random triplets as in the published code"):
+        a_learner(OnlineLaplace(defects=("mined",)), Setup(LOSS, num_images=5, pairs=some_triplets))
+
+
+def test_nothing_is_embedded_before_anything_was_learned() -> None:
+    learner = a_learner(OnlineLaplace())
+    with pytest.raises(NotFittedError, match="no step"):
+        learner.embedder(NOTHING)
+    with pytest.raises(RuntimeError, match="begin"):
+        learner.loss(*a_batch(0))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_state_of_something_else_is_refused(begun: bool) -> None:
+    learner = a_learner(OnlineLaplace())
+    if begun:
+        learner.begin(an_optimizer(learner.encoder), a_generator())
+    with pytest.raises(ValueError, match="holds nothing"):
+        learner.restore({})
+    other = Running(torch.zeros(2, 6, dtype=float64), share=0.1).tensors()
+    with pytest.raises(ValueError, match=r"curvature has shape \(2, 6\) in the state, \(3, 6\) is needed"):
+        learner.restore(other)
+
+
+def test_a_batch_that_is_not_finite_leaves_the_state_alone() -> None:
+    learner = a_learner(OnlineLaplace())
+    learner.begin(an_optimizer(learner.encoder), a_generator())
+    images, labels = a_batch(0)
+    images[3] = torch.nan
+    with pytest.raises((ValueError, FloatingPointError)):
+        learner.loss(images, labels)
+    assert int(learner.state()["steps"]) == 0

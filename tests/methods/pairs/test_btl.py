@@ -1,0 +1,316 @@
+"""The Bayesian triplet loss as a method: its bound against draws, a problem that it has to solve, its distances."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import vmf
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
+from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
+from laplacian_metric.runs.sections import MethodSection
+from laplacian_metric.training import TrainingOptions, load_best, train
+
+float64 = torch.float64
+SETUP = Setup(ContrastiveLoss(), num_images=100)
+NOTHING = FitData([], [])
+
+
+def an_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = nn.Sequential(
+            nn.Linear(2, 32, dtype=dtype), nn.ReLU(), nn.Linear(32, 32, dtype=dtype), nn.ReLU()
+        )
+        return Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
+
+
+def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> BTLLearner:
+    learner = BTL(**{"mining": "batch", "hidden": 32, **options}).learner([an_encoder(dtype)], SETUP)
+    assert isinstance(learner, BTLLearner)
+    return learner
+
+
+def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two clusters, and between them images whose class is drawn by lot."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(2, (count,), generator=generator)
+    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])[labels]
+    centres[: count // 4, 0] = 0
+    return centres + 0.3 * torch.randn(count, 2, generator=generator), labels
+
+
+def trained(steps: int = 100, **options: Any) -> BTLLearner:
+    learner = a_learner(**options)
+    learner.begin(torch.optim.Adam(learner.parameters(), lr=1e-2), torch.Generator().manual_seed(0))
+    images, labels = two_clusters(800, 0)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        chosen = torch.randint(800, (40,), generator=generator)
+        learner.train_mode()
+        loss = learner.loss(images[chosen], labels[chosen])
+        learner.optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+    return learner
+
+
+# --- the loss ---
+
+
+def a_batch(prior: str) -> tuple[Tensor, Tensor, Triplets]:
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(6, 40, generator=generator, dtype=float64) / 40**0.5
+    if prior == "sphere":
+        mean = nn.functional.normalize(mean, dim=1)
+    variance = (0.3 + torch.rand(6, generator=generator, dtype=float64)) / 40
+    return mean, variance, Triplets(*torch.tensor([[0, 0, 3], [1, 1, 4], [2, 3, 5]]))
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_the_bound_is_that_of_draws_and_of_torchs_divergences(prior: Any) -> None:
+    """20,000 draws of 40 dimensions, where the Gaussian tail is right within 0.01, and 0.0035 is the standard error."""
+    mean, variance, triplets = a_batch(prior)
+    if prior == "gaussian":
+        noise = torch.randn(20_000, 6, 40, generator=torch.Generator().manual_seed(1), dtype=float64)
+        x = mean + variance.sqrt()[:, None] * noise
+        base = torch.distributions.Normal(torch.zeros(40, dtype=float64), (1 / 40) ** 0.5)
+        own = torch.distributions.Normal(mean, variance.sqrt()[:, None])
+        divergence = torch.distributions.kl_divergence(own, base).sum(1)
+    else:
+        x = vmf.sample(mean, 1 / variance, 20_000, generator=torch.Generator().manual_seed(1))
+        divergence = vmf.kl(mean, 1 / variance, mean, torch.zeros_like(variance))
+    squared, margin, weight = pairwise(mean), 0.2, 0.01
+    for a, p, n in zip(*(index.tolist() for index in triplets), strict=True):
+        tau = (x[:, a] - x[:, p]).square().sum(1) - (x[:, a] - x[:, n]).square().sum(1)
+        probability = float((tau < -margin).double().mean())
+        kl = float(divergence[a] + divergence[p] + divergence[n])
+        one = Triplets(*torch.tensor([[a], [p], [n]]))
+        method = BTL(prior=prior, margin=margin, kl_weight=weight)
+        found = float(negative_bound(mean, variance, squared, one, method))
+        assert math.exp(weight * kl - found) == pytest.approx(probability, abs=0.015)
+
+
+def test_the_learners_loss_is_the_bound_of_its_distributions() -> None:
+    images, labels = two_clusters(7, 0)
+    for options in ({}, {"prior": "sphere"}, {"prior": "sphere", "likelihood": "gaussian"}):
+        learner = a_learner(float64, negatives=7, margin=0.3, only_hard=True, kl_weight=0.1, **options)
+        mean, variance = (x.detach() for x in learner.network(images.double()))
+        total, count = 0.0, 0
+        squared = pairwise(mean)
+        for a in range(7):
+            for p in range(7):
+                for n in range(7):
+                    same = a != p and labels[a] == labels[p] and labels[a] != labels[n]
+                    if same and not float(squared[a, p]) < float(squared[a, n]) - 0.3:
+                        one = Triplets(*torch.tensor([[a], [p], [n]]))
+                        total += float(negative_bound(mean, variance, squared, one, learner.method))
+                        count += 1
+        assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(total / count)
+        assert count > 10
+
+
+def test_both_likelihoods_on_the_sphere_agree_where_all_is_near_one_point() -> None:
+    """There the sphere is flat; elsewhere the Gaussian's spread along the mean directions makes a difference."""
+    mean, _, triplets = a_batch("sphere")
+    for near, same in ((0.02, True), (1.0, False)):
+        z = nn.functional.normalize(mean[:1] + near * mean, dim=1)
+        variance = torch.full((6,), 1e-6, dtype=float64)
+        exact, approximate = (
+            float(
+                negative_bound(z, variance, pairwise(z), triplets, BTL(prior="sphere", likelihood=likelihood))
+            )  # type: ignore[arg-type]
+            for likelihood in ("exact", "gaussian")
+        )
+        assert (exact == pytest.approx(approximate, rel=0.01)) is same
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
+def test_without_a_triplet_nothing_is_learned(prior: str, labels: list[int]) -> None:
+    learner = a_learner(prior=prior)
+    loss = learner.loss(torch.randn(len(labels), 2), torch.tensor(labels))
+    assert float(loss.detach()) == 0
+    loss.backward()
+    for parameter in learner.parameters():
+        assert parameter.grad is None or not bool(parameter.grad.any())
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_bfloat16_is_computed_in_float32_where_it_matters(prior: str) -> None:
+    learner = a_learner(prior=prior)
+    images, labels = two_clusters(20, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = learner.loss(images, labels)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    for parameter in learner.parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+
+
+# --- what it learns ---
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_two_clusters_are_found_and_what_lies_between_is_unsure(prior: str) -> None:
+    learner = trained(prior=prior, distance="expected")
+    images, labels = two_clusters(200, 1)
+    train = LabelledInputs(*two_clusters(100, 3))
+    embedder = learner.embedder(FitData(train, []))
+    e = embedder.embed(images)
+    similar = embedder.similarity(e, e)
+    assert similar is not None
+    nearest = similar.fill_diagonal_(-math.inf)[50:, 50:].argmax(1)
+    assert float((labels[50:][nearest] == labels[50:]).double().mean()) > 0.97
+    assert float(e.uncertainty[:50].quantile(0.25)) > float(e.uncertainty[50:].quantile(0.75))
+    scores = embedder.scores(images)
+    assert torch.equal(scores["own"], e.uncertainty)
+    covariance = scores["difference covariance"]
+    assert float(covariance[:50].quantile(0.25)) > float(covariance[50:].quantile(0.75))
+
+
+def test_mined_out_of_a_cache_by_the_training_loop(tmp_path: Path) -> None:
+    images, validation = (LabelledInputs(*two_clusters(200, seed)) for seed in (0, 1))
+    learner = a_learner(mining="cache", cache=60, negatives=3, margin=0.5)
+    options = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=3e-3)  # type: ignore[arg-type]
+    found = train(learner, images, validation, options, tmp_path)
+    assert found.history[-1]["map@1"] > 0.8
+    load_best(learner, tmp_path)
+    assert learner.embedder(FitData(images, validation)).settings()["scale"] != 1
+    with pytest.raises(ValueError, match='use mining="batch"'):
+        learner.loss(images.inputs, images.labels)
+
+
+# --- what it embeds ---
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_embeddings_are_the_networks_distributions(prior: str) -> None:
+    learner = a_learner(prior=prior, scale=2.0)
+    images, _ = two_clusters(20, 0)
+    embedder = learner.embedder(NOTHING)
+    e = embedder.embed(images)
+    u = learner.network.heads.encoder.raw(images).detach()
+    variance = learner.network(images)[1].detach()
+    torch.testing.assert_close(e.point, nn.functional.normalize(u))
+    torch.testing.assert_close(e.uncertainty, variance)
+    if prior == "gaussian":
+        assert e.gaussians is not None
+        torch.testing.assert_close(e.gaussians.mean, 2 * u)
+        torch.testing.assert_close(e.variance, variance[:, None].expand(-1, 3))
+        assert embedder.settings() == {"scale": pytest.approx(2.0)}
+    else:
+        torch.testing.assert_close(e.kappa, 1 / variance)
+        assert embedder.settings() == {}
+    assert "difference covariance" not in embedder.scores(images)
+    assert learner.euclidean is (prior == "gaussian")
+    torch.testing.assert_close(nn.functional.normalize(learner.points(images)), e.point)
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+@pytest.mark.parametrize("distance", ["euclidean", "expected"])
+def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None:
+    embedder = a_learner(prior=prior, distance=distance).embedder(NOTHING)
+    e = embedder.embed(two_clusters(20, 0)[0]).to(dtype=float64)
+    found = embedder.similarity(e[torch.arange(5)], e)
+    if prior == "sphere" and distance == "euclidean":
+        assert found is None
+        return
+    assert found is not None
+    for q in range(5):
+        for g in range(20):
+            if prior == "gaussian":
+                assert e.gaussians is not None
+                expected = float((e.gaussians.mean[q] - e.gaussians.mean[g]).square().sum())
+                noise = 3 * float(e.uncertainty[q] + e.uncertainty[g])
+                expected += noise if distance == "expected" else 0
+            else:
+                lengths = vmf.mean_resultant_length(e.kappa, 3)
+                expected = 2 - 2 * float(lengths[q] * lengths[g] * (e.point[q] @ e.point[g]))
+            assert float(found[q, g]) == pytest.approx(-expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_the_expected_distance_is_another_similarity_where_it_is_not_the_own_one(prior: str) -> None:
+    euclidean, expected = (
+        a_learner(prior=prior, distance=distance).embedder(NOTHING) for distance in ("euclidean", "expected")
+    )
+    e = euclidean.embed(two_clusters(20, 0)[0])
+    (other,) = euclidean.other_similarities(e[torch.arange(5)], e).values()
+    own = expected.similarity(e[torch.arange(5)], e)
+    assert own is not None
+    assert torch.equal(other, own)
+    assert expected.other_similarities(e, e) == {}
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
+def test_it_starts_near_the_prior_and_from_its_seed(prior: str) -> None:
+    images, _ = two_clusters(100, 0)
+    for given, expected in ((None, 1 / 3), (0.01, 0.01)):
+        variance = a_learner(prior=prior, variance=given).network(images)[1].detach()
+        assert expected / 2 < float(variance.median()) < 2 * expected
+    torch.manual_seed(99)
+    state = a_learner(prior=prior).module.state_dict()
+    torch.manual_seed(1)
+    for name, value in a_learner(prior=prior).module.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_state_is_the_module_alone_and_embeds_the_same() -> None:
+    for prior in ("gaussian", "sphere"):
+        learner = trained(steps=3, prior=prior)
+        again = a_learner(prior=prior)
+        again.module.load_state_dict(copy.deepcopy(learner.module.state_dict()))
+        again.restore(learner.state())
+        images, _ = two_clusters(10, 2)
+        one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
+        assert torch.equal(one.uncertainty, other.uncertainty)
+        assert torch.equal(one.mean, other.mean)
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prior": "vmf"}, "prior is 'vmf'"),
+        ({"likelihood": "sampled"}, "likelihood is 'sampled'"),
+        ({"distance": "cosine"}, "distance is 'cosine'"),
+        ({"mining": "all"}, "mining is 'all'"),
+        ({"margin": -0.1}, "margin is -0.1"),
+        ({"margin": math.nan}, "margin is nan"),
+        ({"kl_weight": -1.0}, "kl_weight is -1"),
+        ({"kl_weight": math.inf}, "kl_weight is inf"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"negatives": 0}, "negatives is 0"),
+        ({"cache": 0}, "cache is 0"),
+        ({"refresh": 0}, "refresh is 0"),
+        ({"variance": 0.0}, "variance is 0.0"),
+        ({"scale": -1.0}, "scale is -1"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("btl", **options)
+
+
+def test_the_registry_and_configurations_know_it() -> None:
+    assert find("btl") is BTL
+    section = MethodSection(name="btl", prior="sphere", mining="batch", kl_weight=1e-4, only_hard=False)  # type: ignore[call-arg]
+    assert section.make() == BTL(prior="sphere", mining="batch", kl_weight=1e-4, only_hard=False)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="btl takes one encoder, 0 are given"):
+        BTL().learner([], SETUP)

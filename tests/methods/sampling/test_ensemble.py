@@ -1,0 +1,300 @@
+"""Ensembles: what M networks make of an image, and that a rotation between them does not matter."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss
+from laplacian_metric import metrics, vmf
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.sampling.ensemble import Ensemble, EnsembleEmbedder
+from laplacian_metric.methods.sampling.soft_neighbours import neighbour_disagreement
+
+SETUP = Setup(loss=ContrastiveLoss(margin=0.7), num_images=10)
+
+
+def data_of(*batches: Tensor) -> FitData:
+    return FitData(train=list(batches), validation=[])
+
+
+def encoder_of(seed: int, dim: int = 3, features: int = 4) -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Encoder(nn.Identity(), nn.Linear(features, dim)).double()
+
+
+def turned(encoder: Encoder, seed: int, sign: int) -> Encoder:
+    """The same encoder in a space that is rotated, and mirrored where the sign is negative."""
+    made = copy.deepcopy(encoder)
+    generator = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(encoder.dim, encoder.dim, generator=generator, dtype=torch.float64)).Q
+    if float(torch.linalg.det(Q)) * sign < 0:
+        Q[:, 0] *= -1
+    made.head.weight.data = Q.T @ encoder.head.weight.data
+    made.head.bias.data = Q.T @ encoder.head.bias.data
+    return made
+
+
+def images(count: int, seed: int = 0, features: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, features, generator=generator, dtype=torch.float64)
+
+
+def embedder_of(encoders: list[Encoder], data: FitData | None = None, **options: Any) -> EnsembleEmbedder:
+    learner = Ensemble(**options).learner(encoders, SETUP)
+    made = learner.embedder(data_of(images(60, seed=9)) if data is None else data)
+    assert isinstance(made, EnsembleEmbedder)
+    return made
+
+
+def unit(encoder: Encoder, x: Tensor) -> Tensor:
+    return nn.functional.normalize(encoder.raw(x).detach())
+
+
+def constant(*direction: float) -> Encoder:
+    """Embeds everything alike."""
+    head = nn.Linear(1, len(direction)).double()
+    nn.init.zeros_(head.weight)
+    head.bias.data = torch.tensor(direction, dtype=torch.float64)
+    return Encoder(nn.Identity(), head)
+
+
+class TestOptions:
+    def test_by_name(self) -> None:
+        method = make("ensemble", combine="aligned")
+        assert find("ensemble") is Ensemble
+        assert (method.start, method.trains, method.has_uncertainty) == ("networks", False, True)
+        with pytest.raises(ValueError, match="combine is 'average', one of 'similarity', 'aligned', 'naive'"):
+            make("ensemble", combine="average")
+
+    def test_members(self) -> None:
+        with pytest.raises(ValueError, match="several trained encoders, 1 is given"):
+            Ensemble().learner([encoder_of(0)], SETUP)
+        with pytest.raises(ValueError, match="the encoders have 3, 2 dimensions"):
+            Ensemble().learner([encoder_of(0), encoder_of(1, dim=2)], SETUP)
+
+    def test_there_is_nothing_to_train(self) -> None:
+        learner = Ensemble().learner([encoder_of(0), encoder_of(1)], SETUP)
+        assert learner.parameters() == []
+        assert learner.state() == {}
+        with pytest.raises(RuntimeError, match="an ensemble is not trained"):
+            learner.loss(images(2), torch.tensor([0, 1]))
+
+    def test_weights_are_saved_and_restored_exactly(self) -> None:
+        first = Ensemble().learner([encoder_of(0), encoder_of(1)], SETUP)
+        second = Ensemble().learner([encoder_of(2), encoder_of(3)], SETUP)
+        second.module.load_state_dict(first.module.state_dict())
+        second.restore(first.state())
+        data, x = data_of(images(30)), images(4, seed=1)
+        one, other = first.embedder(data).embed(x), second.embedder(data).embed(x)
+        assert torch.equal(one.point, other.point)
+        assert torch.equal(one.kappa, other.kappa)
+
+
+class TestSimilarity:
+    def test_cosines_are_the_average_of_the_members(self) -> None:
+        encoders, x = [encoder_of(seed) for seed in range(4)], images(6)
+        e = embedder_of(encoders).embed(x)
+        loop = torch.zeros(6, 6, dtype=torch.float64)
+        for encoder in encoders:
+            for i in range(6):
+                for j in range(6):
+                    loop[i, j] += torch.cosine_similarity(
+                        encoder.raw(x[i : i + 1]), encoder.raw(x[j : j + 1])
+                    )[0]
+        assert e.point.shape == (6, 12)
+        assert embedder_of(encoders).settings() == {"members": 4}
+        torch.testing.assert_close(e.point @ e.point.T, loop.detach() / 4)
+        torch.testing.assert_close(e.mean, e.point)
+        learner = Ensemble().learner(encoders, SETUP)
+        torch.testing.assert_close(learner.points(x), e.point)
+
+    def test_samples_are_the_members(self) -> None:
+        encoders, x = [encoder_of(seed) for seed in range(3)], images(5)
+        e = embedder_of(encoders).embed(x, samples=3)
+        assert e.samples is not None
+        for sample, encoder in zip(e.samples, encoders, strict=True):
+            z = unit(encoder, x)
+            torch.testing.assert_close(sample @ sample.T, z @ z.T)
+        torch.testing.assert_close(nn.functional.normalize(e.samples.mean(0)), e.point)
+
+    def test_calibration_is_that_of_the_members_and_does_not_change_with_their_repetition(self) -> None:
+        encoders, x, labels = [encoder_of(seed) for seed in range(5)], images(40), torch.arange(40) % 3
+        embedder = embedder_of(encoders)
+        own = metrics.retrieval_ece(torch.stack([unit(encoder, x) for encoder in encoders]), labels)
+        assert own > 0
+        for samples in (5, 20):
+            assert metrics.retrieval_ece(embedder.sample_embeddings(x, samples), labels) == pytest.approx(own)
+
+    def test_kappa_is_the_aligned_one(self) -> None:
+        encoders, x = [encoder_of(seed) for seed in range(4)], images(6)
+        similar, aligned = (embedder_of(encoders, combine=how).embed(x) for how in ("similarity", "aligned"))
+        assert torch.equal(similar.kappa, aligned.kappa)
+        assert aligned.point.shape == (6, 3)
+
+
+class TestRotatedCopies:
+    @pytest.fixture
+    def copies(self) -> list[Encoder]:
+        first = encoder_of(0)
+        return [first, *(turned(first, seed, (-1) ** seed) for seed in range(1, 5))]
+
+    def test_nothing_is_lost_where_rotations_do_not_matter(self, copies: list[Encoder]) -> None:
+        x = images(50)
+        z = unit(copies[0], x)
+        for how in ("similarity", "aligned"):
+            e = embedder_of(copies, combine=how).embed(x)
+            torch.testing.assert_close(e.point @ e.point.T, z @ z.T)
+            assert bool((e.kappa > 1e12).all())
+        torch.testing.assert_close(e.point, z)
+
+    def test_directions_as_they_are_tell_nothing(self, copies: list[Encoder]) -> None:
+        e = embedder_of(copies, combine="naive").embed(images(50))
+        assert float(e.kappa.median()) < 5
+
+    def test_only_rotations(self, copies: list[Encoder]) -> None:
+        x = images(50)
+        proper = [copies[0], copies[2], copies[4]]
+        assert bool((embedder_of(proper, combine="aligned", reflections=False).embed(x).kappa > 1e12).all())
+        mirrored = embedder_of(copies[:2], combine="aligned", reflections=False).embed(x)
+        assert float(mirrored.kappa.min()) < 100
+
+    def test_naive_needs_no_training_images_and_the_others_do(self, copies: list[Encoder]) -> None:
+        embedder_of(copies, FitData(train=[], validation=[]), combine="naive").embed(images(2))
+        for how in ("similarity", "aligned"):
+            with pytest.raises(ValueError, match="there are no training images"):
+                embedder_of(copies, FitData(train=[], validation=[]), combine=how)
+            with pytest.warns(
+                UserWarning, match="2 training images leave the alignment of 3 dimensions open"
+            ):
+                embedder_of(copies, data_of(images(2)), combine=how)
+
+
+class TestKappa:
+    def test_by_hand(self) -> None:
+        # Directions (1, 0), (1, 0), (0, 1): |mean|^2 = 5/9, V = 4/9, kappa = R (D - R^2)/(1 - R^2).
+        encoders = [constant(2.0, 0.0), constant(1.0, 0.0), constant(0.0, 3.0)]
+        e = embedder_of(encoders, combine="naive").embed(torch.ones(1, 1).double())
+        R = (5 / 9) ** 0.5
+        torch.testing.assert_close(e.kappa, torch.tensor([R * (2 - 5 / 9) / (4 / 9)], dtype=torch.float64))
+        torch.testing.assert_close(e.uncertainty, 1 / e.kappa)
+        torch.testing.assert_close(e.mean, torch.tensor([[2.0, 1.0]], dtype=torch.float64) / 5**0.5)
+
+    def test_images_of_little_agreement_are_in_order_too(self) -> None:
+        encoders = [encoder_of(seed) for seed in range(5)]
+        e = embedder_of(encoders, combine="naive").embed(images(500))
+        members = torch.stack([unit(encoder, images(500)) for encoder in encoders])
+        length = members.mean(0).norm(dim=1)
+        assert int((vmf.fit(members)[1] == 0).sum()) > 20  # where a debiased kappa has no order
+        assert torch.equal(e.uncertainty.argsort(), (1 - length).argsort())
+
+    def test_identical_members_are_deterministic(self) -> None:
+        encoder, x = encoder_of(0), images(5)
+        encoders = [encoder, copy.deepcopy(encoder), copy.deepcopy(encoder)]
+        for how in ("similarity", "aligned", "naive"):
+            e = embedder_of(encoders, combine=how).embed(x)
+            z = unit(encoder, x)
+            torch.testing.assert_close(e.point @ e.point.T, z @ z.T)
+            assert bool((e.kappa > 1e12).all())
+
+
+class TestNeighbours:
+    def test_it_is_the_disagreement_beside_training_images(self) -> None:
+        encoders, x, train = [encoder_of(seed) for seed in range(3)], images(6), images(30, seed=2)
+        options: dict[str, Any] = {"disagreement": "neighbours", "sharpness": 5.0}
+        for how in ("similarity", "aligned", "naive"):
+            e = embedder_of(encoders, data_of(train), combine=how, **options).embed(x)
+            members, references = (
+                torch.stack([unit(encoder, of) for encoder in encoders]) for of in (x, train)
+            )
+            torch.testing.assert_close(e.uncertainty, neighbour_disagreement(members, references, 5.0))
+            assert torch.equal(e.kappa, embedder_of(encoders, data_of(train), combine=how).embed(x).kappa)
+
+    def test_references_are_a_draw_that_does_not_depend_on_batches(self) -> None:
+        encoders, x, train = [encoder_of(seed) for seed in range(3)], images(6), images(30, seed=2)
+        options: dict[str, Any] = {"disagreement": "neighbours", "references": 8}
+        whole = embedder_of(encoders, data_of(train), **options)
+        cut = embedder_of(encoders, data_of(train[:5], train[5:6], train[6:]), **options)
+        other = embedder_of(encoders, data_of(train), seed=1, **options)
+        assert whole.references is not None
+        assert whole.references.shape == (3, 8, 3)
+        torch.testing.assert_close(cut.embed(x).uncertainty, whole.embed(x).uncertainty)
+        assert not torch.allclose(other.embed(x).uncertainty, whole.embed(x).uncertainty)
+
+    def test_rotated_copies_agree(self) -> None:
+        first = encoder_of(0)
+        copies = [first, turned(first, 1, 1), turned(first, 2, -1)]
+        e = embedder_of(copies, combine="naive", disagreement="neighbours").embed(images(20))
+        assert float(e.uncertainty.max()) < 1e-10
+        assert float(e.kappa.median()) < 20
+
+    def test_what_is_wrong_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="disagreement is 'votes', one of 'kappa', 'neighbours'"):
+            make("ensemble", disagreement="votes")
+        with pytest.raises(ValueError, match="references is 1, at least 2"):
+            Ensemble(references=1)
+        with pytest.raises(ValueError, match="sharpness is 0"):
+            Ensemble(sharpness=0.0)
+        with pytest.raises(ValueError, match="there are no training images"):
+            embedder_of([encoder_of(0), encoder_of(1)], data_of(), combine="naive", disagreement="neighbours")
+
+
+@pytest.mark.parametrize("how", ["similarity", "aligned", "naive"])
+class TestEveryCombination:
+    def test_it_does_not_depend_on_how_images_are_cut_into_batches(self, how: str) -> None:
+        encoders, x = [encoder_of(seed) for seed in range(3)], images(7)
+        train = images(30, seed=2)
+        whole = embedder_of(encoders, data_of(train), combine=how).embed(x, samples=4)
+        cut = embedder_of(encoders, data_of(train[:11], train[11:]), combine=how).embed(
+            [x[:2], x[2:]], samples=4
+        )
+        for name in ("point", "mean", "kappa", "samples"):
+            torch.testing.assert_close(getattr(cut, name), getattr(whole, name))
+        assert whole.samples is not None
+        assert torch.equal(whole.samples[3], whole.samples[0])
+        if how != "similarity":
+            mean, kappa = vmf.fit(whole.samples[:3], debiased=False)
+            torch.testing.assert_close(whole.mean, mean)
+            torch.testing.assert_close(whole.kappa, kappa)
+
+    def test_degenerate_input(self, how: str) -> None:
+        embedder = embedder_of([encoder_of(0), encoder_of(1)], combine=how)
+        assert len(embedder.embed(images(1))) == 1
+        for call in (embedder.embed, lambda empty: list(embedder.sample_embeddings(empty, 2))):
+            with pytest.raises(ValueError, match="the loader is empty"):
+                call([])
+        with pytest.raises(ValueError, match="have no direction"):
+            embedder.embed(torch.full((1, 4), torch.nan, dtype=torch.float64))
+
+
+def test_two_clusters() -> None:
+    """Members that were trained one by one retrieve together, and disagree between the clusters."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 2
+    x = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])[labels] + 0.4 * torch.randn(120, 2, generator=generator)
+    encoders = []
+    for seed in range(5):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            encoder = Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, 3))
+        learner = make("deterministic").learner([encoder], SETUP)
+        learner.begin(torch.optim.Adam(learner.parameters(), lr=0.01), generator)
+        for _ in range(100):
+            loss = learner.loss(x, labels)
+            learner.optimizer.zero_grad()
+            loss.backward()
+            learner.step()
+        encoders.append(encoder)
+    between = torch.stack([torch.linspace(-0.3, 0.3, 11), torch.zeros(11)], dim=1)
+    for how, disagreement in (("similarity", "kappa"), ("aligned", "kappa"), ("similarity", "neighbours")):
+        embedder = embedder_of(encoders, data_of(x), combine=how, disagreement=disagreement)
+        e = embedder.embed(x)
+        assert metrics.recall_at_k(e.point, labels, 1) > 0.98
+        assert float(embedder.embed(between).uncertainty.median()) > 1.4 * float(e.uncertainty.median())

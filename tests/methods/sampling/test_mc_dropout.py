@@ -1,0 +1,261 @@
+"""MC dropout: where the masks go, what they do, and what the draws add up to."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import vmf
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.sampling.mc_dropout import MCDropout, MCDropoutLearner
+
+NOTHING = FitData(train=[], validation=[])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small_encoder(seed: int = 0, dim: int = 3) -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        backbone = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
+        return Encoder(backbone, nn.Linear(16, dim))
+
+
+def conv_encoder() -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
+        return Encoder(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), inner, nn.Flatten()), nn.Linear(16, 3))
+
+
+def setup(**options: Any) -> Setup:
+    return Setup(loss=ContrastiveLoss(margin=0.7), num_images=10, **options)
+
+
+def learner_of(encoder: Encoder, seed: int = 0, **options: Any) -> MCDropoutLearner:
+    learner = MCDropout(**options).learner([encoder], setup())
+    assert isinstance(learner, MCDropoutLearner)
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.05), seeded(seed))
+    return learner
+
+
+class TestOptions:
+    def test_by_name(self) -> None:
+        method = make("mc-dropout", where="head", variant="published")
+        assert find("mc-dropout") is MCDropout
+        assert isinstance(method, MCDropout)
+        assert (method.where, method.probability, method.start) == ("head", 0.05, "scratch")
+
+    @pytest.mark.parametrize("name", ["where", "masks", "point", "variant"])
+    def test_words_are_checked(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"{name} is 'everywhere', one of"):
+            make("mc-dropout", **{name: "everywhere"})
+
+    @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+    def test_what_is_no_rate_is_refused(self, rate: float) -> None:
+        with pytest.raises(ValueError, match="rate is"):
+            MCDropout(rate=rate)
+
+    def test_one_draw_has_no_spread(self) -> None:
+        with pytest.raises(ValueError, match="samples is 1, at least 2"):
+            MCDropout(samples=1)
+
+    def test_one_encoder(self) -> None:
+        with pytest.raises(ValueError, match="mc-dropout takes one encoder, 2 are given"):
+            MCDropout().learner([small_encoder(), small_encoder()], setup())
+
+
+class TestLearner:
+    def test_the_loss_is_that_of_a_plain_loop_over_masked_layers(self) -> None:
+        encoder, x, labels = small_encoder().double(), torch.rand(6, 2).double(), torch.arange(6) % 2
+        value = learner_of(encoder, seed=5, rate=0.3).loss(x, labels)
+        generator, first, second = seeded(5), encoder.backbone[0], encoder.backbone[2]
+        masks = [(torch.rand(6, 16, generator=generator) >= 0.3).double() / 0.7 for _ in range(2)]
+        hidden = (first(x).relu() * masks[0]) @ second.weight.T + second.bias
+        u = (hidden.relu() * masks[1]) @ encoder.head.weight.T + encoder.head.bias
+        expected = ContrastiveLoss(margin=0.7)(u, Pairs.from_labels(labels))
+        torch.testing.assert_close(value, expected)
+
+    def test_rate_zero_is_the_deterministic_loss(self) -> None:
+        encoder, x, labels = small_encoder(), torch.rand(6, 2), torch.arange(6) % 2
+        plain = make("deterministic").learner([encoder], setup())
+        assert torch.equal(learner_of(encoder, rate=0.0).loss(x, labels), plain.loss(x, labels))
+
+    def test_names_are_those_of_the_plain_encoder(self) -> None:
+        encoder, plain = small_encoder(), small_encoder(1)
+        learner = learner_of(encoder)
+        learner.loss(torch.rand(4, 2), torch.tensor([0, 0, 1, 1])).backward()
+        plain.load_state_dict(learner.module.state_dict())
+        assert plain.fingerprint() == encoder.fingerprint()
+        assert learner.state() == {}
+
+    def test_training_resumes_exactly(self) -> None:
+        x, labels = torch.rand(8, 2), torch.arange(8) % 2
+
+        def steps(learner: MCDropoutLearner, count: int) -> None:
+            for _ in range(count):
+                learner.train_mode()
+                loss = learner.loss(x, labels)
+                learner.optimizer.zero_grad()
+                loss.backward()
+                learner.step()
+
+        through = learner_of(small_encoder())
+        steps(through, 4)
+        first = learner_of(small_encoder())
+        steps(first, 2)
+        weights, generator = copy.deepcopy(first.module.state_dict()), first.generator.get_state()
+        again = learner_of(small_encoder(9), seed=9)
+        again.module.load_state_dict(weights)
+        again.generator.set_state(generator)
+        steps(again, 2)
+        assert again.encoder.fingerprint() == through.encoder.fingerprint()
+
+    def test_torch_s_own_generator_is_left_alone(self) -> None:
+        learner, x = learner_of(small_encoder()), torch.rand(4, 2)
+        before = torch.random.get_rng_state()
+        learner.loss(x, torch.tensor([0, 0, 1, 1]))
+        learner.embedder(NOTHING).embed(x)
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+    def test_begin_comes_first(self) -> None:
+        learner = MCDropout().learner([small_encoder()], setup())
+        with pytest.raises(RuntimeError, match="begin was not called"):
+            learner.loss(torch.rand(2, 2), torch.tensor([0, 0]))
+
+
+class TestEmbedder:
+    def test_mean_and_kappa_are_those_of_the_draws(self) -> None:
+        encoder, x = small_encoder(), torch.rand(5, 2)
+        e = learner_of(encoder, samples=30).embedder(NOTHING).embed(x, samples=30)
+        assert e.samples is not None
+        mean, kappa = vmf.fit(e.samples)
+        torch.testing.assert_close(e.mean, mean)
+        torch.testing.assert_close(e.kappa, kappa, rtol=1e-4, atol=0)
+        torch.testing.assert_close(e.uncertainty, 1 / e.kappa)
+        assert torch.equal(e.point, e.mean)
+
+    def test_one_draw_by_hand(self) -> None:
+        # u = W (h * mask / 0.5) with h = (1, 1), W = diag(1, 2): along (1, 2), (1, 0) or (0, 1).
+        head = nn.Linear(2, 2, bias=False)
+        head.weight.data = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+        encoder = Encoder(nn.Identity(), head)
+        generator = seeded(1)
+        masks = [torch.rand(1, 2, generator=generator) >= 0.5 for _ in range(2)]
+        assert masks[0].tolist() == [[True, False]]
+        assert masks[1].tolist() == [[False, True]]
+        method = MCDropout(rate=0.5, samples=2, seed=1, point="deterministic")
+        e = method.learner([encoder], setup()).embedder(NOTHING).embed(torch.ones(1, 2), samples=2)
+        assert e.samples is not None
+        torch.testing.assert_close(e.samples, torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        torch.testing.assert_close(e.point, torch.tensor([[1.0, 2.0]]) / 5**0.5)
+        torch.testing.assert_close(e.mean, torch.tensor([[0.5, 0.5]]) * 2**0.5)
+
+    def test_rate_zero_is_deterministic(self) -> None:
+        encoder, x = small_encoder(), torch.rand(5, 2)
+        e = learner_of(encoder, rate=0.0, samples=3).embedder(NOTHING).embed(x, samples=3)
+        z = nn.functional.normalize(encoder.raw(x)).detach()
+        assert e.samples is not None
+        assert torch.equal(e.samples[0], e.samples[2])
+        torch.testing.assert_close(e.samples[0], z)
+        torch.testing.assert_close(e.point, z)
+        assert bool((e.kappa > 1e12).all())
+
+    @pytest.mark.parametrize("make_encoder", [small_encoder, conv_encoder])
+    @pytest.mark.parametrize("where", ["all", "head"])
+    def test_it_does_not_depend_on_how_images_are_cut_into_batches(
+        self, make_encoder: Any, where: str
+    ) -> None:
+        encoder = make_encoder()
+        x = torch.rand(7, 2) if make_encoder is small_encoder else torch.rand(7, 1, 8, 8)
+        embedder = learner_of(encoder, samples=5, where=where).embedder(NOTHING)
+        assert embedder.settings() == {"rate": 0.2, "layers": 1 if where == "head" else 2}
+        whole, cut = embedder.embed(x, samples=5), embedder.embed([x[:3], x[3:4], x[4:]], samples=5)
+        assert whole.samples is not None
+        assert cut.samples is not None
+        torch.testing.assert_close(cut.samples, whole.samples)
+        torch.testing.assert_close(cut.mean, whole.mean)
+        torch.testing.assert_close(cut.kappa, whole.kappa, rtol=1e-3, atol=0)
+        streamed = torch.stack(list(embedder.sample_embeddings([x[:3], x[3:]], 5)))
+        torch.testing.assert_close(streamed, whole.samples)
+
+    def test_more_samples_than_draws_and_a_generator(self) -> None:
+        encoder, x = small_encoder(), torch.rand(3, 2)
+        embedder = learner_of(encoder, samples=4).embedder(NOTHING)
+        first, more = embedder.embed(x, samples=4), embedder.embed(x, samples=9)
+        other = embedder.embed(x, samples=4, generator=seeded(7))
+        assert first.samples is not None
+        assert more.samples is not None
+        assert other.samples is not None
+        torch.testing.assert_close(more.samples[:4], first.samples)
+        assert more.samples.shape == (9, 3, 3)
+        assert not torch.allclose(other.samples, first.samples)
+        assert torch.equal(other.kappa, first.kappa)
+        assert embedder.embed(x).samples is None
+
+    @pytest.mark.parametrize("masks", ["shared", "independent"])
+    def test_what_images_have_in_common(self, masks: str) -> None:
+        encoder = small_encoder()
+        embedder = learner_of(encoder, masks=masks, samples=6).embedder(NOTHING)
+        twins = torch.rand(1, 2).expand(2, 2)
+        for inputs in (twins, [twins[:1], twins[1:]]):
+            drawn = torch.stack(list(embedder.sample_embeddings(inputs, 6)))
+            assert torch.allclose(drawn[:, 0], drawn[:, 1]) == (masks == "shared")
+        e = embedder.embed(twins, samples=6)
+        assert e.samples is not None
+        assert torch.allclose(e.samples[:, 0], e.samples[:, 1]) == (masks == "shared")
+
+    def test_modes_are_left_as_they_were_and_other_dropout_is_off(self) -> None:
+        backbone = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.9), nn.BatchNorm1d(8), nn.ReLU())
+        encoder, x = Encoder(backbone, nn.Linear(8, 3)), torch.rand(6, 2)
+        learner = learner_of(encoder, rate=0.0, samples=2)
+        learner.train_mode()
+        before = encoder.fingerprint()
+        e = learner.embedder(NOTHING).embed(x)
+        list(learner.embedder(NOTHING).sample_embeddings(x, 2))
+        assert encoder.training
+        assert encoder.fingerprint() == before
+        assert bool((e.kappa > 1e12).all())
+
+    def test_degenerate_input(self) -> None:
+        embedder = learner_of(small_encoder(), samples=3).embedder(NOTHING)
+        one = embedder.embed(torch.rand(1, 2))
+        assert len(one) == 1
+        with pytest.raises(ValueError, match="the loader is empty"):
+            embedder.embed([])
+        with pytest.raises(ValueError, match="the loader is empty"):
+            list(embedder.sample_embeddings([], 2))
+        with pytest.raises(ValueError, match="have no direction"):
+            embedder.embed(torch.tensor([[torch.nan, 0.0]]))
+        with pytest.raises(RuntimeError):
+            embedder.embed(torch.rand(2, 5))
+
+
+def test_two_clusters() -> None:
+    generator = seeded(0)
+    labels = torch.arange(200) % 2
+    centres = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])
+    x = centres[labels] + 0.4 * torch.randn(200, 2, generator=generator)
+    learner = learner_of(small_encoder(), rate=0.2, samples=60)
+    learner.begin(torch.optim.Adam(learner.parameters(), lr=0.01), seeded(1))
+    for _ in range(150):
+        learner.train_mode()
+        loss = learner.loss(x, labels)
+        learner.optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+    embedder = learner.embedder(NOTHING)
+    e = embedder.embed(x)
+    similarity = (e.point @ e.point.T).fill_diagonal_(-2)
+    assert float((labels[similarity.argmax(1)] == labels).float().mean()) > 0.98
+    between = torch.stack([torch.linspace(-0.2, 0.2, 11), torch.zeros(11)], dim=1)
+    assert float(embedder.embed(between).uncertainty.median()) > 2 * float(e.uncertainty.median())

@@ -1,0 +1,307 @@
+"""SWAG: snapshots along training, and embeddings by weights that are drawn from their Gaussian."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from hessians import ContrastiveLoss
+from laplacian_metric import metrics, vmf
+from laplacian_metric.core.method import Embedder, FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
+
+NOTHING = FitData(train=[], validation=[])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def encoder_of(seed: int = 0, *, norm: bool = False) -> Encoder:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        middle = [nn.BatchNorm1d(8)] if norm else []
+        return Encoder(nn.Sequential(nn.Linear(2, 8), *middle, nn.ReLU()), nn.Linear(8, 3))
+
+
+def learner_of(encoder: Encoder, rate: float = 0.1, **options: Any) -> SWAGLearner:
+    learner = SWAG(**options).learner([encoder], Setup(loss=ContrastiveLoss(margin=0.7), num_images=10))
+    assert isinstance(learner, SWAGLearner)
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=rate, momentum=0.5), seeded(0))
+    return learner
+
+
+def clusters(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(count) % 2
+    centres = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])
+    return centres[labels] + 0.4 * torch.randn(count, 2, generator=seeded(seed)), labels
+
+
+def train(learner: SWAGLearner, epochs: int, start: int = 0) -> list[Tensor]:
+    """Four steps an epoch; the weights after every step."""
+    x, labels = clusters()
+    weights = []
+    for epoch in range(start, start + epochs):
+        for chosen in torch.randperm(len(x), generator=seeded(epoch)).split(15):
+            learner.train_mode()
+            loss = learner.loss(x[chosen], labels[chosen])
+            learner.optimizer.zero_grad()
+            loss.backward()
+            learner.step()
+            weights.append(parameters_to_vector(learner.parameters()).detach().clone())
+        learner.end_epoch()
+    return weights
+
+
+def unit(encoder: Encoder, x: Tensor) -> Tensor:
+    return nn.functional.normalize(encoder.raw(x).detach())
+
+
+class TestOptions:
+    def test_by_name(self) -> None:
+        method = make("swag", weights="head", batch_norm="keep")
+        assert find("swag") is SWAG
+        assert (method.start, method.trains, method.weights) == ("network", True, "head")
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"weights": "last"}, "weights is 'last', one of 'all', 'head'"),
+            ({"batch_norm": "refuse"}, "batch_norm is 'refuse', one of 'update', 'keep'"),
+            ({"rank": 1}, "rank is 1"),
+            ({"rank": -1}, "rank is -1"),
+            ({"collect_every": 0}, "collect_every is 0, at least 1 step"),
+            ({"burn_in": -1}, "burn_in is -1"),
+            ({"scale": -1.0}, "scale is -1"),
+            ({"scale": float("nan")}, "scale is nan"),
+            ({"samples": 1}, "samples is 1, at least 2"),
+        ],
+    )
+    def test_what_is_wrong_is_refused(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            make("swag", **options)
+
+
+class TestLearner:
+    @pytest.mark.parametrize(
+        ("options", "taken"),
+        [
+            ({}, [3, 7, 11]),
+            ({"burn_in": 1}, [7, 11]),
+            ({"collect_every": 3}, [2, 5, 8, 11]),
+            ({"collect_every": 2, "burn_in": 2}, [9, 11]),
+        ],
+    )
+    def test_snapshots_are_taken_when_they_should_be(self, options: dict[str, int], taken: list[int]) -> None:
+        learner = learner_of(encoder_of(), rank=2, **options)
+        weights = torch.stack(train(learner, 3)).double()[taken]
+        assert learner.moments.count == len(taken)
+        torch.testing.assert_close(learner.moments.mean, weights.mean(0))
+        torch.testing.assert_close(learner.moments.variance, weights.var(0, correction=0))
+        last = weights[-1] - weights.mean(0)
+        torch.testing.assert_close(learner.moments.deviations[-1], last.float())
+
+    def test_it_trains_as_the_deterministic_encoder_does(self) -> None:
+        encoder, (x, labels) = encoder_of(), clusters()
+        plain = make("deterministic").learner(
+            [encoder], Setup(loss=ContrastiveLoss(margin=0.7), num_images=10)
+        )
+        assert torch.equal(learner_of(encoder).loss(x, labels), plain.loss(x, labels))
+        assert torch.equal(learner_of(encoder).points(x), encoder.raw(x))
+
+    def test_head_only_leaves_the_backbone(self) -> None:
+        encoder = encoder_of(norm=True)
+        before = copy.deepcopy(encoder.backbone.state_dict())
+        learner = learner_of(encoder, weights="head")
+        head = encoder.head.weight.detach().clone()
+        train(learner, 2)
+        assert all(
+            torch.equal(tensor, before[name]) for name, tensor in encoder.backbone.state_dict().items()
+        )
+        assert not torch.equal(encoder.head.weight, head)
+        assert len(learner.moments.mean) == 8 * 3 + 3
+        assert not encoder.backbone.training
+        assert encoder.head.training
+
+    @pytest.mark.parametrize("options", [{}, {"collect_every": 3, "burn_in": 1}, {"weights": "head"}])
+    def test_training_resumes_exactly(self, options: dict[str, Any]) -> None:
+        through = learner_of(encoder_of(), rank=2, **options)
+        train(through, 4)
+        first = learner_of(encoder_of(), rank=2, **options)
+        train(first, 2)
+        kept = {name: tensor.clone() for name, tensor in first.state().items()}
+        again = learner_of(encoder_of(7), rank=2, **options)
+        again.module.load_state_dict(copy.deepcopy(first.module.state_dict()))
+        again.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+        again.restore(kept)
+        train(again, 2, start=2)
+        assert again.encoder.fingerprint() == through.encoder.fingerprint()
+        state = through.state()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in again.state().items())
+        x = clusters()[0]
+        one, other = again.embedder(NOTHING).embed(x), through.embedder(NOTHING).embed(x)
+        assert torch.equal(one.kappa, other.kappa)
+
+    def test_its_state_goes_through_a_file(self, tmp_path: Any) -> None:
+        from safetensors.torch import load_file, save_file
+
+        learner = learner_of(encoder_of(), rank=3)
+        for _ in range(2):
+            save_file(learner.state(), tmp_path / "state.safetensors")
+            again = learner_of(encoder_of(), rank=3)
+            again.restore(load_file(tmp_path / "state.safetensors"))
+            state = learner.state()
+            assert all(torch.equal(tensor, state[name]) for name, tensor in again.state().items())
+            train(learner, 2)
+
+    def test_what_does_not_fit_is_refused(self) -> None:
+        learner = learner_of(encoder_of())
+        with pytest.raises(ValueError, match="the checkpoint has no count, deviations, epochs"):
+            learner.restore({})
+        with pytest.raises(ValueError, match="the moments of 27 weights, 51 are trained here"):
+            learner.restore(learner_of(encoder_of(), weights="head").state())
+        with pytest.raises(ValueError, match="no snapshot was taken in 0 epochs and 0 steps"):
+            learner.embedder(NOTHING)
+        frozen = encoder_of().requires_grad_(False)
+        with pytest.raises(ValueError, match="no weight of the head requires a gradient"):
+            learner_of(frozen, weights="head")
+
+
+def by_hand(learner: SWAGLearner, x: Tensor, count: int, seed: int) -> Tensor:
+    """The embeddings by a copy of the encoder into which one draw after the other is put."""
+    encoder, generator = copy.deepcopy(learner.encoder).eval(), seeded(seed)
+    only_head = learner.method.weights == "head"
+    moments, found = learner.moments, []
+    for _ in range(count):
+        theta = moments.draw(generator).float()
+        vector_to_parameters(theta, encoder.head.parameters() if only_head else encoder.parameters())
+        found.append(unit(encoder, x))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("weights", ["all", "head"])
+class TestEmbedder:
+    def test_draws_are_put_into_the_network(self, weights: str) -> None:
+        learner, x = learner_of(encoder_of(), weights=weights, samples=6, seed=4), clusters()[0]
+        train(learner, 4)
+        before = learner.encoder.fingerprint()
+        e = learner.embedder(NOTHING).embed(x, samples=6)
+        expected = by_hand(learner, x, 6, seed=4)
+        assert e.samples is not None
+        torch.testing.assert_close(e.samples, expected)
+        mean, kappa = vmf.fit(expected)
+        torch.testing.assert_close(e.mean, mean)
+        torch.testing.assert_close(e.kappa, kappa, rtol=1e-3, atol=0)
+        torch.testing.assert_close(e.uncertainty, 1 / e.kappa)
+        assert learner.encoder.fingerprint() == before
+        average = copy.deepcopy(learner.encoder)
+        own = average.head if weights == "head" else average
+        vector_to_parameters(learner.moments.mean.float(), own.parameters())
+        torch.testing.assert_close(e.point, unit(average, x))
+
+    def test_it_does_not_depend_on_how_images_are_cut_into_batches(self, weights: str) -> None:
+        learner, x = learner_of(encoder_of(), weights=weights, samples=5), clusters(7)[0]
+        train(learner, 3)
+        embedder = learner.embedder(NOTHING)
+        cut = [(x[:2], torch.zeros(2)), (x[2:3], torch.zeros(1)), (x[3:], torch.zeros(4))]
+        whole, parts = embedder.embed(x, samples=5), embedder.embed(cut, samples=5)
+        for name in ("point", "mean", "samples"):
+            torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
+        torch.testing.assert_close(parts.kappa, whole.kappa, rtol=1e-3, atol=0)
+        for inputs in (x, cut):
+            torch.testing.assert_close(
+                torch.stack(list(embedder.sample_embeddings(inputs, 5))), whole.samples
+            )
+        more = embedder.embed(x, samples=7)
+        assert more.samples is not None
+        torch.testing.assert_close(more.samples[:5], whole.samples)
+        other = embedder.embed(x, samples=5, generator=seeded(9))
+        assert other.samples is not None
+        assert not torch.allclose(other.samples, whole.samples)
+        assert embedder.embed(x).samples is None
+
+    def test_one_snapshot_is_deterministic(self, weights: str) -> None:
+        learner, x = learner_of(encoder_of(), weights=weights, samples=3), clusters()[0]
+        train(learner, 1)
+        with pytest.warns(UserWarning, match="one snapshot was taken"):
+            embedder = learner.embedder(NOTHING)
+        assert embedder.settings() == {"snapshots": 1}
+        e = embedder.embed(x, samples=3)
+        assert e.samples is not None
+        torch.testing.assert_close(e.samples, unit(learner.encoder, x).expand(3, -1, -1))
+        torch.testing.assert_close(e.point, unit(learner.encoder, x))
+        assert bool((e.kappa > 1e12).all())
+
+    def test_later_training_does_not_change_it(self, weights: str) -> None:
+        learner, x = learner_of(encoder_of(), weights=weights, samples=4), clusters()[0]
+        train(learner, 2)
+        embedder = learner.embedder(NOTHING)
+        before = embedder.embed(x)
+        train(learner, 1, start=2)
+        assert torch.equal(embedder.embed(x).kappa, before.kappa)
+
+    def test_degenerate_input(self, weights: str) -> None:
+        learner = learner_of(encoder_of(), weights=weights, samples=3)
+        train(learner, 2)
+        embedder: Embedder = learner.embedder(NOTHING)
+        assert len(embedder.embed(torch.rand(1, 2))) == 1
+        for call in (embedder.embed, lambda empty: list(embedder.sample_embeddings(empty, 2))):
+            with pytest.raises(ValueError, match="the loader is empty"):
+                call([])
+        with pytest.raises(ValueError, match="have no direction"):
+            embedder.embed(torch.tensor([[torch.nan, 0.0]]))
+
+
+class TestBatchNorm:
+    def test_statistics_belong_to_the_drawn_weights(self) -> None:
+        learner, (x, labels) = learner_of(encoder_of(norm=True), samples=4, seed=2), clusters()
+        train(learner, 4)
+        data = FitData(train=[(x[:40], labels[:40]), (x[40:], labels[40:])], validation=[])
+        before = learner.encoder.fingerprint()
+        e = learner.embedder(data).embed(x, samples=4)
+        assert learner.encoder.fingerprint() == before
+        encoder, generator = copy.deepcopy(learner.encoder).eval(), seeded(2)
+        assert e.samples is not None
+        for sample in e.samples:
+            vector_to_parameters(learner.moments.draw(generator).float(), encoder.parameters())
+            found = batch_norm_statistics(encoder, {}, data.train)
+            encoder.load_state_dict(found, strict=False)
+            torch.testing.assert_close(sample, unit(encoder, x))
+        assert not torch.allclose(e.samples[0], by_hand(learner, x, 1, seed=2)[0])
+
+    def test_they_may_be_kept(self) -> None:
+        learner, x = learner_of(encoder_of(norm=True), samples=4, seed=2, batch_norm="keep"), clusters()[0]
+        train(learner, 4)
+        e = learner.embedder(NOTHING).embed(x, samples=4)
+        torch.testing.assert_close(e.samples, by_hand(learner, x, 4, seed=2))
+
+    def test_they_need_training_images_only_where_they_change(self) -> None:
+        learner = learner_of(encoder_of(norm=True), samples=2)
+        train(learner, 2)
+        with pytest.raises(ValueError, match="there are no training images"):
+            learner.embedder(NOTHING).embed(clusters()[0])
+        head = learner_of(encoder_of(norm=True), samples=2, weights="head")
+        train(head, 2)
+        head.embedder(NOTHING).embed(clusters()[0])
+
+
+@pytest.mark.parametrize("weights", ["all", "head"])
+def test_two_clusters(weights: str) -> None:
+    """From a trained encoder, as it is meant to start."""
+    trained = learner_of(encoder_of())
+    train(trained, 20)
+    learner, (x, labels) = learner_of(trained.encoder, weights=weights, samples=60), clusters()
+    train(learner, 30)
+    embedder = learner.embedder(NOTHING)
+    e = embedder.embed(x)
+    assert metrics.recall_at_k(e.point, labels, 1) > 0.98
+    between = torch.stack([torch.linspace(-0.2, 0.2, 11), torch.zeros(11)], dim=1)
+    assert float(embedder.embed(between).uncertainty.median()) > 2 * float(e.uncertainty.median())

@@ -1,0 +1,356 @@
+"""Learned concentrations: the losses against plain loops and their limits, and a problem that they have to solve."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import vmf
+from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods import find, make
+from laplacian_metric.methods.spherical.vmf_contrast import elk_info_nce, info_nce, log_kernel, mc_info_nce
+from laplacian_metric.methods.spherical.vmf_head import VMFHead, VMFLearner
+
+float64 = torch.float64
+SETUP = Setup(ContrastiveLoss(), num_images=100)
+NOTHING = FitData([], [])
+
+
+def a_generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distributions(count: int = 9, dim: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = a_generator(seed)
+    mean = nn.functional.normalize(torch.randn(count, dim, generator=generator, dtype=float64), dim=1)
+    kappa = 50 * torch.rand(count, generator=generator, dtype=float64) + 0.5
+    return mean, kappa, torch.randint(3, (count,), generator=generator)
+
+
+def plain_info_nce(draws: list[Tensor], labels: Tensor) -> float:
+    """From matrices of similarities, one for each draw, by loops over images."""
+    total, anchors = 0.0, 0
+    for i in range(len(labels)):
+        positives = [j for j in range(len(labels)) if j != i and labels[j] == labels[i]]
+        negatives = [m for m in range(len(labels)) if labels[m] != labels[i]]
+        if not positives:
+            continue
+        anchors += 1
+        for j in positives:
+            fractions = [
+                math.exp(s[i, j]) / (math.exp(s[i, j]) + sum(math.exp(s[i, m]) for m in negatives))
+                for s in draws
+            ]
+            total -= math.log(sum(fractions) / len(draws)) / len(positives)
+    return total / anchors
+
+
+# --- the losses ---
+
+
+@pytest.mark.parametrize(("count", "dim"), [(2, 2), (9, 3), (12, 16)])
+def test_mc_info_nce_is_the_plain_loop_over_its_draws(count: int, dim: int) -> None:
+    mean, kappa, labels = distributions(count, dim)
+    labels[:2] = 0
+    found = mc_info_nce(mean, kappa, labels, kappa_pos=5.0, samples=4, generator=a_generator(1))
+    drawn = vmf.sample(mean, kappa, 4, generator=a_generator(1))
+    assert float(found) == pytest.approx(plain_info_nce([5 * z @ z.T for z in drawn], labels), abs=1e-12)
+
+
+def log_kernel_on_the_sphere(mean: Tensor, kappa: Tensor) -> Tensor:
+    """In three dimensions C(k) = k/(4 pi sinh k)."""
+
+    def log_c(k: float) -> float:
+        return math.log(k / (4 * math.pi)) - (k + math.log((1 - math.exp(-2 * k)) / 2))
+
+    count = len(kappa)
+    found = torch.empty(count, count, dtype=float64)
+    for i in range(count):
+        for j in range(count):
+            combined = float((kappa[i] * mean[i] + kappa[j] * mean[j]).norm())
+            found[i, j] = log_c(float(kappa[i])) + log_c(float(kappa[j])) - log_c(combined)
+    return found
+
+
+def test_elk_info_nce_is_the_plain_loop_over_closed_forms() -> None:
+    mean, kappa, labels = distributions()
+    expected = log_kernel_on_the_sphere(mean, kappa)
+    torch.testing.assert_close(log_kernel(mean, kappa, mean, kappa), expected)
+    found = elk_info_nce(mean, kappa, labels, scale=0.7)
+    assert float(found) == pytest.approx(plain_info_nce([0.7 * expected], labels), abs=1e-10)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 64])
+def test_the_kernel_of_all_pairs_is_that_of_each(dim: int) -> None:
+    mean, kappa, _ = distributions(9, dim)
+    mean[1] = -mean[0]
+    kappa[1], kappa[2] = kappa[0], 1e5
+    expected = vmf.log_expected_likelihood(mean[:4, None], kappa[:4, None], mean, kappa)
+    torch.testing.assert_close(log_kernel(mean[:4], kappa[:4], mean, kappa), expected, rtol=1e-9, atol=1e-9)
+    single = log_kernel(mean[:4].float(), kappa[:4].float(), mean.float(), kappa.float())
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_rows_of_the_kernel_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mean, kappa, _ = distributions()
+    whole = log_kernel(mean, kappa, mean, kappa)
+    monkeypatch.setattr("laplacian_metric.methods.spherical.vmf_contrast.ENTRIES_AT_ONCE", 20)
+    torch.testing.assert_close(log_kernel(mean, kappa, mean, kappa), whole)
+
+
+def test_without_spread_it_is_info_nce_of_the_points() -> None:
+    mean, kappa, labels = distributions()
+    found = mc_info_nce(mean, torch.full_like(kappa, 1e12), labels, kappa_pos=5.0, samples=3)
+    assert float(found) == pytest.approx(plain_info_nce([5 * mean @ mean.T], labels), abs=1e-4)
+
+
+def test_small_equal_concentrations_make_the_kernel_the_cosine() -> None:
+    """log int p q = const + k^2 cos/3 + O(k^4) in three dimensions."""
+    mean, kappa, labels = distributions()
+    k = 1e-2
+    found = elk_info_nce(mean, torch.full_like(kappa, k), labels, scale=5 * 3 / k**2)
+    assert float(found) == pytest.approx(plain_info_nce([5 * mean @ mean.T], labels), rel=1e-3)
+
+
+@pytest.mark.parametrize("of", ["mean", "kappa"])
+def test_the_kernel_losses_gradients(of: str) -> None:
+    mean, kappa, labels = distributions(6)
+    labels[:2] = 0
+
+    def value(u: Tensor, k: Tensor) -> Tensor:
+        return elk_info_nce(nn.functional.normalize(u, dim=1), k, labels, scale=0.3)
+
+    u = 2 * mean
+    u.requires_grad_(of == "mean")
+    kappa.requires_grad_(of == "kappa")
+    assert torch.autograd.gradcheck(value, (u, kappa))
+
+
+def test_the_sampled_losses_gradient_in_the_means() -> None:
+    """With the same random numbers the draws follow the means smoothly."""
+    mean, kappa, labels = distributions(6)
+    labels[:2] = 0
+
+    def value(u: Tensor) -> Tensor:
+        unit = nn.functional.normalize(u, dim=1)
+        return mc_info_nce(unit, kappa, labels, kappa_pos=3.0, samples=5, generator=a_generator(1))
+
+    assert torch.autograd.gradcheck(value, (2 * mean).requires_grad_())
+
+
+@pytest.mark.statistical
+def test_the_sampled_losses_gradient_in_the_concentrations() -> None:
+    """Against d/dk E f(z) = E f(z) (cos - A(k)); the standard errors are those of 20 repetitions, 5 are allowed."""
+    mean, _, _ = distributions(4)
+    labels = torch.tensor([0, 0, 1, 1])
+    kappa = torch.tensor([2.0, 8.0, 5.0, 20.0], dtype=float64)
+    known = vmf.mean_resultant_length(kappa, 3)
+    found, expected = [], []
+    for seed in range(20):
+        k = kappa.clone().requires_grad_()
+        loss = mc_info_nce(mean, k, labels, kappa_pos=3.0, samples=2000, generator=a_generator(seed))
+        found.append(torch.autograd.grad(loss, k)[0])
+        z = vmf.sample(mean, kappa, 2000, generator=a_generator(100 + seed))
+        score = (z * mean).sum(2) - known
+        fraction = []
+        for i, j, other in ((0, 1, [2, 3]), (1, 0, [2, 3]), (2, 3, [0, 1]), (3, 2, [0, 1])):
+            pull = (3 * (z[:, i] * z[:, j]).sum(1)).exp()
+            fraction.append(pull / (pull + sum((3 * (z[:, i] * z[:, m]).sum(1)).exp() for m in other)))
+        f = torch.stack(fraction, dim=1)
+        slope = ((f - f.mean(0))[:, :, None] * score[:, None, :]).mean(0) / f.mean(0)[:, None]
+        expected.append(-slope.mean(0))
+    one, two = torch.stack(found), torch.stack(expected)
+    error = ((one.var(0) + two.var(0)) / 20).sqrt()
+    assert bool(((one.mean(0) - two.mean(0)).abs() < 5 * error).all())
+    assert float((one.mean(0).abs() / error).max()) > 20
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [3]])
+@pytest.mark.parametrize("loss", [mc_info_nce, elk_info_nce])
+def test_without_positives_or_negatives_nothing_is_learned(loss: Any, labels: list[int]) -> None:
+    mean, kappa, _ = distributions(len(labels))
+    mean.requires_grad_()
+    kappa.requires_grad_()
+    options = {"kappa_pos": 5.0, "samples": 2} if loss is mc_info_nce else {}
+    value = loss(mean, kappa, torch.tensor(labels), **options)
+    assert float(value.detach()) == 0
+    for gradient in torch.autograd.grad(value, [mean, kappa]):
+        assert not bool(gradient.any())
+
+
+def test_wrong_inputs_are_named() -> None:
+    mean, kappa, labels = distributions()
+    for wrong, said in (
+        ((mean, kappa, labels[:3]), "labels has 3 entries for 9 embeddings"),
+        ((mean, kappa[:2], labels), r"kappa has shape \(2,\) for 9 embeddings"),
+        ((mean[:0], kappa[:0], labels[:0]), "at least one image"),
+        ((mean[0], kappa, labels), r"mean has shape \(3,\)"),
+        ((2 * mean, kappa, labels), "mean"),
+        ((mean, -kappa, labels), "kappa"),
+        ((mean * torch.nan, kappa, labels), "mean"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            elk_info_nce(*wrong)
+    with pytest.raises(ValueError, match="labels has 2 entries for 3"):
+        info_nce(torch.zeros(3, 3), torch.zeros(2))
+
+
+# --- the method ---
+
+
+def an_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = nn.Sequential(
+            nn.Linear(2, 32, dtype=dtype), nn.ReLU(), nn.Linear(32, 32, dtype=dtype), nn.ReLU()
+        )
+        return Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
+
+
+def a_learner(method: VMFHead, dtype: torch.dtype = torch.float32) -> VMFLearner:
+    learner = method.learner([an_encoder(dtype)], SETUP)
+    assert isinstance(learner, VMFLearner)
+    return learner
+
+
+def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two clusters, and between them images whose class is drawn by lot."""
+    generator = a_generator(seed)
+    labels = torch.randint(2, (count,), generator=generator)
+    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])[labels]
+    centres[: count // 4, 0] = 0
+    return centres + 0.3 * torch.randn(count, 2, generator=generator), labels
+
+
+def trained(method: VMFHead, steps: int = 100) -> VMFLearner:
+    learner = a_learner(method)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2)
+    learner.begin(optimizer, a_generator())
+    images, labels = two_clusters(800, 0)
+    generator = a_generator(5)
+    for _ in range(steps):
+        chosen = torch.randint(800, (64,), generator=generator)
+        learner.train_mode()
+        loss = learner.loss(images[chosen], labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+    return learner
+
+
+@pytest.mark.parametrize(
+    "options", [{"kappa_pos": 4.0, "samples": 8}, {"loss": "elk"}, {"stop_gradient": True}]
+)
+def test_two_clusters_are_found_and_what_lies_between_is_unsure(options: dict[str, Any]) -> None:
+    embedder = trained(VMFHead(**options)).embedder(NOTHING)
+    images, labels = two_clusters(200, 1)
+    e = embedder.embed(images)
+    clear = e[torch.arange(50, 200)]
+    nearest = (clear.point @ clear.point.T).fill_diagonal_(-2).argmax(1)
+    assert float((labels[50:][nearest] == labels[50:]).double().mean()) > 0.97
+    assert float(e.uncertainty[:50].quantile(0.25)) > float(e.uncertainty[50:].quantile(0.75))
+    torch.testing.assert_close(e.uncertainty, e.kappa.reciprocal())
+    similar = embedder.similarity(e[torch.arange(5)], e)
+    if options.get("loss") != "elk":
+        assert similar is None
+        return
+    assert similar is not None
+    expected = vmf.log_expected_likelihood(e.mean[:5, None], e.kappa[:5, None], e.mean, e.kappa)
+    torch.testing.assert_close(similar, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["mc-infonce", "elk"])
+def test_the_learners_loss_is_that_of_its_distributions(loss: Any) -> None:
+    learner = a_learner(VMFHead(loss=loss, samples=3, kappa_pos=2.0), float64)
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), a_generator(3))
+    images, labels = two_clusters(20, 0)
+    mean, kappa = learner.network(images.double())
+    found = float(learner.loss(images.double(), labels).detach())
+    if loss == "elk":
+        similar = [2 * log_kernel_on_the_sphere(mean.detach(), kappa.detach())]
+    else:
+        similar = [2 * z @ z.T for z in vmf.sample(mean, kappa, 3, generator=a_generator(3)).detach()]
+    assert found == pytest.approx(plain_info_nce(similar, labels), abs=1e-9)
+    torch.testing.assert_close(mean, nn.functional.normalize(learner.points(images.double())))
+
+
+def test_it_starts_near_the_concentration_that_is_asked_for_and_from_its_seed() -> None:
+    images, _ = two_clusters(100, 0)
+    _, kappa = a_learner(VMFHead(initial_kappa=30.0)).network(images)
+    assert 15 < float(kappa.detach().median()) < 60
+    torch.manual_seed(99)
+    state = a_learner(VMFHead()).module.state_dict()
+    torch.manual_seed(1)
+    for name, value in a_learner(VMFHead()).module.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_a_stopped_gradient_leaves_the_features_to_the_means() -> None:
+    images, _ = two_clusters(20, 0)
+    for stop in (False, True):
+        learner = a_learner(VMFHead(stop_gradient=stop))
+        weight = next(learner.network.encoder.backbone.parameters())
+        (found,) = torch.autograd.grad(learner.network(images)[1].sum(), weight, allow_unused=True)
+        assert (found is None) is stop
+
+
+def test_concentrations_stay_finite_however_large_the_features() -> None:
+    network = a_learner(VMFHead()).network
+    _, kappa = network(torch.tensor([[1e6, 1e6], [-1e6, 1e6], [0.0, 0.0]]))
+    assert bool(kappa.isfinite().all())
+    assert float(kappa.detach().min()) >= 1
+
+
+def test_state_is_the_module_alone_and_embeds_the_same() -> None:
+    learner = trained(VMFHead(), steps=3)
+    again = a_learner(VMFHead())
+    again.module.load_state_dict(learner.module.state_dict())
+    again.restore(learner.state())
+    images, _ = two_clusters(10, 2)
+    one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
+    assert torch.equal(one.kappa, other.kappa)
+    assert torch.equal(one.mean, other.mean)
+    with pytest.raises(ValueError, match="of another method"):
+        again.restore({"curvature": torch.zeros(1)})
+
+
+def test_bfloat16_is_computed_in_float32_where_it_matters() -> None:
+    learner = a_learner(VMFHead())
+    images, labels = two_clusters(20, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = learner.loss(images, labels)
+    assert loss.dtype == torch.float32
+    loss.backward()
+    for parameter in learner.parameters():
+        assert parameter.grad is not None
+        assert bool(parameter.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "infonce"}, "loss is 'infonce'"),
+        ({"kappa_pos": 0.0}, "kappa_pos is 0.0"),
+        ({"samples": 0}, "samples is 0"),
+        ({"hidden": 0}, "hidden is 0"),
+        ({"initial_kappa": 1.0}, "initial_kappa is 1.0"),
+        ({"initial_kappa": math.nan}, "initial_kappa is nan"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("vmf", **options)
+
+
+def test_the_registry_knows_it_and_pairs_are_not_chosen_for_it() -> None:
+    assert find("vmf") is VMFHead
+    mined = Setup(ContrastiveLoss(), num_images=9, pairs=lambda u, labels: Pairs.from_labels(labels))
+    with pytest.raises(ValueError, match="a choice of pairs is given"):
+        VMFHead().learner([an_encoder()], mined)
