@@ -13,7 +13,11 @@ def imported_modules(source: str, module: str, is_package: bool) -> Iterator[tup
     `from a import b` counts as a and as a.b, since b may be a module. Relative imports are resolved against
     `module`. A call of `__import__` or `import_module` with a literal name counts too.
     """
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []  # names of types are no dependency
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -32,51 +36,93 @@ def imported_modules(source: str, module: str, is_package: bool) -> Iterator[tup
                 yield node.lineno, node.args[0].value
 
 
-def _is_in(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
+# What each room of laplacian_metric may import, besides itself and hessians. The house is drawn from it.
+ROOMS: dict[str, tuple[str, ...]] = {"vmf": ()}
+ROOMS["core"] = ("vmf",)
+ROOMS["data"] = ROOMS["metrics"] = ("core", *ROOMS["core"])
+ROOMS["encoder"] = ("data", "metrics", *ROOMS["data"])
+ROOMS["laplace"] = ("encoder", *ROOMS["encoder"])
+ROOMS["methods"] = ("laplace", *ROOMS["laplace"])
+ROOMS["training"] = ("methods", *ROOMS["methods"])
+ROOMS["trust"] = ("metrics", *ROOMS["metrics"])
+ROOMS["retrieval"] = ("trust", *ROOMS["trust"])
+ROOMS["runs"] = ("training", "trust", "retrieval", *ROOMS["training"])
+ROOMS["report"] = ("runs", *ROOMS["runs"])
+ROOMS["demo"] = ROOMS["integrations"] = ("report", *ROOMS["report"])
+ROOMS["cli"] = ("demo", "integrations", *ROOMS["demo"])
+OUTSIDE = ("experiments", "benchmarks")
 
 
-def _forbidden(module: str) -> tuple[str, ...]:
-    """The packages that a module must not import; methods are dealt with apart."""
-    if _is_in(module, "hessians"):
-        return ("laplacian_metric", "experiments", "benchmarks")
-    pure = any(_is_in(module, f"laplacian_metric.{room}") for room in ("metrics", "vmf"))
-    if pure:
-        return ("experiments", "benchmarks", "laplacian_metric.methods", "laplacian_metric.data")
-    if _is_in(module, "laplacian_metric"):
-        return ("experiments", "benchmarks")
-    return ()
+def _room(module: str) -> str | None:
+    """Return the room of laplacian_metric that a module is in; None for the package itself and for other packages."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "laplacian_metric" and len(parts) > 1 and parts[1] in ROOMS else None
 
 
-def _method_of(module: str) -> str | None:
-    """The method that a module belongs to: what follows laplacian_metric.methods."""
+def _family(module: str) -> str | None:
+    """Return the family of methods that a module is in."""
     parts = module.split(".")
     return parts[2] if parts[:2] == ["laplacian_metric", "methods"] and len(parts) > 2 else None
 
 
-def _other_method(module: str, imported: str, methods: set[str]) -> bool:
-    own, other = _method_of(module), _method_of(imported)
-    return own is not None and other in methods and other != own
+def _is_wrong(module: str, imported: str, families: set[str]) -> bool:
+    top, imported_top = module.split(".")[0], imported.split(".")[0]
+    if imported_top in OUTSIDE or (top == "hessians" and imported_top == "laplacian_metric"):
+        return True
+    room, other = _room(module), _room(imported)
+    if room and other and room != other:
+        return other not in ROOMS[room]
+    own, family = _family(module), _family(imported)
+    return own is not None and family in families and family != own
+
+
+def package_imports(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield every import of hessians and laplacian_metric as (place "file:line", module, imported module)."""
+    for top in ("hessians", "laplacian_metric"):
+        for path in sorted((root / top).rglob("*.py")):
+            module = _module_name(path.relative_to(root))
+            source = path.read_text(encoding="utf-8")
+            for line, imported in imported_modules(source, module, path.name == "__init__.py"):
+                yield f"{path.relative_to(root).as_posix()}:{line}", module, imported
 
 
 def wrong_imports(root: Path) -> list[str]:
-    """Every import below `root` that goes against the direction of the house, as "file:line: a imports b"."""
-    sources = [
-        path for top in ("hessians", "laplacian_metric") for path in sorted((root / top).rglob("*.py"))
+    """Return every import below `root` against the direction of the house, as "file:line: a imports b"."""
+    imports = list(package_imports(root))
+    paths = (root / "laplacian_metric").rglob("*.py")
+    families = {family for path in paths if (family := _family(_module_name(path.relative_to(root))))}
+    return [
+        f"{place}: {module} imports {imported}"
+        for place, module, imported in imports
+        if _is_wrong(module, imported, families)
     ]
-    names = {path: _module_name(path.relative_to(root)) for path in sources}
-    methods = {method for name in names.values() if (method := _method_of(name)) is not None}
-    found = []
-    for path, module in names.items():
-        source = path.read_text(encoding="utf-8")
-        for line, imported in imported_modules(source, module, path.name == "__init__.py"):
-            wrong = any(_is_in(imported, package) for package in _forbidden(module))
-            if wrong or _other_method(module, imported, methods):
-                message = f"{path.relative_to(root).as_posix()}:{line}: {module} imports {imported}"
-                found.append(message)
-    return found
+
+
+def drawing(root: Path) -> str:
+    """Return the house as text: each room, the rooms that it imports today, and how many files it has."""
+    used: dict[str, set[str]] = {room: set() for room in ROOMS}
+    modules: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for _, module, imported in package_imports(root):
+        room, other = _room(module), _room(imported)
+        if room:
+            modules[room].add(module)
+            if imported.split(".")[0] == "hessians":
+                used[room].add("hessians")
+            elif other and other != room:
+                used[room].add(other)
+    order = ["hessians", *ROOMS]
+    rows = [
+        f"{room:<13}<- {', '.join(sorted(used[room], key=order.index)) or 'nothing'}"
+        for room in ROOMS
+        if modules[room]
+    ]
+    return "\n".join(["hessians     <- nothing", *rows])
 
 
 def _module_name(path: Path) -> str:
     parts = list(path.with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+if __name__ == "__main__":
+    print(drawing(Path(__file__).resolve().parent.parent))  # noqa: T201

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,9 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.progress import track
 from laplacian_metric.data.labelled import LabelledInputs, in_batches
-from laplacian_metric.encoder import Encoder
+
+if TYPE_CHECKING:
+    from laplacian_metric.encoder import Encoder
 
 
 class Start(Choice):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,9 @@ from torch import Tensor
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder
-from laplacian_metric.encoder import Encoder
+
+if TYPE_CHECKING:
+    from laplacian_metric.encoder import Encoder
 
 
 class CertainEmbedder(Embedder):
