@@ -1,0 +1,255 @@
+"""Names that users and other code rely on: they are where they were, and take the arguments that they took."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import laplacian_metric
+from hessians import ContrastiveLoss, Pairs, ggn_diagonal, last_layer_ggn_diagonal
+from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM, StochasticEmbedding, combine, metrics, vmf
+from tests.fixtures.small import LOSS, clusters, encoder
+
+# Module -> name -> parameters that can be passed by keyword. An empty text stands for a name without parameters.
+SIGNATURES = {
+    "hessians": {
+        "Pairs.from_labels": "labels",
+        "Pairs.from_indices": "indices num_images",
+        "ContrastiveLoss": "margin distance negative_weight normalize",
+        "last_layer_ggn_diagonal": "features weight bias pairs loss approximation",
+        "ggn_diagonal": "model inputs pairs loss approximation method probes generator",
+    },
+    "laplacian_metric": {
+        "LAM": "encoder loss approximation structure rank n_effective temperature prior_precision weight_decay",
+        "LAM.fit": "loader cache",
+        "LAM.fit_features": "features labels batch_size generator",
+        "LAM.optimize_prior_precision": "",
+        "LAM.embed": "inputs samples generator",
+        "LAM.embed_features": "features samples generator",
+        "LAM.save": "path",
+        "LAM.load": "path encoder loss",
+        "NetworkLAM": "encoder loss approximation layers predictive",
+        "OnlineLAM": "encoder optimizer loss num_images memory generator",
+        "OnlineLAM.step": "images labels",
+        "OnlineLAM.posterior": "",
+        "Encoder": "backbone head normalize",
+        "Encoder.from_module": "module",
+        "Encoder.from_checkpoint": "path name",
+        "Encoder.from_name": "name dim pretrained seed",
+        "Encoder.with_head": "dim",
+        "StochasticEmbedding.sample": "k generator",
+        "StochasticEmbedding.variance": "",
+        "combine": "aleatoric epistemic",
+        "metrics": "",
+        "vmf": "",
+        "__version__": "",
+    },
+    "laplacian_metric.vmf": {
+        "fit": "samples",
+        "log_normalizer": "kappa dim",
+        "sample": "mean kappa k generator",
+    },
+    "laplacian_metric.metrics": {
+        "recall_at_k": "embeddings labels k database database_labels",
+        "map_at_k": "embeddings labels k database database_labels",
+        "map_at_r": "embeddings labels database database_labels",
+        "r_auroc": "embeddings labels uncertainty database database_labels",
+        "ausc": "embeddings labels uncertainty database database_labels",
+        "retrieval_ece": "samples labels database database_labels",
+        "ood_auroc": "uncertainty_in uncertainty_out",
+        "ood_average_precision": "uncertainty_in uncertainty_out",
+        "evaluate": "embeddings labels uncertainty database database_labels",
+    },
+    "laplacian_metric.retrieval": {
+        "Index": "items ids kind",
+        "Index.query": "queries k order abstain",
+        "Items": "mean kappa uncertainty variance source",
+        "calibrate": "index queries labels item_labels alpha delta level k generator",
+    },
+    "laplacian_metric.retrieval.storage": {"save": "index folder overwrite", "load": "folder mmap"},
+    "laplacian_metric.method": {
+        "Setup": "loss num_images weight_decay seed pairs",
+        "FitData": "train validation folder",
+    },
+    "laplacian_metric.methods": {"make": "name", "names": "", "find": "name"},
+    "laplacian_metric.data": {"load": "name split", "embedded_sample": "name split"},
+    "laplacian_metric.encoder": {"train_head": "features labels loss dim steps generator"},
+    "laplacian_metric.training": {
+        "train": "learner train validation options folder seed",
+        "load_best": "learner folder",
+        "TrainingOptions": "epochs batch_size learning_rate weight_decay",
+    },
+    "laplacian_metric.model_folder": {
+        "ModelFolder": "lam preparation options class_names about seen",
+        "ModelFolder.save": "folder overwrite",
+        "ModelFolder.load": "folder architecture loss device",
+    },
+    "laplacian_metric.integrations.hub": {
+        "save_folder": "lam folder encoder_reference metrics licence title overwrite",
+        "load_folder": "folder encoder loss",
+        "check_folder": "folder",
+        "push": "folder repo_id token private message",
+    },
+    "laplacian_metric.integrations.lightning": {"OnlineLAMCallback": ""},
+    "laplacian_metric.integrations.pytorch_metric_learning": {
+        "LAMTester": "",
+        "TrainingLoss": "",
+        "encoder_of": "",
+    },
+    "laplacian_metric.integrations.scikit_learn": {"LaplaceEmbedding": ""},
+    "laplacian_metric.integrations.sentence_transformers": {
+        "UncertainSentenceTransformer.fit": "model sentences labels dim loss steps batch_size seed",
+        "UncertainSentenceTransformer.encode": "sentences batch_size normalize_embeddings return_uncertainty",
+        "UncertainSentenceTransformer.embed": "sentences batch_size",
+    },
+    "laplacian_metric.integrations.uncertainty_calculator": {"Beside": "", "UncertaintyCalculator": ""},
+}
+CASES = [(module, name) for module, names in SIGNATURES.items() for name in names]
+
+
+def parameters_of(value: Callable[..., Any]) -> set[str]:
+    return {
+        name
+        for name, parameter in inspect.signature(value).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+
+
+@pytest.mark.parametrize(("module", "name"), CASES, ids=[f"{module}.{name}" for module, name in CASES])
+def test_the_name_is_there_with_its_parameters(module: str, name: str) -> None:
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    needed = set(SIGNATURES[module][name].split())
+    if needed:
+        assert needed <= parameters_of(value), needed - parameters_of(value)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "hessians",
+        *(
+            f"laplacian_metric.{name}"
+            for name in ("data", "encoder", "metrics", "retrieval", "training", "vmf")
+        ),
+    ],
+)
+def test_every_name_that_a_package_lists_can_be_imported(module: str) -> None:
+    package = importlib.import_module(module)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert {"LAM", "Encoder"} <= set(dir(laplacian_metric))
+
+
+@pytest.mark.parametrize("distance", ["arccos", "euclidean"])
+@pytest.mark.parametrize("approximation", ["full", "fixed", "positive", "clipped"])
+def test_hessians_as_they_are_called(distance: str, approximation: str) -> None:
+    network, (x, labels) = encoder(), clusters(8)
+    pairs = Pairs.from_labels(labels)
+    loss = ContrastiveLoss(margin=0.7, distance=distance, negative_weight=0.5)
+    head = network.head
+    h = network.features(x).detach()
+    assert loss(network.raw(x), pairs).ndim == 0
+    w, b = last_layer_ggn_diagonal(h, head.weight, head.bias, pairs, loss, approximation=approximation)
+    assert w.shape == head.weight.shape
+    assert b is None or b.shape == head.bias.shape
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    for options in ({"method": "exact"}, {"method": "sketch", "probes": 4, "generator": torch.Generator()}):
+        diagonal = ggn_diagonal(model, x, pairs, loss, approximation=approximation, **options)
+        assert {name: value.shape for name, value in diagonal.items()} == {
+            name: parameter.shape for name, parameter in model.named_parameters()
+        }
+
+
+def test_pairs_of_index_tuples() -> None:
+    anchor, positive, negative = torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([2, 2])
+    triplets = Pairs.from_indices((anchor, positive, negative), num_images=3)
+    pairs = Pairs.from_indices((anchor, positive, anchor, negative), 3)
+    u = torch.randn(3, 2)
+    torch.testing.assert_close(LOSS(u, triplets), LOSS(u, pairs))
+
+
+def test_a_posterior_as_it_is_called(tmp_path: Path) -> None:
+    network, (x, labels) = encoder(), clusters(24)
+    lam = LAM(network, LOSS, approximation="fixed", structure="diag")
+    assert lam.fit([(x, labels)], check_mode=False) is lam
+    lam.optimize_prior_precision()
+    e = lam.embed(x, samples=3, generator=torch.Generator())
+    assert isinstance(e, StochasticEmbedding)
+    assert e.mean.shape == e.point.shape == e.variance.shape == (24, 3)
+    assert e.kappa.shape == e.uncertainty.shape == (24,)
+    assert e.samples is not None
+    assert e.samples.shape == (3, 24, 3)
+    assert e.sample(2, generator=torch.Generator()).shape == (2, 24, 3)
+    assert lam.embed([(x, labels)]).kappa.shape == (24,)
+    lam.save(tmp_path / "lam.safetensors")
+    again = LAM.load(tmp_path / "lam.safetensors", network)
+    assert torch.equal(again.embed_features(network.features(x).detach()).kappa, e.kappa)
+    deeper = NetworkLAM(network, LOSS, layers=1).fit([(x, labels)], check_mode=False)
+    assert deeper.embed(x).kappa.shape == (24,)
+    assert len(combine(deeper.embed(x), e)) == 24
+    figures = {
+        "recall": metrics.recall_at_k(e.point, labels, k=1),
+        "map": metrics.map_at_k(e.point, labels, k=5),
+        "map at r": metrics.map_at_r(e.point, labels, database=e.point, database_labels=labels),
+        "r-auroc": metrics.r_auroc(e.point, labels, e.uncertainty),
+        "ausc": metrics.ausc(e.point, labels, e.uncertainty),
+        "ece": metrics.retrieval_ece(e.samples, labels),
+        "auroc": metrics.ood_auroc(e.uncertainty, e.uncertainty + 1),
+        "ap": metrics.ood_average_precision(e.uncertainty, e.uncertainty + 1),
+    }
+    assert all(isinstance(value, float) for value in figures.values()), figures
+    assert metrics.evaluate(e.point, labels, e.uncertainty).values["recall@1"] == figures["recall"]
+
+
+def test_a_training_with_a_posterior_as_it_is_called() -> None:
+    network, (x, labels) = encoder().train(), clusters(24)
+    online = OnlineLAM(network, torch.optim.SGD(network.parameters(), lr=0.01), LOSS, num_images=24)
+    assert isinstance(online.step(x, labels), float)
+    network.eval()
+    assert isinstance(online.posterior(), LAM)
+
+
+def test_encoders_as_they_are_called() -> None:
+    x = torch.randn(4, 6)
+    assert Encoder(nn.Identity(), nn.Linear(6, 3)).raw(x).shape == (4, 3)
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    assert Encoder.from_module(module).num_features == 5
+    assert Encoder.with_head(nn.Identity(), x, dim=2, init="random", seed=0).dim == 2
+
+
+def test_von_mises_fisher_as_it_is_called() -> None:
+    mean, kappa = torch.eye(3)[:2], torch.tensor([5.0, 50.0])
+    drawn = vmf.sample(mean, kappa, 40, generator=torch.Generator().manual_seed(0))
+    assert drawn.shape == (40, 2, 3)
+    fitted_mean, fitted_kappa = vmf.fit(drawn)
+    assert fitted_mean.shape == (2, 3)
+    assert fitted_kappa.shape == (2,)
+    assert vmf.log_normalizer(kappa, 3).shape == (2,)
+
+
+def test_an_index_as_it_is_called(tmp_path: Path) -> None:
+    from laplacian_metric.retrieval import Index, Items, storage
+
+    items = Items(np.eye(3), kappa=np.ones(3), uncertainty=np.ones(3), variance=None, source="a4f0")
+    storage.save(Index(items, [4, 5, 6]), tmp_path / "index")
+    assert storage.load(tmp_path / "index").query(items[:1], k=1).ids.tolist() == [[4]]
+
+
+def test_the_commands_are_there() -> None:
+    from laplacian_metric.cli import app
+
+    listed = CliRunner().invoke(app, ["--help"]).output
+    for command in ("demo", "fit", "embed", "index", "query", "evaluate", "compare", "report", "train"):
+        assert command in listed
+    assert "--out" in CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "200"}).output
