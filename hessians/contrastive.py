@@ -12,9 +12,13 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.choices import Choice
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
-from hessians.output_hessian import OutputHessian, StructuredHessian
+from hessians.output_hessian import OutputHessian, StructuredHessian, UnsquaredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
 from hessians.pairs import ListedPairs, Pairs, row_blocks
+
+# Un-squared distances below this share of the margin count as this share: |z_i - z_j| has no derivative at 0, and its
+# curvature 1/d no bound near it.
+CLOSEST = 1e-3
 
 
 class Distance(Choice):
@@ -43,6 +47,9 @@ class ContrastiveLoss(PairLoss):
 
         2 [ (1 - w) average over positives of d^2/2  +  w average over negatives of max(0, margin^2 - d^2)/2 ].
 
+    With ``power=1`` a positive pair costs d instead, and a negative pair max(0, margin - d). There d stands for
+    max(d, margin/1000): closer pairs count as coincident, and have neither gradient nor curvature.
+
     A negative is active iff d < margin. Embeddings u are raw; with ``normalize`` they are put on the unit sphere.
 
     Args:
@@ -53,12 +60,16 @@ class ContrastiveLoss(PairLoss):
         negatives: "active" averages the value (training) over the active negatives only. The curvature always has
             the weights of the population: this corrects the bias of mining (Eq. 10, 30 of the paper), and is the
             only difference between what is trained and what is curved.
+        power: 2 for the squared distance, 1 for the distance itself.
 
     Example:
         >>> u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
         >>> loss = ContrastiveLoss(margin=1.0)
         >>> round(loss(u, Pairs.from_labels([0, 0, 1])).item(), 4)  # positive: 2/2; negatives: 1/2 and 0, averaged
         1.25
+        >>> unsquared = ContrastiveLoss(margin=1.0, power=1)
+        >>> round(unsquared(u, Pairs.from_labels([0, 0, 1])).item(), 4)  # sqrt(2); negatives: 1 - 0.001 and 0, averaged
+        1.9137
     """
 
     margin: float = 0.7
@@ -66,6 +77,7 @@ class ContrastiveLoss(PairLoss):
     negative_weight: float = 0.5
     normalize: bool = True
     negatives: Negatives | str = Negatives.ALL
+    power: int = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "distance", Distance.parse(self.distance))
@@ -74,6 +86,10 @@ class ContrastiveLoss(PairLoss):
             raise ValueError(f"margin is {self.margin}, a positive distance is needed")
         if not 0 <= self.negative_weight <= 1:
             raise ValueError(f"negative_weight is {self.negative_weight}, a number between 0 and 1 is needed")
+        if self.power not in (1, 2):
+            raise ValueError(
+                f"power is {self.power!r}: 2 is needed for the squared distance, or 1 for the distance itself"
+            )
         if not self.normalize and self.distance is Distance.ARCCOS:
             raise ValueError(
                 'distance "arccos" counts the norm to the loss, so it needs normalize=True: take "euclidean"'
@@ -86,33 +102,61 @@ class ContrastiveLoss(PairLoss):
 
     def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         squared = self._squared_distance(first, second)
-        return torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
+        inside = torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
+        return inside & (self._weight_of(squared, 1) > 0)
 
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
-        """Eq. 95 and 105-107 of the paper, times 1 for positives, -1 for active and 0 for inactive negatives."""
+        """Eq. 95 and 105-107 of the paper, times 1 for positives, -1 for active and 0 for inactive negatives.
+
+        With ``power=1`` they are divided by d, and R delta (R delta)^T/d^3 is subtracted from them, delta = z_i - z_j.
+        """
         sign = self.is_active(first, second, positive).to(first.dtype) * (1 if positive else -1)
         identity = torch.eye(first.shape[1], dtype=first.dtype, device=first.device).expand(
             len(first), -1, -1
         )
         if not self.normalize:
+            difference = along_i = along_j = first - second
             blocks = PairBlocks(identity, -identity, identity)
         else:
-            z_i, z_j = self.on_sphere(first)[0], self.on_sphere(second)[0]
-            n_i, n_j = first.norm(dim=1), second.norm(dim=1)
+            (z_i, r_i), (z_j, r_j) = self.on_sphere(first), self.on_sphere(second)
+            difference = z_i - z_j
             cosine = (z_i * z_j).sum(1)[:, None, None]
             ii, jj, ij = _outer(z_i, z_i), _outer(z_j, z_j), _outer(z_i, z_j)
-            cross = (-identity + ii + jj - cosine * ij) / (n_i * n_j)[:, None, None]
+            cross = (-identity + ii + jj - cosine * ij) * (r_i * r_j)[:, None, None]
             if self.distance is Distance.EUCLIDEAN:
                 own, other = identity - ii, identity - jj
             else:
                 own = cosine * identity + ij + ij.mT - 3 * cosine * ii
                 other = cosine * identity + ij + ij.mT - 3 * cosine * jj
-            blocks = PairBlocks(own / n_i.square()[:, None, None], cross, other / n_j.square()[:, None, None])
-        return PairBlocks(*(sign[:, None, None] * block for block in blocks))
+            blocks = PairBlocks(
+                own * r_i.square()[:, None, None], cross, other * r_j.square()[:, None, None]
+            )
+            along_i = (difference - (difference * z_i).sum(1, keepdim=True) * z_i) * r_i[:, None]
+            along_j = (difference - (difference * z_j).sum(1, keepdim=True) * z_j) * r_j[:, None]
+        squared = difference.square().sum(1)
+        slope = (sign * self._weight_of(squared, 1))[:, None, None]
+        if self.power == 2:
+            return PairBlocks(*(slope * block for block in blocks))
+        bend = (sign * self._weight_of(squared, 3))[:, None, None]
+        return PairBlocks(
+            slope * blocks.first - bend * _outer(along_i, along_i),
+            slope * blocks.cross + bend * _outer(along_i, along_j),
+            slope * blocks.second - bend * _outer(along_j, along_j),
+        )
 
     def _value_of(self, squared: Tensor, positive: bool) -> Tensor:
         """The value of a pair from its squared distance."""
+        if self.power == 1:
+            distance = squared.clamp(min=(CLOSEST * self.margin) ** 2).sqrt()
+            return distance if positive else (self.margin - distance).clamp(min=0)
         return squared / 2 if positive else (self.margin**2 - squared).clamp(min=0) / 2
+
+    def _weight_of(self, squared: Tensor, exponent: int) -> Tensor:
+        """1/d^exponent of the un-squared distance, 0 where a pair counts as coincident; 1 of the squared one."""
+        if self.power == 2:
+            return torch.ones_like(squared)
+        closest = (CLOSEST * self.margin) ** 2
+        return squared.clamp(min=closest).pow(-exponent / 2).masked_fill_(squared <= closest, 0)
 
     def _squared_distance(self, first: Tensor, second: Tensor) -> Tensor:
         if self.normalize:
@@ -143,12 +187,12 @@ class ContrastiveLoss(PairLoss):
     def value_of_points(self, points: Tensor, pairs: Pairs) -> Tensor:
         """The loss as a function of the points z (N, Z) between which distances are taken."""
         weights = self.type_weights(pairs)
-        positive, negative, active = self._sums(points, pairs)
+        positive, negative, active = self.sums(points, pairs)
         if self.negatives is Negatives.ACTIVE:
             return weights.positive * positive + 2 * self.negative_weight * negative / active.clamp(min=1)
         return weights.positive * positive + weights.negative * negative
 
-    def _sums(self, points: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+    def sums(self, points: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Sums of the values over the positives and over the negatives, and the number of active negatives."""
         totals = [points.sum() * 0, points.sum() * 0]
         active = torch.zeros((), dtype=torch.long, device=points.device)
@@ -165,13 +209,20 @@ class ContrastiveLoss(PairLoss):
             chosen = pairs.block(start, stop)
             for kind, positive in enumerate((True, False)):
                 # Every pair is in two rows, hence the half.
-                totals[kind] = totals[kind] + (chosen[kind] * self._value_of(squared, positive)).sum() / 2
+                values = chosen[kind] * self._value_of(squared, positive)
+                totals[kind] = totals[kind] + (values.sum() / 2).to(points.dtype)
             active = active + (chosen[1] & (squared.detach() < self.margin**2)).sum()
         return totals[0], totals[1], active // 2
 
     def _centre(self, points: Tensor) -> Tensor:
-        """Without a norm, points may lie far from the origin, where |a|^2 + |b|^2 - 2ab loses digits: move them."""
-        return points if self.normalize or not len(points) else points - points.detach().mean(0)
+        """The points for `_squared_distances`, where |a|^2 + |b|^2 - 2ab loses digits.
+
+        Without a norm they may lie far from the origin: they are moved. The root of a small squared distance has half
+        of its digits only: they are doubled.
+        """
+        if not self.normalize and len(points):
+            points = points - points.detach().mean(0)
+        return points.double() if self.power == 1 else points
 
     def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
         """d loss / du, (N, Z), in closed form, with the weights of the population (``negatives`` plays no part)."""
@@ -184,30 +235,47 @@ class ContrastiveLoss(PairLoss):
             return gradient
         return (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
 
-    def graph(self, points: Tensor, pairs: Pairs) -> PairGraph:
-        """The pair weights Y (Eq. 23, 30): 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere."""
-        weights = self.type_weights(pairs)
+    def graph(
+        self, points: Tensor, pairs: Pairs, weights: TypeWeights | None = None, *, exponent: int = 1
+    ) -> PairGraph:
+        """The pair weights Y (Eq. 23, 30): 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere.
+
+        With ``power=1`` they are divided by d, or by d^exponent. ``weights`` takes the place of those of the types.
+        """
+        weights = self.type_weights(pairs) if weights is None else weights
         if isinstance(pairs, ListedPairs):
-            return self._edge_graph(points, pairs, weights)
+            return self._edge_graph(points, pairs, weights, exponent)
         centred = self._centre(points)
 
         def rows(start: int, stop: int) -> Tensor:
             positive, negative = pairs.block(start, stop)
-            active = negative & (_squared_distances(centred, start, stop) < self.margin**2)
-            return positive.to(points.dtype).mul_(weights.positive).masked_fill_(active, -weights.negative)
+            squared = _squared_distances(centred, start, stop)
+            active = negative & (squared < self.margin**2)
+            block = positive.to(squared.dtype).mul_(weights.positive).masked_fill_(active, -weights.negative)
+            if self.power == 1:
+                block *= self._weight_of(squared, exponent)
+            return block.to(points.dtype)
 
         graph = RowGraph(rows, pairs.num_images)
         return DenseGraph(graph.dense()) if pairs.num_images <= DENSE_IMAGES else graph
 
-    def _edge_graph(self, points: Tensor, pairs: ListedPairs, weights: TypeWeights) -> PairGraph:
-        first, second, count = next(pairs.listed(positive=True))
-        positive = Edges(first, second, weights.positive * count.to(points.dtype))
-        first, second, count = next(pairs.listed(positive=False))
-        active = (points[first] - points[second]).square().sum(1) < self.margin**2
-        negative = Edges(first[active], second[active], -weights.negative * count[active].to(points.dtype))
-        return EdgeGraph(
-            Edges(*(torch.cat(both) for both in zip(positive, negative, strict=True))), pairs.num_images
-        )
+    def positive_graph(self, points: Tensor, pairs: Pairs, weight: float) -> PairGraph:
+        """The pair weights of the positives alone, each ``weight``, or ``weight``/d with ``power=1``."""
+        if self.power == 1:
+            return self.graph(points, pairs, TypeWeights(weight, 0.0))
+        return PositiveGraph(pairs, weight, points.dtype)
+
+    def _edge_graph(
+        self, points: Tensor, pairs: ListedPairs, weights: TypeWeights, exponent: int
+    ) -> PairGraph:
+        kinds = []
+        for positive, weight in ((True, weights.positive), (False, -weights.negative)):
+            first, second, count = next(pairs.listed(positive))
+            squared = (points[first] - points[second]).square().sum(1)
+            y = weight * count.to(points.dtype) * self._weight_of(squared, exponent)
+            active = torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
+            kinds.append(Edges(first[active], second[active], y[active]))
+        return EdgeGraph(Edges(*map(torch.cat, zip(*kinds, strict=True))), pairs.num_images)
 
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FULL
@@ -224,21 +292,31 @@ class ContrastiveLoss(PairLoss):
         warn_about_pairs(pairs, approximation)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
+        only_positives = TypeWeights(1 / pairs.num_positives if pairs.num_positives else 0.0, 0.0)
         if approximation is Approximation.POSITIVE:
-            weight = 1 / pairs.num_positives if pairs.num_positives else 0.0
-            graph: PairGraph = PositiveGraph(pairs, weight, u.dtype)
+            graph = self.positive_graph(points, pairs, only_positives.positive)
         else:
             graph = self.graph(points, pairs)
         kept = None if approximation is Approximation.FIXED else graph
-        hessian = self._structured(points, inverse, graph, kept)
-        if approximation is Approximation.FIXED:
-            self._warn_if_zero(hessian, pairs)
+        row_sums, product = row_sums_and_product(graph, points)
+        base = self._structured(points, inverse, row_sums, product, kept)
+        hessian: StructuredHessian | UnsquaredHessian = base
+        if self.power == 1:
+            weights = only_positives if approximation is Approximation.POSITIVE else None
+            bend = self.graph(points.double(), pairs, weights, exponent=3)
+            hessian = UnsquaredHessian(base, points, bend, row_sums[:, None] * points - product)
+        elif approximation is Approximation.FIXED:
+            self._warn_if_zero(base, pairs)
         return hessian.positive_part() if approximation is Approximation.CLIPPED else hessian
 
     def _structured(
-        self, points: Tensor, inverse: Tensor | None, graph: PairGraph, kept: PairGraph | None
+        self,
+        points: Tensor,
+        inverse: Tensor | None,
+        row_sums: Tensor,
+        product: Tensor,
+        kept: PairGraph | None,
     ) -> StructuredHessian:
-        row_sums, product = row_sums_and_product(graph, points)
         if inverse is None:
             return StructuredHessian(None, None, row_sums, kept, None, points.shape[1])
         if self.distance is Distance.EUCLIDEAN:

@@ -14,6 +14,8 @@ pairs x Z x H is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,13 @@ from hessians.checks import check_matrix, check_same_device, compute_dtype
 from hessians.class_moments import diagonal_by_moments, moments_pay
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
-from hessians.output_hessian import DenseHessian, OutputHessian, StructuredHessian
+from hessians.output_hessian import (
+    BlockHessian,
+    DenseHessian,
+    OutputHessian,
+    StructuredHessian,
+    UnsquaredHessian,
+)
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
 
@@ -148,17 +156,21 @@ def _pull_back(
 ) -> tuple[Tensor, Tensor]:
     if isinstance(hessian, DenseHessian):
         return _dense(hessian, reader)
-    if not isinstance(hessian, StructuredHessian):
+    if not isinstance(hessian, (StructuredHessian, BlockHessian, UnsquaredHessian)):
         raise TypeError(f"there is no closed form for an output Hessian of type {type(hessian).__name__}")
-    if isinstance(hessian.graph, PositiveGraph) and moments_pay(pairs, hessian):
-        return diagonal_by_moments(hessian, hessian.graph, pairs, reader)
+    base = hessian.base if isinstance(hessian, UnsquaredHessian) else hessian
+    graph = base.graph if isinstance(base, StructuredHessian) else None
+    if isinstance(graph, PositiveGraph) and isinstance(base, StructuredHessian) and moments_pay(pairs, base):
+        return diagonal_by_moments(base, graph, pairs, reader)
     total = Total(hessian.dim, reader)
     total.add_nodes(hessian.diagonal_per_dimension(), reader)
-    if hessian.graph is not None:
-        coupling = _dense_coupling(hessian, hessian.graph)
-        _subtract_edge_products(total, hessian, hessian.graph, coupling, reader)
-        if coupling is None and hessian.unit is not None and hessian.inverse_norm is not None:
-            _subtract_listed_edges(total, hessian.unit, hessian.inverse_norm, hessian.graph, reader, budget)
+    if isinstance(base, StructuredHessian) and graph is not None:
+        coupling = _dense_coupling(base, graph)
+        _subtract_edge_products(total, base, graph, coupling, reader)
+        if coupling is None and base.unit is not None:
+            _subtract_listed_edges(total, graph, base.edge_coefficients, reader, budget)
+        if isinstance(hessian, UnsquaredHessian):
+            _subtract_listed_edges(total, hessian.bend, hessian.edge_coefficients, reader, budget)
     return total.result()
 
 
@@ -200,17 +212,19 @@ def _edge_products(
 
 
 def _subtract_listed_edges(
-    total: Total, unit: Tensor, inverse_norm: Tensor, graph: PairGraph, reader: FeatureReader, budget: int
+    total: Total,
+    graph: PairGraph,
+    coefficients: Callable[[Tensor, Tensor, Tensor], Tensor],
+    reader: FeatureReader,
+    budget: int,
 ) -> None:
-    """- 2 sum over pairs of F_p s_p (z_ik z_jk) (x_ih x_jh): one matrix product over the pairs, in chunks."""
-    width = reader.width + unit.shape[1]
-    chunk = max(16, min(PAIRS_PER_CHUNK, budget // (2 * width * unit.element_size())))
+    """- 2 sum over pairs p of c_pk (x_ih x_jh), c (P, Z): one matrix product over the pairs, in chunks."""
+    dim = len(total.bias)
+    chunk = max(16, min(PAIRS_PER_CHUNK, budget // (2 * (reader.width + dim) * reader.dtype.itemsize)))
     for first, second, weight in graph.edges():
-        partial = torch.zeros(unit.shape[1], reader.width, dtype=unit.dtype, device=unit.device)
+        partial = torch.zeros(dim, reader.width, dtype=reader.dtype, device=first.device)
         for i, j, y in zip(first.split(chunk), second.split(chunk), weight.split(chunk), strict=True):
-            products = unit.index_select(0, i).mul_(unit.index_select(0, j))
-            cosine = products.sum(1)
-            products *= (y * inverse_norm[i] * inverse_norm[j] * cosine)[:, None]
+            products = coefficients(i, j, y)
             partial.addmm_(products.T, reader.gather(i).mul_(reader.gather(j)))
             total.bias -= 2 * products.sum(0)
         total.weight.sub_(partial, alpha=2)

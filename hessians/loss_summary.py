@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hessians.contrastive import ContrastiveLoss, Negatives, row_sums_and_product
-from hessians.graph import PositiveGraph
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
 
@@ -51,7 +50,7 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
     points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
     weights = loss.type_weights(pairs)
     every = row_sums_and_product(loss.graph(points, pairs), points)
-    positive = row_sums_and_product(PositiveGraph(pairs, weights.positive, u.dtype), points)
+    positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
     negative = (every[0] - positive[0], every[1] - positive[1])
     gradients, squares = [], []
     for sums, product in (positive, negative):
@@ -61,6 +60,10 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
         if inverse is not None:
             gradient = (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
         gradients.append(gradient)
+    if loss.power == 1:
+        sums = loss.sums(points, pairs)
+        value = weights.positive * float(sums[0]) + weights.negative * float(sums[1])
+        return LossSummary(value, gradients[0], gradients[1], float(sums[2]))
     # The weights of active negatives are -2w/|Q| each.
     total = -float(negative[0].sum(dtype=torch.float64)) / 2
     value = (squares[0] + squares[1] + loss.margin**2 * total) / 2

@@ -7,7 +7,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from hessians.output_hessian import DenseHessian, OutputHessian, StructuredHessian
+from hessians.output_hessian import (
+    BlockHessian,
+    DenseHessian,
+    OutputHessian,
+    StructuredHessian,
+    UnsquaredHessian,
+)
 
 
 class OutputBlocks(ABC):
@@ -30,8 +36,12 @@ class OutputBlocks(ABC):
 
 def output_blocks(hessian: OutputHessian, *, coupled: bool = False) -> OutputBlocks:
     """The blocks of an output Hessian; ``coupled`` asks for N x N matrices even where no two images are coupled."""
+    if isinstance(hessian, UnsquaredHessian):
+        hessian = hessian.exact()
     if isinstance(hessian, DenseHessian):
         return _DenseBlocks(hessian)
+    if isinstance(hessian, BlockHessian):
+        return _OwnBlocks(hessian, coupled)
     if isinstance(hessian, StructuredHessian):
         return _UncoupledBlocks(hessian) if hessian.graph is None and not coupled else _CoupledBlocks(hessian)
     raise TypeError(f"there are no blocks of an output Hessian of type {type(hessian).__name__}")
@@ -51,6 +61,24 @@ class _DenseBlocks(OutputBlocks):
 
     def absolute_contributions(self, gram: Tensor) -> Tensor:
         return (self.matrix.abs().amax((1, 3)) * gram.abs()).sum()
+
+
+class _OwnBlocks(OutputBlocks):
+    """Blocks of single images, one by one."""
+
+    def __init__(self, hessian: BlockHessian, coupled: bool) -> None:
+        self.coupled = coupled
+        self.matrix = hessian.matrix.double()
+
+    def sum_over_images(self, inner: Tensor) -> Tensor:
+        return torch.einsum("n,nkl->kl", inner.diagonal() if self.coupled else inner, self.matrix)
+
+    def inner_products(self, output: Tensor) -> Tensor:
+        products = torch.einsum("kl,nkl->n", output, self.matrix)
+        return products.diag() if self.coupled else products
+
+    def absolute_contributions(self, gram: Tensor) -> Tensor:
+        return (self.matrix.abs().amax((1, 2)) * gram.diagonal().abs()).sum()
 
 
 class _StructuredBlocks(OutputBlocks):

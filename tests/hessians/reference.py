@@ -87,6 +87,7 @@ def losses(draw: st.DrawFn) -> ContrastiveLoss:
         distance=distance,
         normalize=normalize,
         negative_weight=draw(st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])),
+        power=draw(st.sampled_from([1, 2])),
     )
 
 
@@ -107,13 +108,23 @@ def value_of_points(
     total = points.sum() * 0
     for (i, j), times in positive.items():
         weight = 1 / num_positives if only_positives else 2 * (1 - loss.negative_weight) / num_positives
-        total = total + times * weight * (points[i] - points[j]).square().sum() / 2
+        total = total + times * weight * pair_value(points[i], points[j], loss, positive=True)
     for (i, j), times in {} if only_positives else negative.items():
-        squared = (points[i] - points[j]).square().sum()
-        if squared.detach() < loss.margin**2:
-            hinge = (loss.margin**2 - squared) / 2
-            total = total + times * 2 * loss.negative_weight / num_negatives * hinge
+        value = pair_value(points[i], points[j], loss, positive=False)
+        total = total + times * 2 * loss.negative_weight / num_negatives * value
     return total
+
+
+def pair_value(first: Tensor, second: Tensor, loss: ContrastiveLoss, *, positive: bool) -> Tensor:
+    """d^2/2 or (m^2 - d^2)/2 inside the margin, un-squared d or m - d, with d at least m/1000."""
+    squared = (first - second).square().sum()
+    if not positive and not squared.detach() < loss.margin**2:
+        return squared * 0
+    if loss.power == 2:
+        return squared / 2 if positive else (loss.margin**2 - squared) / 2
+    closest = loss.margin / 1000
+    distance = squared.sqrt() if squared.detach() > closest**2 else squared * 0 + closest
+    return distance if positive else loss.margin - distance
 
 
 def output_hessian(
@@ -153,12 +164,19 @@ def last_layer_diagonal(matrix: Tensor, inputs: Tensor) -> Tensor:
 def absolute_contributions(
     u: Tensor, inputs: Tensor, positive: PairCounts, negative: PairCounts, loss: ContrastiveLoss
 ) -> Tensor:
-    """sum over pairs of |y| (|x_i|/n_i + |x_j|/n_j)^2, (H + 1,): what the terms add up to if none cancels another."""
+    """sum over pairs of |y| (|x_i|/n_i + |x_j|/n_j)^2, (H + 1,): what the terms add up to if none cancels another.
+
+    Un-squared, each is divided by d, twice since two terms of this size cancel, and by d^2 for the digits that V's lose.
+    """
+    points = normalized(u) if loss.normalize else u
     scaled = inputs.abs() / (u.norm(dim=1, keepdim=True) if loss.normalize else 1)
     total = torch.zeros(inputs.shape[1], dtype=inputs.dtype)
     for counts in (positive, negative):
         for (i, j), times in counts.items():
-            total += 2 * times / sum(counts.values()) * (scaled[i] + scaled[j]).square()
+            weight = 2 * times / sum(counts.values())
+            if loss.power == 1:
+                weight *= 2 / max(float((points[i] - points[j]).norm()), loss.margin / 1000) ** 1
+            total += weight * (scaled[i] + scaled[j]).square()
     return total
 
 
