@@ -7,9 +7,8 @@ docs/published_code.md says what each error is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
@@ -18,7 +17,6 @@ from hessians.contrastive import Distance, Negatives
 from hessians.graph import DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks
-from hessians.pairs import row_blocks
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,8 @@ class PublishedContrastiveLoss(ContrastiveLoss):
             and "positive" (and "clipped", which the published code does not have) are wrong by twice the cross term.
             The Euclidean distance is right, and so is "fixed".
         curve_inactive: whether negatives beyond the margin stay in the curvature, to which they contribute nothing.
-        unsquared: whether the value is d for positives and max(0, margin - d) for negatives, with the distance d as
-            it is: 2 [(1 - w) average of d + w average of max(0, margin - d)]. The curvature is that of d^2/2 all the
-            same.
+        unsquared: whether the value is that of ``power=1``, of the distance as it is. The curvature is that of d^2/2
+            all the same.
 
     Example:
         >>> u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
@@ -54,46 +51,29 @@ class PublishedContrastiveLoss(ContrastiveLoss):
     curve_inactive: bool = True
     unsquared: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.power != 2:
+            raise ValueError(f"power is {self.power}: the published loss is curved as squared, use unsquared=True")
+
     # --- what is trained ---
 
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        if not self.unsquared:
-            return super().pair_values(first, second, positive)
-        if self.normalize:
-            first, second = self.on_sphere(first)[0], self.on_sphere(second)[0]
-        return self._of_distance(torch.linalg.vector_norm(first - second, dim=1), positive)
+        return self._trained().pair_values(first, second, positive)
 
     def value_of_points(self, points: Tensor, pairs: Pairs) -> Tensor:
-        if not self.unsquared:
-            return super().value_of_points(points, pairs)
-        positives = negatives = points.sum() * 0
-        active = torch.zeros((), dtype=torch.long, device=points.device)
-        for start, stop in row_blocks(len(points)):
-            # By differences: the root of a squared distance that a matrix product rounds has no digits near 0. What
-            # cdist hands back at a distance of 0 is the subgradient 0.
-            distance = torch.cdist(points[start:stop], points, compute_mode="donot_use_mm_for_euclid_dist")
-            counts = pairs.block(start, stop)
-            # Every pair is in two rows, hence the halves.
-            positives = positives + (counts[0] * self._of_distance(distance, positive=True)).sum() / 2
-            negatives = negatives + (counts[1] * self._of_distance(distance, positive=False)).sum() / 2
-            active = active + (counts[1] * (distance.detach() < self.margin)).sum()
-        weights = self.type_weights(pairs)
-        if self.negatives is Negatives.ACTIVE:
-            mean = negatives / (active // 2).clamp(min=1)
-            return weights.positive * positives + 2 * self.negative_weight * mean
-        return weights.positive * positives + weights.negative * negatives
+        return self._trained().value_of_points(points, pairs)
 
     def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
         """d loss / du, (N, Z), with the weights of the population (``negatives`` plays no part)."""
-        if not self.unsquared:
-            return super().gradient(u, pairs)
-        with torch.enable_grad():
-            leaf = self.checked(u, pairs).detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(replace(self, negatives=Negatives.ALL)(leaf, pairs), leaf)
-        return gradient
+        return self._trained().gradient(u, pairs)
 
-    def _of_distance(self, distance: Tensor, positive: bool) -> Tensor:
-        return distance if positive else (self.margin - distance).clamp(min=0)
+    def _trained(self) -> ContrastiveLoss:
+        """The loss whose value is taken."""
+        power = 1 if self.unsquared else 2
+        return ContrastiveLoss(
+            self.margin, self.distance, self.negative_weight, self.normalize, self.negatives, power
+        )
 
     # --- what is curved ---
 

@@ -226,7 +226,7 @@ class LossSection(Section):
         published: whether it is the published code's, with all of its errors, or with those that are switched by name.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("kind",)
+    later: ClassVar[tuple[str, ...]] = ("kind", "power")
 
     kind: Literal["contrastive", "triplet"] = "contrastive"
     margin: float = 0.7
@@ -234,6 +234,7 @@ class LossSection(Section):
     negatives: Literal["active", "all"] = "active"
     negative_weight: float = 0.5
     normalize: bool = True
+    power: Literal[1, 2] = 2
     published: bool | dict[str, bool] = False
 
     @model_validator(mode="after")
