@@ -128,9 +128,7 @@ class ContrastiveLoss(PairLoss):
             else:
                 own = cosine * identity + ij + ij.mT - 3 * cosine * ii
                 other = cosine * identity + ij + ij.mT - 3 * cosine * jj
-            blocks = PairBlocks(
-                own * r_i.square()[:, None, None], cross, other * r_j.square()[:, None, None]
-            )
+            blocks = PairBlocks(own * r_i.square()[:, None, None], cross, other * r_j.square()[:, None, None])
             along_i = (difference - (difference * z_i).sum(1, keepdim=True) * z_i) * r_i[:, None]
             along_j = (difference - (difference * z_j).sum(1, keepdim=True) * z_j) * r_j[:, None]
         squared = difference.square().sum(1)

@@ -13,9 +13,10 @@ the positive part of S in its place.
 
 The un-squared distance has Y/d in the place of Y, and one more term: its second derivative along each pair,
 
-    M - R (sum over pairs of V_ij delta_ij delta_ij^T) R,   delta_ij = z_i - z_j in the rows of i and -delta_ij in those of j,
+    M - R (sum over pairs of V_ij delta_ij delta_ij^T) R,   V = Y/d^3,
 
-with V = Y/d^3; "fixed" leaves out what of it couples two images.
+with delta_ij = z_i - z_j in the rows of i, z_j - z_i in those of j and 0 elsewhere; "fixed" leaves out what of it couples
+two images.
 """
 
 from __future__ import annotations

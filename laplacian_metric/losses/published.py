@@ -54,7 +54,9 @@ class PublishedContrastiveLoss(ContrastiveLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.power != 2:
-            raise ValueError(f"power is {self.power}: the published loss is curved as squared, use unsquared=True")
+            raise ValueError(
+                f"power is {self.power}: the published loss is curved as squared, use unsquared=True"
+            )
 
     # --- what is trained ---
 

@@ -166,7 +166,7 @@ def absolute_contributions(
 ) -> Tensor:
     """sum over pairs of |y| (|x_i|/n_i + |x_j|/n_j)^2, (H + 1,): what the terms add up to if none cancels another.
 
-    Un-squared, each is divided by d, twice since two terms of this size cancel, and by d^2 for the digits that V's lose.
+    Un-squared, each is divided by d, twice since two terms of this size cancel.
     """
     points = normalized(u) if loss.normalize else u
     scaled = inputs.abs() / (u.norm(dim=1, keepdim=True) if loss.normalize else 1)
@@ -175,7 +175,7 @@ def absolute_contributions(
         for (i, j), times in counts.items():
             weight = 2 * times / sum(counts.values())
             if loss.power == 1:
-                weight *= 2 / max(float((points[i] - points[j]).norm()), loss.margin / 1000) ** 1
+                weight *= 2 / max(float((points[i] - points[j]).norm()), loss.margin / 1000)
             total += weight * (scaled[i] + scaled[j]).square()
     return total
 
