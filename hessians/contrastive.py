@@ -12,9 +12,10 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.choices import Choice
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
-from hessians.output_hessian import OutputHessian, StructuredHessian, UnsquaredHessian
+from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
 from hessians.pairs import ListedPairs, Pairs, row_blocks
+from hessians.unsquared import UnsquaredHessian
 
 # Un-squared distances below this share of the margin count as this share: |z_i - z_j| has no derivative at 0, and its
 # curvature 1/d no bound near it.

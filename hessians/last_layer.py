@@ -29,10 +29,10 @@ from hessians.output_hessian import (
     DenseHessian,
     OutputHessian,
     StructuredHessian,
-    UnsquaredHessian,
 )
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Pairs
+from hessians.unsquared import UnsquaredHessian
 
 Diagonal = tuple[Tensor, Tensor | None]
 

@@ -61,9 +61,9 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
             gradient = (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
         gradients.append(gradient)
     if loss.power == 1:
-        sums = loss.sums(points, pairs)
-        value = weights.positive * float(sums[0]) + weights.negative * float(sums[1])
-        return LossSummary(value, gradients[0], gradients[1], float(sums[2]))
+        totals = loss.sums(points, pairs)
+        value = weights.positive * float(totals[0]) + weights.negative * float(totals[1])
+        return LossSummary(value, gradients[0], gradients[1], float(totals[2]))
     # The weights of active negatives are -2w/|Q| each.
     total = -float(negative[0].sum(dtype=torch.float64)) / 2
     value = (squares[0] + squares[1] + loss.margin**2 * total) / 2

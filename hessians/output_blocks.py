@@ -12,8 +12,8 @@ from hessians.output_hessian import (
     DenseHessian,
     OutputHessian,
     StructuredHessian,
-    UnsquaredHessian,
 )
+from hessians.unsquared import UnsquaredHessian
 
 
 class OutputBlocks(ABC):
