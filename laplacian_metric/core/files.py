@@ -1,17 +1,25 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are either whole or not there."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import importlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 # What file systems answer that cannot make a folder durable; the file itself already is.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+# What kernels and file systems answer that cannot exchange two folders.
+NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+_FCNTL: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 @contextmanager
@@ -58,6 +66,159 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+@contextmanager
+def atomic_folder(path: str | os.PathLike[str], *, keep_others: bool = False) -> Iterator[Path]:
+    """A temporary folder beside ``path`` that takes its place at the end of the ``with`` block.
+
+    Where the system can exchange two folders in one step, ``path`` leads to the old folder or to the new one at any
+    moment. Elsewhere the old one is beside it for a moment, as ``.NAME.*.old``, from where `old_folder` and the next
+    writer recover it. If the block raises, ``path`` is as it was. Whoever writes the same folder at the same time gets
+    a `BlockingIOError`; what a killed writer left is removed by the next one. Where ``path`` is a link, the folder
+    that it leads to is replaced. The files in the folder are to be flushed by whoever writes them.
+
+    Args:
+        path: a folder, or nothing yet; its parents are created.
+        keep_others: link what the old folder holds beside the new files into the new one; otherwise it is removed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     with atomic_folder(Path(place) / "numbers") as temporary:
+        ...         _ = (temporary / "1.txt").write_text("1")
+        ...     [file.relative_to(place).as_posix() for file in sorted(Path(place).rglob("*"))]
+        ['numbers', 'numbers/1.txt']
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target) as locked:
+        if locked:
+            _tidy(target)
+        temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
+        try:
+            temporary.mkdir()
+            if target.is_dir():
+                temporary.chmod(target.stat().st_mode & 0o777 | 0o700)
+            yield temporary
+            if keep_others and target.is_dir():
+                _link_others(target, temporary)
+            sync_folder(temporary)
+            _replace(temporary, target)
+            sync_folder(target.parent)
+        finally:
+            # After an exchange this is the old folder.
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def old_folder(path: Path) -> Path | None:
+    """Return where a folder is that was set aside by a writer who was killed before the new one took its place."""
+    ages = {}
+    for old in _leftovers(path, "old"):
+        with suppress(FileNotFoundError):  # its writer may be alive
+            ages[old] = old.stat().st_mtime
+    return max(ages, key=ages.__getitem__, default=None)
+
+
+def _hidden(target: Path) -> str:
+    """Return what the names of a folder's lock and of its temporary folders start with, of at most 102 bytes."""
+    return f".{target.name.encode(errors='ignore')[:100].decode(errors='ignore')}."
+
+
+def _leftovers(target: Path, *suffixes: str) -> list[Path]:
+    pattern = re.compile(re.escape(_hidden(target)) + rf"[0-9a-f]{{16}}\.({'|'.join(suffixes)})")
+    if not target.parent.is_dir():
+        return []
+    return [path for path in target.parent.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
+
+
+def _tidy(target: Path) -> None:
+    """Put back what a killed writer set aside, and remove what else it left."""
+    old = old_folder(target)
+    if old is not None and not target.exists():
+        old.rename(target)
+    for path in _leftovers(target, "tmp", "old"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[bool]:
+    """Keep other writers of a folder out; False where the system or its file system has no locks."""
+    if _FCNTL is None:
+        yield False
+        return
+    lock = target.with_name(f"{_hidden(target)}lock")
+    while True:
+        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            _FCNTL.flock(descriptor, _FCNTL.LOCK_EX | _FCNTL.LOCK_NB)
+            # The writer before may have removed the file between these two calls.
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                break
+            os.close(descriptor)
+        except FileNotFoundError:
+            os.close(descriptor)
+        except OSError as error:
+            owner = os.read(descriptor, 20).decode(errors="replace")
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                lock.unlink(missing_ok=True)
+                yield False
+                return
+            raise BlockingIOError(
+                errno.EWOULDBLOCK, f"{target} is being written by process {owner}: wait until it has finished"
+            ) from error
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        yield True
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    if not target.is_dir() or not any(target.iterdir()):
+        temporary.rename(target)
+    elif not _exchange(temporary, target):
+        old = temporary.with_suffix(".old")
+        target.rename(old)
+        try:
+            temporary.rename(target)
+        except BaseException:
+            old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Have two folders change places in one step; False where that cannot be done."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _link_others(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        place = target / path.name
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, place, symlinks=True, copy_function=_link)
+        elif not os.path.lexists(place):
+            _link(path, place)
+
+
+def _link(source: str | Path, place: str | Path) -> None:
+    try:
+        os.link(source, place, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, place, follow_symlinks=False)
 
 
 def replace_folder(temporary: Path, target: Path) -> None:
