@@ -139,15 +139,15 @@ def save(
 ) -> list[Path]:
     """Write the rows as ``name.json`` (with the environment) and ``name.md`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    made = origin(package)
-    record = {"title": title, **made, "environment": environment(), "rows": [dict(row) for row in rows]}
+    provenance = origin(package)
+    record = {"title": title, **provenance, "environment": environment(), "rows": [dict(row) for row in rows]}
     header = list(rows[0])
     described = ", ".join(f"{key} {value}" for key, value in environment().items() if value is not None)
     lines = [
         f"# {title}",
         "",
         *([note, ""] if note else []),
-        f"Made by `{made['command']}` at commit {made['commit']}, measured with {described}.",
+        f"Made by `{provenance['command']}` at commit {provenance['commit']}, measured with {described}.",
         "",
         "| " + " | ".join(header) + " |",
         "|" + "|".join(" --- " for _ in header) + "|",

@@ -183,13 +183,13 @@ DERIVATIVES = {
 
 def walk_down(net: nn.Sequential, cotangents: Tensor) -> list[Tensor]:
     """Cotangents (C, N, Z) of all columns at the outputs of the layers with parameters, by BackPACK's derivatives."""
-    found = []
+    modules = []
     for module in reversed(net):
         if next(module.parameters(), None) is not None:
-            found.append(cotangents)
+            modules.append(cotangents)
         if module is not net[0]:
             cotangents = DERIVATIVES[type(module)].jac_t_mat_prod(module, None, None, cotangents)
-    return found
+    return modules
 
 
 def store(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:

@@ -66,9 +66,9 @@ class TimedBatches:
 
     def __init__(self, batches: LabelledInputs, path: Path) -> None:
         self.batches, self.path = batches, path
-        told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        seconds = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.times: dict[int, tuple[float, float]] = {
-            int(number): tuple(pair) for number, pair in told.items()
+            int(number): tuple(pair) for number, pair in seconds.items()
         }
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
@@ -100,17 +100,17 @@ def since(begun: tuple[float, float]) -> tuple[float, float]:
 
 def measured(run: Callable[[], Any]) -> tuple[Any, Cost]:
     """What a run returns, and what it costs."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def timed() -> None:
         begun = clocks()
         result = run()
-        found.extend((result, since(begun)))
+        results.extend((result, since(begun)))
 
     memory = peak_extra_memory(timed)
-    if not found:  # memory cannot be measured here
+    if not results:  # memory cannot be measured here
         timed()
-    return found[0], Cost(*found[1], memory)
+    return results[0], Cost(*results[1], memory)
 
 
 def backbone_pass(
@@ -139,11 +139,11 @@ def laplace(head: nn.Linear, structure: str, features: Features) -> dict[str, Co
     return {name: measured(runs[name])[1] for name in STAGES}
 
 
-def row_of(head: nn.Linear, structure: str, found: list[dict[str, Cost]], backbone: Cost) -> dict[str, Any]:
+def row_of(head: nn.Linear, structure: str, costs: list[dict[str, Cost]], backbone: Cost) -> dict[str, Any]:
     """Medians over the repeats, beside the backbone's."""
-    seconds = {name: statistics.median(one[name].seconds for one in found) for name in STAGES}
-    processor = {name: statistics.median(one[name].processor for one in found) for name in STAGES}
-    memory = {name: max((one[name].memory for one in found), key=lambda size: size or 0) for name in STAGES}
+    seconds = {name: statistics.median(one[name].seconds for one in costs) for name in STAGES}
+    processor = {name: statistics.median(one[name].processor for one in costs) for name in STAGES}
+    memory = {name: max((one[name].memory for one in costs), key=lambda size: size or 0) for name in STAGES}
     return {
         "H, Z": f"{head.in_features}, {head.out_features}",
         "structure": structure,
@@ -188,8 +188,8 @@ def main(
         heads = {"whitening": whitening, "identity": Encoder.with_head(nn.Identity(), width).head}
         rows = []
         for name, structure in CASES:
-            found = [laplace(heads[name], structure, features) for _ in range(repeats)]
-            rows.append(row_of(heads[name], structure, found, backbone))
+            costs = [laplace(heads[name], structure, features) for _ in range(repeats)]
+            rows.append(row_of(heads[name], structure, costs, backbone))
     title = f"{TITLE}: {len(features):,} images of {size} pixels"
     show(title, rows)
     if out is not None:

@@ -51,22 +51,24 @@ def run(step: str, folder: Path, threads: int) -> dict[str, Any]:
 
 def measure(folder: Path, threads: int, repeats: int) -> dict[str, Found]:
     """For ours and for FAISS alone: of each process the seconds of its parts, of the whole, and memory."""
-    found: dict[str, Found] = {who: defaultdict(lambda: defaultdict(list)) for who in ("ours", "faiss")}
+    measurements: dict[str, Found] = {
+        who: defaultdict(lambda: defaultdict(list)) for who in ("ours", "faiss")
+    }
     for _ in range(repeats):
         for process in PROCESSES:
-            for who, numbers in found.items():
+            for who, numbers in measurements.items():
                 if process == "orders" and who == "faiss":
                     continue
-                told = run(f"{process}_{who}", folder, threads)
-                for name, value in told["seconds"].items():
+                reported = run(f"{process}_{who}", folder, threads)
+                for name, value in reported["seconds"].items():
                     numbers[process][name].append(value)
                 for name in ("peak", "own"):
-                    numbers[process][name].append(told["memory"].get(name, np.nan))
-                numbers[process]["whole"].append(told["whole"])
-    return found
+                    numbers[process][name].append(reported["memory"].get(name, np.nan))
+                numbers[process]["whole"].append(reported["whole"])
+    return measurements
 
 
-def rows_of(found: dict[str, Found], num_queries: int) -> list[dict[str, Any]]:
+def rows_of(measurements: dict[str, Found], num_queries: int) -> list[dict[str, Any]]:
     """A row for every step, and one for each process."""
     names = {
         "build": [("build", "build"), ("save", "save"), ("whole", "process: read, build, save")],
@@ -87,12 +89,12 @@ def rows_of(found: dict[str, Found], num_queries: int) -> list[dict[str, Any]]:
     rows = []
     for process, steps in names.items():
         for name, what in steps:
-            ours, beside = (_median(found[who][process].get(name)) for who in ("ours", "faiss"))
+            ours, beside = (_median(measurements[who][process].get(name)) for who in ("ours", "faiss"))
             row: dict[str, Any] = {"what": what, "seconds": ours, "FAISS seconds": beside}
             row["ratio"] = None if ours is None or beside is None else round(ours / beside, 2)
             for kind in ("peak", "own"):
                 for who, title in (("ours", f"{kind} MiB"), ("faiss", f"FAISS {kind} MiB")):
-                    value = _median(found[who][process].get(kind)) if name == "whole" else None
+                    value = _median(measurements[who][process].get(kind)) if name == "whole" else None
                     row[title] = mebibytes(None if value is None else int(value))
             rows.append(row)
     return rows
@@ -127,8 +129,8 @@ def main(
         size = {"vectors": vectors, "dim": dim, "queries": queries}
         (folder / "size.json").write_text(json.dumps(size), encoding="utf-8")
         run("make_data", folder, threads)
-        found = measure(folder, threads, repeats)
-        rows = rows_of(found, queries)
+        measurements = measure(folder, threads, repeats)
+        rows = rows_of(measurements, queries)
         equal = same_answers(folder)
     title = f"{TITLE}: {vectors:,} vectors of {dim} dimensions, k = {K}, {threads} threads"
     show(title, rows)

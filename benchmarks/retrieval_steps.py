@@ -24,9 +24,9 @@ def make_data(folder: Path) -> dict[str, Any]:
     generator = np.random.default_rng(SEED)
     middle = generator.standard_normal((CENTRES, size["dim"]), dtype=np.float32)
     for name, count in (("vectors", size["vectors"]), ("queries", size["queries"])):
-        made = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, (count, size["dim"]))
+        mapped = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, (count, size["dim"]))
         for start in range(0, count, ROWS_AT_ONCE):
-            part = made[start : start + ROWS_AT_ONCE]
+            part = mapped[start : start + ROWS_AT_ONCE]
             part[:] = generator.standard_normal(part.shape, dtype=np.float32)
             part += middle[generator.integers(CENTRES, size=len(part))]
             part /= np.linalg.norm(part, axis=1, keepdims=True)
@@ -39,9 +39,9 @@ def memory() -> dict[str, int]:
     status = Path("/proc/self/status")
     if not status.exists():
         return {}
-    told = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
+    fields = dict(line.split(":", 1) for line in status.read_text(encoding="ascii").splitlines())
     return {
-        name: 1024 * int(told[field].split()[0]) for name, field in (("peak", "VmHWM"), ("own", "RssAnon"))
+        name: 1024 * int(fields[field].split()[0]) for name, field in (("peak", "VmHWM"), ("own", "RssAnon"))
     }
 
 
@@ -102,13 +102,13 @@ def answer_ours(folder: Path) -> dict[str, Any]:
 
     queries = np.load(folder / "queries.npy")
     kappa = np.full(len(queries), 50, dtype=np.float32)
-    asked = Items(queries, kappa, 1 / kappa.astype(np.float64), None, "benchmark")
+    query_items = Items(queries, kappa, 1 / kappa.astype(np.float64), None, "benchmark")
     clock.tick("import")
     index = load(folder / "index")
     clock.tick("load")
-    first = index.query(asked[:1], K)
+    first = index.query(query_items[:1], K)
     clock.tick("first query")
-    answers = index.query(asked, K)
+    answers = index.query(query_items, K)
     clock.tick("queries")
     assert (answers.rows[:1] == first.rows).all()
     np.save(folder / "ours.npy", answers.rows)
@@ -122,14 +122,14 @@ def orders_ours(folder: Path) -> dict[str, Any]:
 
     index, queries = load(folder / "index"), np.load(folder / "queries.npy")
     kappa = np.full(len(queries), 50, dtype=np.float32)
-    asked = Items(queries, kappa, 1 / kappa.astype(np.float64), None, "benchmark")
-    index.query(asked[:1], K)
+    query_items = Items(queries, kappa, 1 / kappa.astype(np.float64), None, "benchmark")
+    index.query(query_items[:1], K)
     clock = Clock()
-    index.query(asked[:1], K, order="expected distance")
+    index.query(query_items[:1], K, order="expected distance")
     clock.tick("first by expected distance")
-    index.query(asked, K, order="expected distance")
+    index.query(query_items, K, order="expected distance")
     clock.tick("by expected distance")
-    index.query(asked, K, order="match probability")
+    index.query(query_items, K, order="match probability")
     clock.tick("by match probability")
     return clock.done()
 
@@ -185,9 +185,9 @@ STEPS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 def main(step: str, folder: str) -> dict[str, Any]:
     """Run a step."""
-    told = STEPS[step](Path(folder))
+    result = STEPS[step](Path(folder))
     assert "torch" not in sys.modules
-    return told
+    return result
 
 
 if __name__ == "__main__":

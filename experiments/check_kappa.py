@@ -35,10 +35,10 @@ def finer(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     nodes = projected.NODES
     try:
         projected.NODES = FINE
-        found = gaussians.direction()
+        fine = gaussians.direction()
     finally:
         projected.NODES = nodes
-    return found.kappa, found.mean
+    return fine.kappa, fine.mean
 
 
 def standard_errors(gaussians: Gaussians, generator: torch.Generator) -> Tensor:
@@ -46,18 +46,18 @@ def standard_errors(gaussians: Gaussians, generator: torch.Generator) -> Tensor:
 
     The component of the draws along the mean direction has the mean R and a spread that they show themselves.
     """
-    found = gaussians.direction()
-    total, squares = torch.zeros_like(found.length), torch.zeros_like(found.length)
+    closed_form = gaussians.direction()
+    total, squares = torch.zeros_like(closed_form.length), torch.zeros_like(closed_form.length)
     for _ in range(DRAWS // AT_ONCE):
         z = torch.nn.functional.normalize(gaussians.sample(AT_ONCE, generator=generator), dim=2)
-        along = (z * found.mean).sum(2)
+        along = (z * closed_form.mean).sum(2)
         # From 1 downwards, so that the squares of nearly equal numbers keep their digits.
         total += (1 - along).sum(0)
         squares += (1 - along).square().sum(0)
     mean = total / DRAWS
     deviation = (squares / DRAWS - mean.square()).clamp(min=0).sqrt()
     # 1 - R = V/(1 + R), with all of V's digits.
-    return (mean - found.variance / (1 + found.length)) / (deviation / math.sqrt(DRAWS))
+    return (mean - closed_form.variance / (1 + closed_form.length)) / (deviation / math.sqrt(DRAWS))
 
 
 def main() -> None:
@@ -70,8 +70,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for structure, cell in POSTERIORS.items():
-        found = runs.fitted(cell, 0, cells_dir=CELLS, work=options.work, data_dir=options.data)
-        gaussians = found.embedder.embed(found.sets["test"]).gaussians
+        fitted_cell = runs.fitted(cell, 0, cells_dir=CELLS, work=options.work, data_dir=options.data)
+        gaussians = fitted_cell.embedder.embed(fitted_cell.sets["test"]).gaussians
         assert gaussians is not None
         gaussians = gaussians.to(dtype=torch.float64)
         kappa = gaussians.direction().kappa

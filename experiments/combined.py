@@ -70,11 +70,11 @@ class Embedded:
     norm: float | None
 
 
-def image_sets(found: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
+def image_sets(fitted: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
     """Clean and corrupted test images and strangers, as a network takes them, by name and strength."""
-    sets = found.sets.images if isinstance(found.sets, FeatureSets) else found.sets
+    sets = fitted.sets.images if isinstance(fitted.sets, FeatureSets) else fitted.sets
     assert isinstance(sets, ImageSets)
-    made: dict[tuple[str, float], Tensor] = {}
+    by_corruption: dict[tuple[str, float], Tensor] = {}
     for name, clean_name, corrupted_name in ((TEST, CLEAN[0], CORRUPTED), (OUT + out, STRANGE, BOTH)):
         images = spread(sets.loaded(name), limit)
         if images.preparation.preprocessing != "unit":
@@ -83,28 +83,28 @@ def image_sets(found: runs.Fitted, out: str, limit: int | None) -> dict[tuple[st
                 'take cells whose data.preprocessing is "unit"'
             )
         clean = images.floats()
-        made[clean_name, 0.0] = clean
+        by_corruption[clean_name, 0.0] = clean
         for kind in HIDING:
             for strength in STRENGTHS:
-                made[f"{corrupted_name}, {kind}", strength] = corrupt(
+                by_corruption[f"{corrupted_name}, {kind}", strength] = corrupt(
                     clean, kind, strength, indices=images.indices
                 )
-    return made
+    return by_corruption
 
 
-def embed(found: runs.Fitted, images: Tensor) -> StochasticEmbedding:
+def embed(fitted: runs.Fitted, images: Tensor) -> StochasticEmbedding:
     """Images by a cell's embedder, through the backbone first where that takes features."""
     inputs = LabelledInputs(images, torch.zeros(len(images), dtype=torch.long), batch_size=500)
-    if isinstance(found.sets, FeatureSets):
-        features = collect_features(found.sets.encoder, inputs, progress=False).features
+    if isinstance(fitted.sets, FeatureSets):
+        features = collect_features(fitted.sets.encoder, inputs, progress=False).features
         inputs = LabelledInputs(features, inputs.labels, batch_size=500)
-    return found.embedder.embed(inputs, progress=False).to("cpu")
+    return fitted.embedder.embed(inputs, progress=False).to("cpu")
 
 
-def embedded(found: runs.Fitted, out: str, limit: int | None = None) -> Embedded:
+def embedded(fitted: runs.Fitted, out: str, limit: int | None = None) -> Embedded:
     """All sets of images by a cell's embedder."""
-    sets = {key: embed(found, images) for key, images in image_sets(found, out, limit).items()}
-    known = found.embedder.embed(found.sets[VALIDATION], progress=False)
+    sets = {key: embed(fitted, images) for key, images in image_sets(fitted, out, limit).items()}
+    known = fitted.embedder.embed(fitted.sets[VALIDATION], progress=False)
     norm = None if known.gaussians is None else float(known.gaussians.mean.norm(dim=1).median())
     return Embedded(sets, norm)
 
@@ -114,30 +114,30 @@ def parts(learned: Embedded, deduced: Embedded, *, one_norm: bool = False) -> Pa
 
     With ``one_norm`` all raw embeddings of the second have the median norm of validation images, see `at_norm`.
     """
-    found: Parts = {}
+    parts_by_name: Parts = {}
     for key, e in deduced.sets.items():
         placed = at_norm(e, deduced.norm or 1.0) if one_norm else e
         both = combine(learned.sets[key], placed)
-        found[key] = {ALEATORIC: both.aleatoric, EPISTEMIC: both.epistemic}
-    return found
+        parts_by_name[key] = {ALEATORIC: both.aleatoric, EPISTEMIC: both.epistemic}
+    return parts_by_name
 
 
-def pooled(found: Parts, name: str, part: str, strengths: Sequence[float] = STRENGTHS) -> Tensor:
+def pooled(parts_by_name: Parts, name: str, part: str, strengths: Sequence[float] = STRENGTHS) -> Tensor:
     """The part of all images of the sets whose name begins so, at these strengths."""
     chosen = [
         values[part]
-        for (which, strength), values in found.items()
+        for (which, strength), values in parts_by_name.items()
         if (which == name or which.startswith(f"{name}, ")) and strength in strengths
     ]
     return torch.cat(chosen)
 
 
-def auroc(found: Parts, name: str, part: str, strengths: Sequence[float] = STRENGTHS) -> float:
+def auroc(parts_by_name: Parts, name: str, part: str, strengths: Sequence[float] = STRENGTHS) -> float:
     """How well a part tells these images from clean ones."""
-    return float(metrics.ood_auroc(found[CLEAN][part], pooled(found, name, part, strengths)))
+    return float(metrics.ood_auroc(parts_by_name[CLEAN][part], pooled(parts_by_name, name, part, strengths)))
 
 
-def causes(found: Parts) -> dict[str, dict[str, float]]:
+def causes(parts_by_name: Parts) -> dict[str, dict[str, float]]:
     """The AUROC of both parts by cause, over all strengths."""
     of_clean = {
         **{f"{kind} alone": (f"{CORRUPTED}, {kind}", STRENGTHS) for kind in HIDING},
@@ -145,19 +145,20 @@ def causes(found: Parts) -> dict[str, dict[str, float]]:
         STRANGE: (STRANGE, (0.0,)),
         BOTH: (BOTH, STRENGTHS),
     }
-    told = {
-        cause: {part: auroc(found, name, part, strengths) for part in PARTS}
+    aurocs = {
+        cause: {part: auroc(parts_by_name, name, part, strengths) for part in PARTS}
         for cause, (name, strengths) in of_clean.items()
     }
-    told["strange and corrupted, against strange"] = {
-        part: float(metrics.ood_auroc(found[STRANGE, 0.0][part], pooled(found, BOTH, part))) for part in PARTS
+    aurocs["strange and corrupted, against strange"] = {
+        part: float(metrics.ood_auroc(parts_by_name[STRANGE, 0.0][part], pooled(parts_by_name, BOTH, part)))
+        for part in PARTS
     }
-    return told
+    return aurocs
 
 
-def claims(told: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
+def claims(aurocs: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
     """Whether each part reacts to its own cause more than to the other's, and more than the other part does."""
-    corrupted, strange = told[CORRUPTED], told[STRANGE]
+    corrupted, strange = aurocs[CORRUPTED], aurocs[STRANGE]
     return {
         "the learned part tells corrupted images better than strangers": corrupted[ALEATORIC]
         > strange[ALEATORIC],
@@ -172,42 +173,45 @@ def claims(told: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
 
 def rows_of(pair: Pair) -> list[dict[str, Any]]:
     """The table's rows of a pair: mean and deviation over seeds."""
-    told = [causes(found) for found in pair.seeds]
+    aurocs = [causes(found) for found in pair.seeds]
     rows = []
-    for cause in told[0]:
+    for cause in aurocs[0]:
         row: dict[str, Any] = {"pair": pair.label, "images": cause}
         for part in PARTS:
-            found = spread_of(each[cause][part] for each in told)
+            found = spread_of(each[cause][part] for each in aurocs)
             row[f"{part} part, AUROC"] = f"{found.mean:.3f}" + (
                 f" ± {found.deviation:.3f}" if found.number > 1 else ""
             )
-        rows.append({**row, "seeds": len(told)})
+        rows.append({**row, "seeds": len(aurocs)})
     return rows
 
 
 def said(pair: Pair) -> str:
     """Which claims hold for how many seeds, in a sentence."""
-    held = [claims(causes(found)) for found in pair.seeds]
-    words = [f"{claim} with {sum(each[claim] for each in held)} of {len(held)} seeds" for claim in held[0]]
+    confirmed = [claims(causes(found)) for found in pair.seeds]
+    words = [
+        f"{claim} with {sum(each[claim] for each in confirmed)} of {len(confirmed)} seeds"
+        for claim in confirmed[0]
+    ]
     return f"{pair.label}: {'; '.join(words)}."
 
 
 def curves(pair: Pair) -> dict[str, dict[str, list[list[float]]]]:
     """The AUROC over the strength, from 0 on, a list for every seed: by part, of corrupted images and strangers."""
-    found: dict[str, dict[str, list[list[float]]]] = {part: {} for part in PARTS}
+    points: dict[str, dict[str, list[list[float]]]] = {part: {} for part in PARTS}
     for part in PARTS:
-        found[part][CORRUPTED] = [
+        points[part][CORRUPTED] = [
             [0.5, *(auroc(each, CORRUPTED, part, (strength,)) for strength in STRENGTHS)]
             for each in pair.seeds
         ]
-        found[part][STRANGE] = [
+        points[part][STRANGE] = [
             [
                 auroc(each, STRANGE, part, (0.0,)),
                 *(auroc(each, BOTH, part, (strength,)) for strength in STRENGTHS),
             ]
             for each in pair.seeds
         ]
-    return found
+    return points
 
 
 def picture(pairs: Sequence[Pair]) -> bytes:
@@ -240,9 +244,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     described = read_yaml(options.described)
     keep: dict[tuple[str, int], Embedded] = {}
-    found = done(options)
+    results = done(options)
     pairs = [
-        pair for told in described["pairs"] if (pair := _pair(told, described, found, keep, options)).seeds
+        pair
+        for pair_config in described["pairs"]
+        if (pair := _pair(pair_config, described, results, keep, options)).seeds
     ]
     if not pairs:
         raise SystemExit(
@@ -265,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _pair(
-    told: Mapping[str, Any],
+    pair_config: Mapping[str, Any],
     described: Mapping[str, Any],
     done: set[tuple[str, int]],
     keep: dict[tuple[str, int], Embedded],
@@ -273,19 +279,19 @@ def _pair(
 ) -> Pair:
     """What was measured of the seeds of which both cells have a result; what was embedded is kept for other pairs."""
     seeds = []
-    for seed in track(described["seeds"], told["label"]):
-        wanted = [(told[part], seed) for part in PARTS]
+    for seed in track(described["seeds"], pair_config["label"]):
+        wanted = [(pair_config[part], seed) for part in PARTS]
         if not done.issuperset(wanted):
             continue
         for name, number in wanted:
             if (name, number) not in keep:
-                found = runs.fitted(
+                fitted_cell = runs.fitted(
                     name, number, cells_dir=options.cells_dir, work=options.work, data_dir=options.data
                 )
-                keep[name, number] = embedded(found, described["strangers"], described.get("limit"))
+                keep[name, number] = embedded(fitted_cell, described["strangers"], described.get("limit"))
         learned, deduced = (keep[key] for key in wanted)
-        seeds.append(parts(learned, deduced, one_norm=told.get("one_norm", False)))
-    return Pair(told["label"], described["strangers"], seeds)
+        seeds.append(parts(learned, deduced, one_norm=pair_config.get("one_norm", False)))
+    return Pair(pair_config["label"], described["strangers"], seeds)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def posteriors(encoder: Encoder, images: Tensor, labels: Tensor, seed: int) -> d
     head = LAM(encoder, loss, n_effective=N_EFFECTIVE)
     with torch.no_grad():
         head.fit_features(encoder.features(images), labels, check_mode=False)
-    found: dict[str, LAM | NetworkLAM] = {"head": head}
+    by_name: dict[str, LAM | NetworkLAM] = {"head": head}
     chosen = class_balanced_batches(labels, 250, generator=torch.Generator().manual_seed(seed))
     batches = [(images[rows], labels[rows]) for rows in chosen]
     deeper = {
@@ -100,8 +100,8 @@ def posteriors(encoder: Encoder, images: Tensor, labels: Tensor, seed: int) -> d
         "all layers": NetworkLAM(encoder, loss, layers="all", samples=DRAWS, n_effective=N_EFFECTIVE),
     }
     for name, lam in deeper.items():
-        found[name] = lam.fit(batches, check_mode=False, progress=False)
-    return found
+        by_name[name] = lam.fit(batches, check_mode=False, progress=False)
+    return by_name
 
 
 def judged(lam: LAM | NetworkLAM, sample: Sample, seed: int) -> dict[str, float]:
@@ -131,7 +131,7 @@ def cells(sample: Sample, epochs: int, num_fitted: int, seed: int) -> list[dict[
     """Every posterior with every prior and predictive, for one encoder."""
     encoder = trained(sample, epochs, seed)
     images, labels = sample.images[:num_fitted], sample.labels[:num_fitted]
-    found = []
+    rows = []
     for random, lam in track(
         posteriors(encoder, images, labels, seed).items(), description=f"posteriors, seed {seed}"
     ):
@@ -149,19 +149,19 @@ def cells(sample: Sample, epochs: int, num_fitted: int, seed: int) -> list[dict[
                     "prior": "marginal likelihood" if prior is None else f"{prior:.0f}",
                 }
                 precision = {"prior precision": lam.prior_precision}
-                found.append({"seed": seed, **cell, **precision, **judged(lam, sample, seed)})
-    for one in found:
-        head = next(other for other in found if (other["random"], other["prior"]) == ("head", one["prior"]))
+                rows.append({"seed": seed, **cell, **precision, **judged(lam, sample, seed)})
+    for one in rows:
+        head = next(other for other in rows if (other["random"], other["prior"]) == ("head", one["prior"]))
         one["less head's"] = one["AUROC"] - head["AUROC"]
         one["less head's R"] = one["R-AUROC"] - head["R-AUROC"]
-    return found
+    return rows
 
 
-def summary(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of means (and standard deviations) over the seeds."""
     names = ("random", "predictive", "prior")
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for cell in found:
+    for cell in rows:
         grouped.setdefault(tuple(cell[name] for name in names), []).append(cell)
     return [
         dict(zip(names, key, strict=True))
@@ -186,8 +186,10 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=500, help="test images of each kind")
     options = parser.parse_args()
     sample = read(options.test)
-    found = [cell for seed in options.seeds for cell in cells(sample, options.epochs, options.fitted, seed)]
-    rows = summary(found)
+    measured_cells = [
+        cell for seed in options.seeds for cell in cells(sample, options.epochs, options.fitted, seed)
+    ]
+    rows = summary(measured_cells)
     show(TITLE, rows)
     if options.out is None:
         return
@@ -204,7 +206,7 @@ def main() -> None:
     )
     written, _ = save(options.out, "deeper_layers", TITLE, rows, note, package="experiments")
     record = json.loads(written.read_text(encoding="utf-8"))
-    write_text(written, json.dumps(record | {"cells": found}, indent=2) + "\n")
+    write_text(written, json.dumps(record | {"cells": measured_cells}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -74,11 +74,11 @@ def trained(
             loss(model(images.train[batch]), Pairs.from_labels(images.labels[batch])).backward()
             optimizer.step()
     lam = LAM(Encoder.from_module(model), loss, approximation, structure)
-    known, held = slice(0, FITTED), slice(FITTED, None)
+    known, validation = slice(0, FITTED), slice(FITTED, None)
     features = lam.features([(images.train[known], images.labels[known])])
     lam.fit_features(features, check_mode=False)
     lam.optimize_prior_precision()
-    lam.fit_confidence(features, lam.features([(images.train[held], images.labels[held])]))
+    lam.fit_confidence(features, lam.features([(images.train[validation], images.labels[validation])]))
     return lam
 
 
@@ -121,12 +121,12 @@ def _slices(axis: Any, lam: LAM, images: Images) -> None:
     offsets = torch.linspace(-0.15, 0.15, 41, dtype=torch.float64)
     for place, colour, name in ((-1, BLUE, "firm weight"), (-60, RED, "loose weight")):
         entry = int(order[place])
-        found = []
+        slices = []
         for offset in offsets:
             moved = weight.clone()
             moved.view(-1)[entry] += offset
-            found.append(loss(features @ moved.T + bias, pairs))
-        values = FITTED * (torch.stack(found) - found[len(found) // 2])
+            slices.append(loss(features @ moved.T + bias, pairs))
+        values = FITTED * (torch.stack(slices) - slices[len(slices) // 2])
         axis.plot(offsets, values, color=colour, label=f"loss along a {name}")
         parabola = 0.5 * FITTED * curvature.view(-1)[entry] * offsets.square()
         axis.plot(offsets, parabola, color=colour, linestyle=":", label="its curvature")
@@ -174,28 +174,32 @@ def caps(images: Images, path: Path) -> None:
     labels, own = images.labels[:FITTED].numpy(), images.test_labels.numpy()
     half = len(queries) // 2
     index = calibrate(Index(items), queries[:half], own[:half], labels, alpha=None, level=0.9)
-    found = index.calibrations.need("credible")
+    calibration = index.calibrations.need("credible")
     figure, axes = _figure(3, width=9.6)
     order = half + np.argsort(queries.kappa[half:])
     for axis, row, what in zip(axes, (order[-5], order[4]), ("certain", "doubtful"), strict=False):
-        _around(axis, items, labels, queries[row : row + 1], int(own[row]), found, what)
+        _around(axis, items, labels, queries[row : row + 1], int(own[row]), calibration, what)
     kappa, angle = queries.kappa[:half], index.angle_to_right(queries[:half], own[:half], labels)
-    inside = found.contains(angle, kappa)
+    inside = calibration.contains(angle, kappa)
     for mask, colour, name in ((inside, BLUE, "inside"), (~inside, RED, "outside")):
         degrees = np.maximum(np.degrees(angle[mask]), 0.01)
         axes[2].scatter(kappa[mask], degrees, s=4, color=colour, linewidths=0)
         axes[2].scatter([], [], s=20, color=colour, label=f"{name}: {int(mask.sum())} of {half}")
     grid = np.geomspace(kappa.min(), kappa.max(), 100)
-    nominal = np.degrees(found.radius(grid) / found.stretch)
+    nominal = np.degrees(calibration.radius(grid) / calibration.stretch)
     axes[2].plot(grid, nominal, color=GREY, linestyle=":", label="cap with 90 % of the density")
-    axes[2].plot(grid, np.degrees(found.radius(grid)), color=GREEN, label=f"times {found.stretch:.2f}")
+    axes[2].plot(
+        grid, np.degrees(calibration.radius(grid)), color=GREEN, label=f"times {calibration.stretch:.2f}"
+    )
     axes[2].set(xscale="log", yscale="log", xlabel="kappa of the query", title="calibration")
     axes[2].set_ylabel("degrees to the nearest item of its class")
     axes[2].legend(fontsize=7, loc="lower left")
     figure.savefig(path)
 
 
-def _around(axis: Any, items: Items, labels: Any, query: Items, own: int, found: Any, what: str) -> None:
+def _around(
+    axis: Any, items: Items, labels: Any, query: Items, own: int, calibration: Any, what: str
+) -> None:
     """The items around a query, seen from above, and its cap."""
     centre = query.mean[0].astype(float)
     side = np.linalg.svd(centre[None])[2][1:]  # two directions across
@@ -203,7 +207,7 @@ def _around(axis: Any, items: Items, labels: Any, query: Items, own: int, found:
     flat = items.mean @ side.T
     length = np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
     place = np.degrees(np.arccos(cosine))[:, None] * flat / length  # distances from the centre are angles
-    radius = math.degrees(float(found.radius(query.kappa)[0]))
+    radius = math.degrees(float(calibration.radius(query.kappa)[0]))
     right = labels == own
     reach = 20
     for mask, colour, name in ((~right, GREY, "another class"), (right, BLUE, "its class")):
@@ -226,14 +230,14 @@ def threshold(images: Images, path: Path) -> None:
     wrong = images.labels[nearest].numpy() != images.test_labels.numpy()
     doubt = queries.uncertainty
     generator = np.random.default_rng(0)
-    found: dict[str, list[float]] = {"largest that went well": [], "tested": []}
+    chosen: dict[str, list[float]] = {"largest that went well": [], "tested": []}
     for _ in range(SPLITS):
         order = generator.permutation(len(doubt))
         first, later = order[:CALIBRATED], order[CALIBRATED:]
         thresholds = _largest(doubt[first], wrong[first]), _tested(doubt[first], wrong[first], generator)
-        for name, value in zip(found, thresholds, strict=True):
+        for name, value in zip(chosen, thresholds, strict=True):
             answered = doubt[later] <= value
-            found[name].append(float(wrong[later][answered].mean()) if answered.any() else 0.0)
+            chosen[name].append(float(wrong[later][answered].mean()) if answered.any() else 0.0)
     figure, axes = _figure(2, width=8)
     strangers = lam.embed(images.strangers).uncertainty.numpy()
     kinds = {"right": (doubt[~wrong], BLUE), "wrong": (doubt[wrong], RED), "digits": (strangers, GREY)}
@@ -242,7 +246,7 @@ def threshold(images: Images, path: Path) -> None:
     axes[0].axvline(thresholds[1], color=GREEN, linestyle=":", label="a threshold")
     axes[0].set(xlabel="uncertainty", ylabel="queries")
     axes[0].legend()
-    for (name, errors), colour in zip(found.items(), (RED, BLUE), strict=True):
+    for (name, errors), colour in zip(chosen.items(), (RED, BLUE), strict=True):
         broken = np.mean(np.asarray(errors) > ALPHA)
         label = f"{name}: broken by {broken:.0%}"
         axes[1].hist(errors, bins=np.linspace(0.0001, 0.3, 61), histtype="step", color=colour, label=label)

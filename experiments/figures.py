@@ -74,7 +74,7 @@ class Material:
         In them, a cell that is done and has nothing to show (a method without an uncertainty, say) is left out;
         failed and missing ones stay.
         """
-        found = []
+        drawn_panels = []
         for name, title in figure.panels.items():
             table = next(table for table in self.tables if table.name == name)
             cells = cells_of(table, self.results)
@@ -86,20 +86,20 @@ class Material:
                 and (not cells[row.cell].done or any(map(has, cells[row.cell].done)))
             }
             if any(has(result) for cell in mine.values() for result in cell.done):
-                found.append(Panel(title, table, mine))
-        return found
+                drawn_panels.append(Panel(title, table, mine))
+        return drawn_panels
 
 
 def looks_of(tables: Sequence[TableDescription]) -> dict[str, Style]:
     """A style for every label in any table; rows of one method share the style that they name."""
     rows = [row for table in tables for row in table.rows if row.score == OWN]
     by_style = styles(row.style or row.label for row in rows)
-    found: dict[str, Style] = {}
+    looks: dict[str, Style] = {}
     for row in rows:
         look = by_style[row.style or row.label]
-        if found.setdefault(row.label, look) != look:
+        if looks.setdefault(row.label, look) != look:
             raise ValueError(f"the label {row.label!r} has two styles: give all of its rows the same 'style'")
-    return found
+    return looks
 
 
 # --- one function for each kind; None where there is nothing to draw ---
@@ -176,10 +176,10 @@ def draw_extremes(figure: FigureDescription, material: Material) -> Drawn:
             result = _one(cell, figure.seed)
             if result is None:
                 continue
-            for name, found in result.extremes.items():
+            for name, image_rows in result.extremes.items():
                 low, high = (
                     material.images.pictures(result, name, side[:SHOWN])
-                    for side in (found.lowest, found.highest)
+                    for side in (image_rows.lowest, image_rows.highest)
                 )
                 title = material.images.title(result, name)
                 rows.append(PictureRow(title, low, high, f"{label}, seed {result.seed}"))
@@ -199,12 +199,12 @@ def _joined(shown: Sequence[Panel]) -> Mapping[str, Cell]:
 
 def _absent(shown: Sequence[Panel]) -> str:
     """What cannot be drawn, for figures without a legend that says it."""
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for panel in shown:
         for label, cell in panel.cells.items():
             if not cell.done:
-                found.setdefault("failed" if cell.failed else "missing", []).append(label)
-    said = "; ".join(f"{reason}: {', '.join(labels)}" for reason, labels in found.items())
+                missing.setdefault("failed" if cell.failed else "missing", []).append(label)
+    said = "; ".join(f"{reason}: {', '.join(labels)}" for reason, labels in missing.items())
     return "\n" + textwrap.fill(f"({said})", 90) if said else ""
 
 

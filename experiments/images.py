@@ -30,7 +30,7 @@ class ImagesOfResults:
         """Images (C, H, W) in [0, 1] of the test images ("test") or of the strangers with that name."""
         section = self._section(result, name)
         images, limit = self._load(section), section["limit"]
-        made = []
+        page_pictures = []
         for position in positions:
             # With a limit, the images were taken at even steps.
             index = position if limit is None or limit >= len(images) else position * len(images) // limit
@@ -39,8 +39,8 @@ class ImagesOfResults:
                     f"{result.cell}, seed {result.seed} names image {position} of {name}, but {section['name']} has "
                     f"{len(images)} images: its configuration does not fit its result, run it again"
                 )
-            made.append(images[index][0])
-        return made
+            page_pictures.append(images[index][0])
+        return page_pictures
 
     def class_names(self, result: Result) -> tuple[str, ...]:
         """The names of the classes of the test images."""
@@ -63,14 +63,14 @@ class ImagesOfResults:
             split = (known.get("splits") or {}).get("test", "test")
             own = (known.get("split_options") or {}).get(TEST) or {}
             options = {**(known.get("options") or {}), **own}
-            found = {"name": known["train"], "split": split, "options": options}
-            return {**found, "image_size": size, "limit": known.get("limit")}
+            section = {"name": known["train"], "split": split, "options": options}
+            return {**section, "image_size": size, "limit": known.get("limit")}
         for entry in known.get("out") or ():
             out = {"name": entry} if isinstance(entry, str) else entry
             if (out.get("label") or out["name"]) == name:
-                found = {key: out.get(key) for key in ("name", "limit")}
+                section = {key: out.get(key) for key in ("name", "limit")}
                 return {
-                    **found,
+                    **section,
                     "split": out.get("split") or "test",
                     "options": out.get("options") or {},
                     "image_size": size,

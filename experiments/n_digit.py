@@ -57,16 +57,16 @@ def plane_picture(digits: int, cells: dict[str, Cell]) -> bytes | None:
 def _spaces(cell: Cell) -> dict[str, Space]:
     """The sets of the first seed that has any; the centres of all are those of the first, of clean images."""
     for one in cell.done:
-        found = {
+        spaces = {
             shown: space
             for name, shown in SETS.items()
             if name in one.verification and (space := one.verification[name].space) is not None
         }
-        if found:
-            first = next(iter(found.values()))
+        if spaces:
+            first = next(iter(spaces.values()))
             return {
                 shown: replace(space, centres=first.centres, centre_labels=first.centre_labels)
-                for shown, space in found.items()
+                for shown, space in spaces.items()
             }
     return {}
 
@@ -109,18 +109,18 @@ def make(results: Sequence[Result], out: Path, tables: Path, published: Path) ->
     """Write everything; says of each table and picture whether there was anything to show."""
     wanted = {table.name: table for table in descriptions(tables) if table.name.startswith(PREFIX)}
     numbers = read_published(published)
-    made = {name: write_table(table, results, numbers, out / "tables") for name, table in wanted.items()}
+    paths = {name: write_table(table, results, numbers, out / "tables") for name, table in wanted.items()}
     for digits, name in PLANES.items():
         cells = cells_by_label(wanted[name], results)
         picture = plane_picture(digits, cells)
         if picture is not None:
             write_picture(f"n_digit_plane_N{digits}", picture, cells.values(), out / "plots")
-        made[f"n_digit_plane_N{digits}"] = picture is not None
+        paths[f"n_digit_plane_N{digits}"] = picture is not None
     bins = bins_picture(wanted, results)
     if bins is not None:
         write_picture("n_digit_bins", *bins, out / "plots")
-    made["n_digit_bins"] = bins is not None
-    return made
+    paths["n_digit_bins"] = bins is not None
+    return paths
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,12 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
     options = parser.parse_args(arguments)
     try:
-        made = make(read_results(options.results), options.out, options.tables, options.published)
+        paths = make(read_results(options.results), options.out, options.tables, options.published)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for name, there in made.items():
-        print(f"{name}: {'written' if there else 'none of its cells has been made, left out'}")
+    for name, exists in paths.items():
+        print(f"{name}: {'written' if exists else 'none of its cells has been paths, left out'}")
     return 0
 
 

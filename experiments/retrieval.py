@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_places(parser, HERE / "retrieval.yaml")
     options = parser.parse_args(arguments)
     described = read_yaml(options.described)["sets"]
-    found = done(options)
+    results = done(options)
     rows: dict[str, list[Row]] = {
         name: [] for name in ("refusal", "safe", "promise", "credible", "matching", "drift")
     }
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables: dict[str, dict[str, list[Matched]]] = {}
     for told_set in described.values():
         title = told_set["title"]
-        judges = _judges(told_set, found, options)
+        judges = _judges(told_set, results, options)
         if not judges:
             continue
         rows["refusal"] += refusal_rows(title, judges)
@@ -78,12 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(
             f"{options.results} has no result of a cell in {options.described.name} that is asked for: run cells first"
         )
-    for name, made in rows.items():
-        if not made:
+    for name, table_rows in rows.items():
+        if not table_rows:
             print(f"retrieval_{name}: no result that is asked for has what it shows, left out")
             continue
-        show(TITLES[name], made)
-        save(options.out, f"retrieval_{name}", TITLES[name], made, NOTES[name], package="experiments")
+        show(TITLES[name], table_rows)
+        save(options.out, f"retrieval_{name}", TITLES[name], table_rows, NOTES[name], package="experiments")
     folder = options.out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in (

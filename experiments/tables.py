@@ -49,13 +49,13 @@ def write_table(
     own = {row.cell for row in description.rows if row.score not in TRIVIAL} or set(cells)
     if not any(cells[name].done or cells[name].failed for name in own):
         return False
-    made = origin("experiments")
-    source = f"Made by `{made['command']}` at commit {made['commit']}. {cells_sentence(cells.values())}"
+    provenance = origin("experiments")
+    source = f"Made by `{provenance['command']}` at commit {provenance['commit']}. {cells_sentence(cells.values())}"
     table = build_table(description, results, published)
     table = replace(table, notes=(*table.notes, source))
     record = {
         "title": table.title,
-        **made,
+        **provenance,
         "environment": environment(),
         "header": table.header,
         "rows": [asdict(line) for line in table.lines],
@@ -91,9 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for description in wanted:
             if options.only and description.name not in options.only:
                 continue
-            there = write_table(description, results, published, options.out / "tables")
+            exists = write_table(description, results, published, options.out / "tables")
             print(
-                f"{description.name}: {'written' if there else 'none of its cells has been made, left out'}"
+                f"{description.name}: {'written' if exists else 'none of its cells has been made, left out'}"
             )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

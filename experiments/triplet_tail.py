@@ -63,7 +63,7 @@ def moments_of(family: str, means: Tensor, variances: Tensor) -> Moments:
 def draws_of(family: str, means: Tensor, variances: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """So many values of tau."""
     dim = means.shape[1]
-    found, left = [], draws
+    blocks, left = [], draws
     while left:
         count = min(left, max(1, ENTRIES_AT_ONCE // dim))
         left -= count
@@ -72,8 +72,8 @@ def draws_of(family: str, means: Tensor, variances: Tensor, draws: int, generato
             a, p, n = means[:, None] + variances.sqrt()[:, None, None] * noise
         else:
             a, p, n = vmf.sample(means, variances.reciprocal(), count, generator=generator).unbind(1)
-        found.append((a - p).square().sum(1) - (a - n).square().sum(1))
-    return torch.cat(found)
+        blocks.append((a - p).square().sum(1) - (a - n).square().sum(1))
+    return torch.cat(blocks)
 
 
 def exact_probability(means: Tensor, variances: Tensor, margin: float) -> float:
@@ -114,13 +114,13 @@ def of_draws(family: str, dim: int, sets: int, draws: int, generator: torch.Gene
     mean, variance, probability = 0.0, 0.0, 0.0
     for _ in range(sets):
         means, variances = parameters(dim, generator)
-        found = moments_of(family, means, variances)
+        moments = moments_of(family, means, variances)
         tau = draws_of(family, means, variances, draws, generator)
-        squares = (tau - found.mean).square()
+        squares = (tau - moments.mean).square()
         root = math.sqrt(draws)
-        mean = max(mean, abs(float((tau.mean() - found.mean) / tau.std())) * root)
-        variance = max(variance, abs(float((squares.mean() - found.variance) / squares.std())) * root)
-        approximate = float(log_probability(found, MARGIN).exp())
+        mean = max(mean, abs(float((tau.mean() - moments.mean) / tau.std())) * root)
+        variance = max(variance, abs(float((squares.mean() - moments.variance) / squares.std())) * root)
+        approximate = float(log_probability(moments, MARGIN).exp())
         probability = max(probability, abs(float((tau < -MARGIN).double().mean()) - approximate))
     return {"mean": mean, "variance": variance, "probability": probability}
 
@@ -146,7 +146,7 @@ def of_the_integral(dim: int, sets: int, generator: torch.Generator) -> dict[str
 def row(family: str, dim: int, sets: int, exact_sets: int, draws: int, seed: int) -> dict[str, Any]:
     """What is told about one family in one dimension."""
     drawn = of_draws(family, dim, sets, draws, torch.Generator().manual_seed(seed))
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "family": family,
         "D": dim,
         "E tau, standard errors": drawn["mean"],
@@ -157,7 +157,7 @@ def row(family: str, dim: int, sets: int, exact_sets: int, draws: int, seed: int
     if family == "gaussian":
         exact = of_the_integral(dim, exact_sets, torch.Generator().manual_seed(seed + 1))
     return {
-        **told,
+        **columns,
         "P, median error": exact["median"],
         "P, largest error": exact["largest"],
         "log P, median error where P is 1e-6 to 1e-2": exact["rare"],

@@ -25,20 +25,20 @@ class Inputs:
     num_images: int
 
     @classmethod
-    def of(cls, given: Any) -> Inputs:
+    def of(cls, inputs: Any) -> Inputs:
         """From a tensor, a tuple of positional or a dictionary of named arguments."""
         args: tuple[Any, ...] = ()
         kwargs: dict[str, Any] = {}
-        if isinstance(given, dict):
-            kwargs = dict(given)
-        elif isinstance(given, tuple | list):
-            args = tuple(given)
+        if isinstance(inputs, dict):
+            kwargs = dict(inputs)
+        elif isinstance(inputs, tuple | list):
+            args = tuple(inputs)
         else:
-            args = (given,)
+            args = (inputs,)
         tensors = {str(at): x for at, x in [*enumerate(args), *kwargs.items()] if isinstance(x, Tensor)}
         if not tensors:
             raise TypeError(
-                f"inputs is a {type(given).__name__} without a tensor: pass a tensor (N, ...), a tuple of the model's "
+                f"inputs is a {type(inputs).__name__} without a tensor: pass a tensor (N, ...), a tuple of the model's "
                 "positional arguments, or a dictionary of its named ones"
             )
         lengths = {name: x.shape[0] if x.ndim else None for name, x in tensors.items()}
@@ -84,13 +84,13 @@ class Trace:
 def run(model: nn.Module, inputs: Inputs, parameters: dict[str, Tensor]) -> Tensor:
     """u = model(inputs) with other tensors in the place of its parameters, and with copies of its buffers."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    given = functional_call(model, {**buffers, **parameters}, inputs.args, inputs.kwargs)
-    if not isinstance(given, Tensor):
+    output = functional_call(model, {**buffers, **parameters}, inputs.args, inputs.kwargs)
+    if not isinstance(output, Tensor):
         raise TypeError(
-            f"{type(model).__name__} returns a {type(given).__name__}, its embeddings (N, Z) as one tensor are needed: "
+            f"{type(model).__name__} returns a {type(output).__name__}; one tensor of embeddings (N, Z) is needed: "
             "wrap it in a module that returns them"
         )
-    return given
+    return output
 
 
 def trace(model: nn.Module, inputs: Inputs, names: Sequence[str], layers: Sequence[Layer]) -> Trace:
@@ -121,8 +121,8 @@ def _recorder(calls: list[Recorded]) -> Callable[..., None]:
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         tensors = flat_tensors(output)
         edges = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors]
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()]
-        versions = [(tensor, tensor._version) for tensor in given]
+        recorded = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [(tensor, tensor._version) for tensor in recorded]
         calls.append(Recorded(args, dict(kwargs), edges, [tensor.shape for tensor in tensors], versions))
 
     return record

@@ -27,8 +27,8 @@ class Settings:
 def back_to(u: Tensor, edges: Sequence[GradientEdge], cotangents: Tensor) -> list[Tensor]:
     """Cotangents (c, N, Z) of u carried back to outputs of modules, each (c, *shape of the output)."""
     if len(cotangents) == 1:
-        found = torch.autograd.grad(u, edges, cotangents[0], retain_graph=True)
-        return [gradient[None] for gradient in found]
+        gradients = torch.autograd.grad(u, edges, cotangents[0], retain_graph=True)
+        return [gradient[None] for gradient in gradients]
     return list(torch.autograd.grad(u, edges, cotangents, retain_graph=True, is_grads_batched=True))
 
 
@@ -76,9 +76,9 @@ def rule_diagonal(
     waiting = [Waiting(layer, form, settings.memory_budget) for layer in layers]
     edges = [call.edge for layer in layers for call in layer.calls]
     for cotangents in columns.cotangents.split(settings.columns_per_pass) if edges else ():
-        found = iter(back_to(trace.u, edges, cotangents))
+        gradients = iter(back_to(trace.u, edges, cotangents))
         for one in waiting:
-            one.add([next(found) for _ in one.layer.calls])
+            one.add([next(gradients) for _ in one.layer.calls])
         # A part of the budget: what the rules make of the cotangents takes the rest.
         while sum(one.bytes for one in waiting) > settings.memory_budget // 4:
             max(waiting, key=lambda one: one.bytes).flush()
@@ -98,8 +98,8 @@ def joint_diagonal(
         name: torch.zeros_like(leaf, requires_grad=False) for name, leaf in zip(names, leaves, strict=True)
     }
     for cotangent, weight in zip(cotangents, joint.tolist(), strict=True):
-        found = torch.autograd.grad(trace.u, leaves, cotangent, retain_graph=True)
-        for name, gradient in zip(names, found, strict=True):
+        gradients = torch.autograd.grad(trace.u, leaves, cotangent, retain_graph=True)
+        for name, gradient in zip(names, gradients, strict=True):
             result[name].addcmul_(gradient, gradient, value=weight)
     return result
 

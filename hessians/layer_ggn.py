@@ -121,10 +121,10 @@ class LayerGGN:
         norm = output.norm() * factor.norm()
         for _ in range(max_iterations):
             square = factor.double().square().sum()
-            found = self._output_factor(factor)
-            if not (square > 0 and found.abs().amax() > 0):
+            output_factor = self._output_factor(factor)
+            if not (square > 0 and output_factor.abs().amax() > 0):
                 return KroneckerFactors(identity.to(self.dtype), torch.zeros_like(factor), exact=True)
-            output = found / square
+            output = output_factor / square
             factor = self._input_factor(output) / output.square().sum()
             previous, norm = norm, output.norm() * factor.norm()
             if norm - previous <= tolerance * norm:

@@ -38,11 +38,13 @@ def summarise(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:
     )
 
 
-def trained_gradient(loss: PairLoss, found: LossSummary, num_negatives: float) -> Tensor:
+def trained_gradient(loss: PairLoss, summary: LossSummary, num_negatives: float) -> Tensor:
     """dL/du of the loss as it is trained: averaged over the active negatives, where the loss says so."""
     if isinstance(loss, ContrastiveLoss) and loss.negatives is Negatives.ACTIVE:
-        return found.positive_gradient + found.negative_gradient * (num_negatives / max(1.0, found.active))
-    return found.positive_gradient + found.negative_gradient
+        return summary.positive_gradient + summary.negative_gradient * (
+            num_negatives / max(1.0, summary.active)
+        )
+    return summary.positive_gradient + summary.negative_gradient
 
 
 def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSummary:

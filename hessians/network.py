@@ -90,7 +90,7 @@ def ggn_diagonal(
         {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (2, 8), '2.bias': (2,)}
     """
     method = Method.parse(method)
-    given = Inputs.of(inputs)
+    network_inputs = Inputs.of(inputs)
     for name, number in (
         ("probes", probes),
         ("columns_per_pass", columns_per_pass),
@@ -101,23 +101,23 @@ def ggn_diagonal(
     check_modules(model)
     plan = make_plan(model, parameters, rules and method is Method.EXACT)
     with unaltered(model):
-        traced = trace(model, given, plan.names, plan.layers)
-        check_embeddings(traced.u, given)
+        traced = trace(model, network_inputs, plan.names, plan.layers)
+        check_embeddings(traced.u, network_inputs)
         hessian = loss.output_hessian(traced.u, pairs, approximation)
-        if not traced.consumers and given.num_images:
+        if not traced.consumers and network_inputs.num_images:
             raise ValueError(
                 "the embeddings do not depend on any of the chosen parameters: is the forward pass under no_grad?"
             )
         if check:
-            check_independence(model, given, traced.parameters, traced.u)
+            check_independence(model, network_inputs, traced.parameters, traced.u)
         if method is Method.SKETCH:
             signs = random_signs(probes, traced.u, generator)
-            found = sketched_diagonal(traced, _used(traced), hessian, signs)
+            diagonal = sketched_diagonal(traced, _used(traced), hessian, signs)
         else:
-            found = _exact(
-                model, given, traced, plan, hessian, check, Settings(memory_budget, columns_per_pass)
+            diagonal = _exact(
+                model, network_inputs, traced, plan, hessian, check, Settings(memory_budget, columns_per_pass)
             )
-    return _complete(traced, found)
+    return _complete(traced, diagonal)
 
 
 def _used(traced: Trace) -> list[str]:
@@ -166,11 +166,11 @@ def _exact(
     return result
 
 
-def _complete(traced: Trace, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _complete(traced: Trace, diagonal: dict[str, Tensor]) -> dict[str, Tensor]:
     """Zeros for parameters that the embeddings do not depend on; an error where the gradients were not finite."""
     result = {}
     for name, leaf in traced.parameters.items():
-        values = found.get(name)
+        values = diagonal.get(name)
         result[name] = torch.zeros_like(leaf, requires_grad=False) if values is None else values.detach()
         if not bool(torch.isfinite(result[name]).all()):
             raise ValueError(

@@ -33,7 +33,7 @@ class Plan:
         ruled = {
             name for layer in layers if not isinstance(layer.rule, LocalRule) for name in layer.names.values()
         }
-        consumers = {name: found for name, found in trace.consumers.items() if name not in ruled}
+        consumers = {name: nodes for name, nodes in trace.consumers.items() if name not in ruled}
         broadcast = broadcast_layers(model, consumers, len(trace.u))
         layers = without(layers, {name for layer in broadcast for name in layer.names})
         for layer in layers:
@@ -91,14 +91,14 @@ def select_parameters(model: nn.Module, wanted: Sequence[str] | None) -> list[st
         raise ValueError("parameters is empty: name parameters or modules, or pass None for the whole model")
     chosen: set[str] = set()
     for one in [wanted] if isinstance(wanted, str) else wanted:
-        found = {name for name in names if name == one or name.startswith(one + ".")}
-        if not found:
+        matching = {name for name in names if name == one or name.startswith(one + ".")}
+        if not matching:
             known = sorted({name.split(".")[0] for name in names})
             raise ValueError(
                 f"parameters has {one!r}, which is neither a parameter nor a module with parameters: the model's "
                 f"parts are {', '.join(known)}"
             )
-        chosen |= found
+        chosen |= matching
     return [name for name in names if name in chosen]
 
 

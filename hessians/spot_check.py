@@ -25,16 +25,21 @@ def failing_parameters(trace: Trace, layers: Sequence[Layer]) -> set[str]:
     column, silent = _random_column(trace.u)
     leaves = [trace.parameters[name] for name in names]
     targets: list[Any] = [*edges, *leaves]
-    found = torch.autograd.grad(trace.u, targets, column, retain_graph=True, allow_unused=True)
-    cotangents = iter(found[: len(edges)])
-    expected = dict(zip(names, found[len(edges) :], strict=True))
+    gradients = torch.autograd.grad(trace.u, targets, column, retain_graph=True, allow_unused=True)
+    cotangents = iter(gradients[: len(edges)])
+    expected = dict(zip(names, gradients[len(edges) :], strict=True))
     failing: set[str] = set()
     for layer in layers:
-        given = [_given(next(cotangents))[None] for _ in layer.calls]
-        if not all(_settle_layout(call, mine, silent) for call, mine in zip(layer.calls, given, strict=True)):
+        layer_cotangents = [_given(next(cotangents))[None] for _ in layer.calls]
+        if not all(
+            _settle_layout(call, mine, silent)
+            for call, mine in zip(layer.calls, layer_cotangents, strict=True)
+        ):
             failing.update(layer.names.values())
             continue
-        split = [call.layout.split_columns(mine) for call, mine in zip(layer.calls, given, strict=True)]
+        split = [
+            call.layout.split_columns(mine) for call, mine in zip(layer.calls, layer_cotangents, strict=True)
+        ]
         rounding = sum(_rounding(call, mine) for call, mine in zip(layer.calls, split, strict=True))
         for own, gradient in _gradients(layer, split).items():
             if not _agree(gradient, expected[layer.names[own]], rounding):
@@ -76,19 +81,19 @@ def _gradients(layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, Tensor |
 
 def _rounding(call: Call, cotangents: Tensor) -> float:
     """What gradients that are zero by cancellation may differ from zero by."""
-    given = call.args[0] if call.args else call.kwargs.get("input")
+    layer_input = call.args[0] if call.args else call.kwargs.get("input")
     largest = 1.0
-    if isinstance(given, Tensor) and given.is_floating_point() and given.numel():
-        largest = max(1.0, float(given.detach().abs().max()))
+    if isinstance(layer_input, Tensor) and layer_input.is_floating_point() and layer_input.numel():
+        largest = max(1.0, float(layer_input.detach().abs().max()))
     digits = 1e-13 if cotangents.dtype == torch.float64 else 1e-5
     return digits * largest * float(cotangents.abs().sum())
 
 
-def _agree(found: Tensor | None, expected: Tensor | None, rounding: float) -> bool:
-    if found is None:
+def _agree(actual: Tensor | None, expected: Tensor | None, rounding: float) -> bool:
+    if actual is None:
         return False
     if expected is None:
-        expected = torch.zeros_like(found)
-    relative = 1e-8 if found.dtype == torch.float64 else 5e-3
+        expected = torch.zeros_like(actual)
+    relative = 1e-8 if actual.dtype == torch.float64 else 5e-3
     tolerance = relative * float(expected.abs().max()) + rounding if expected.numel() else 0.0
-    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance).all())
+    return actual.shape == expected.shape and bool(((actual - expected).abs() <= tolerance).all())

@@ -61,7 +61,11 @@ def test_the_check_reads_the_real_tree(root: Path) -> None:
             "laplacian_metric",
         ),
         ("laplacian_metric/a.py", "from experiments import table", "experiments"),
-        ("laplacian_metric/methods/a/x.py", "from laplacian_metric.methods import b", "laplacian_metric.methods.b"),
+        (
+            "laplacian_metric/methods/a/x.py",
+            "from laplacian_metric.methods import b",
+            "laplacian_metric.methods.b",
+        ),
         ("laplacian_metric/methods/a/x.py", "from .. import b", "laplacian_metric.methods.b"),
         ("laplacian_metric/methods/a/x.py", "from ..b.y import thing", "laplacian_metric.methods.b.y"),
         ("laplacian_metric/core/a.py", "from laplacian_metric.encoder import b", "laplacian_metric.encoder"),

@@ -53,13 +53,13 @@ def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | 
     while cell is not None:  # and the cells whose networks it starts from
         configs.append(cell.model_dump(mode="json"))
         cell = None if cell.base is None else cells[cell.base]
-    told = json.dumps({"seed": seed, "configs": configs, "sources": sources()}, sort_keys=True)
+    identity = json.dumps({"seed": seed, "configs": configs, "sources": sources()}, sort_keys=True)
     path = work / FOLDER / name / f"seed{seed}.npz"
     if path.exists():
         with np.load(path, allow_pickle=False) as stored:
-            if str(stored["told"]) == told:
+            if str(stored["told"]) == identity:
                 return _of({key: stored[key] for key in stored.files})
-    arrays = _embed(name, seed, cells_dir, work, data) | {"told": np.array(told)}
+    arrays = _embed(name, seed, cells_dir, work, data) | {"told": np.array(identity)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
@@ -80,22 +80,22 @@ def is_trained(name: str, seed: int, *, cells_dir: Path, work: Path) -> bool:
 
 def sources() -> str:
     """A digest of the packages: what another version embedded is not this one's."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for package in (hessians, laplacian_metric):
         folder = Path(package.__file__ or "").parent
         for path in sorted(folder.rglob("*.py")):
-            found.update(
+            checksum.update(
                 f"{path.relative_to(folder).as_posix()} ".encode()
                 + hashlib.sha256(path.read_bytes()).digest()
             )
-    return found.hexdigest()
+    return checksum.hexdigest()
 
 
 def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None) -> dict[str, Array]:
     cell = runs.Cells(cells_dir)[name]
-    found = runs.fitted(name, seed, cells_dir=cells_dir, work=work, data_dir=data)
-    sets = {name: found.sets[name] for name in (TEST, *(OUT + out.label for out in cell.data.out))}
-    known = {name: found.embedder.embed(inputs).to("cpu") for name, inputs in sets.items()}
+    fitted_cell = runs.fitted(name, seed, cells_dir=cells_dir, work=work, data_dir=data)
+    sets = {name: fitted_cell.sets[name] for name in (TEST, *(OUT + out.label for out in cell.data.out))}
+    known = {name: fitted_cell.embedder.embed(inputs).to("cpu") for name, inputs in sets.items()}
     e = known[TEST]
     arrays: dict[str, Array] = {
         "point": e.point.numpy(),
@@ -106,9 +106,9 @@ def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None)
     }
     scores: dict[str, dict[str, Any]] = {}
     if cell.method.kind.has_uncertainty:
-        scores = method_scores(found.embedder, sets, known)
-    elif found.encoder is not None:
-        scores = dict(trivial_scores(found.encoder, sets, found.sets[TRAIN]))
+        scores = method_scores(fitted_cell.embedder, sets, known)
+    elif fitted_cell.encoder is not None:
+        scores = dict(trivial_scores(fitted_cell.encoder, sets, fitted_cell.sets[TRAIN]))
     for score, by_set in scores.items():
         for which, values in by_set.items():
             arrays[f"score|{score}|{which}"] = values.double().numpy()

@@ -156,14 +156,14 @@ class Coverage:
 
 def coverage(e: Embedded, asked: Asked, kappa: Array, *, level: float, splits: int, seed: int) -> Coverage:
     """Calibrated on a random half of the queries, measured on the other."""
-    found, number = [], len(asked.wrong)
+    covered, number = [], len(asked.wrong)
     items, classes, counted = np.zeros(number), np.zeros(number), np.zeros(number)
     dim = e.mean.shape[1]
     cosines = np.sort(e.mean[asked.queries] @ e.mean[asked.gallery].T, axis=1)
     for _, generator in _draws(splits, seed):
         first, second = np.split(generator.permutation(number), [number // 2])
         caps = CredibleCaps.calibrate(asked.angle_to_right[first], kappa[first], dim, level=level)
-        found.append(float(caps.contains(asked.angle_to_right[second], kappa[second]).mean()))
+        covered.append(float(caps.contains(asked.angle_to_right[second], kappa[second]).mean()))
         edge = np.cos(caps.radius(kappa[second]))
         inside = [np.searchsorted(cosines[q], c) for q, c in zip(second, edge, strict=True)]
         items[second] += cosines.shape[1] - np.array(inside)
@@ -173,8 +173,8 @@ def coverage(e: Embedded, asked: Asked, kappa: Array, *, level: float, splits: i
     items, classes = items / drawn, classes / drawn
     order, tenth = np.argsort(-kappa), max(number // 10, 1)
     return Coverage(
-        _mean(found),
-        float(np.std(found)),
+        _mean(covered),
+        float(np.std(covered)),
         float(items.mean()),
         float(classes.mean()),
         float(classes[order[:tenth]].mean()),
@@ -248,9 +248,9 @@ def matched(e: Embedded, asked: Asked, kappa: Array | None) -> Matched:
     order = np.random.default_rng(1).permutation(len(asked.queries))
     first, second = np.split(order, [len(order) // 2])
     fitted = MatchProbability.fit(score[first].ravel(), asked.same[first].ravel())
-    told, same = fitted.probability(score[second]).ravel(), asked.same[second].ravel()
-    likelihood = np.where(same, told, 1 - told).clip(1e-12)
-    table = Reliability.of(told, same)
+    predicted, same = fitted.probability(score[second]).ravel(), asked.same[second].ravel()
+    likelihood = np.where(same, predicted, 1 - predicted).clip(1e-12)
+    table = Reliability.of(predicted, same)
     return Matched(float(-np.log(likelihood).mean()), table.error, table)
 
 
@@ -277,7 +277,7 @@ def alarms(
     seed: int,
 ) -> Alarms:
     """Half of the queries calibrate, the others come one after the other, a share of them replaced by strangers."""
-    found = []
+    rates = []
     for draw, generator in _draws(streams, seed):
         order = generator.permutation(len(kappa))
         first, second = np.split(order, [len(order) // 2])
@@ -286,8 +286,8 @@ def alarms(
             replaced = generator.random(len(stream)) < share
             stream[replaced] = generator.choice(strangers, int(replaced.sum()))
         monitor = DriftMonitor(kappa[first], false_alarm=false_alarm, generator=np.random.default_rng(draw))
-        found.append(monitor.update(stream).alarm_at)
-    times = [after for after in found if after is not None]
+        rates.append(monitor.update(stream).alarm_at)
+    times = [after for after in rates if after is not None]
     return Alarms(streams, len(times), float(np.median(times)) if times else None)
 
 

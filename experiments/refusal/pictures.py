@@ -40,25 +40,25 @@ def reliability_picture(tables: Mapping[str, Mapping[str, Sequence[Matched]]]) -
     labels = _labels(tables)
     for axes, (title, by_label) in zip(every, tables.items(), strict=True):
         axes.plot([0, 1], [0, 1], color="#aaaaaa", linewidth=1)
-        for label, found in by_label.items():
-            told, happened = _pooled(found)
+        for label, matched in by_label.items():
+            predicted, happened = _pooled(matched)
             style = style_of(label, None, labels)
-            axes.plot(told, happened, label=label, marker=style.marker, markersize=4, **style.line())
+            axes.plot(predicted, happened, label=label, marker=style.marker, markersize=4, **style.line())
         axes.set(title=title, xlabel="match probability", ylabel="share that match", xlim=(0, 1), ylim=(0, 1))
         axes.grid(alpha=GRID)
     shared_legend(figure, every, columns=4)
     return as_png(figure)
 
 
-def _pooled(found: Sequence[Matched]) -> tuple[Array, Array]:
-    counts = np.array([one.table.count for one in found], dtype=float)
-    told, happened = (
-        np.array([[value or 0.0 for value in getattr(one.table, name)] for one in found])
+def _pooled(matched: Sequence[Matched]) -> tuple[Array, Array]:
+    counts = np.array([one.table.count for one in matched], dtype=float)
+    predicted, happened = (
+        np.array([[value or 0.0 for value in getattr(one.table, name)] for one in matched])
         for name in ("probability", "matched")
     )
     total = counts.sum(0)
     some = total > 0
-    weighted = [(counts * values).sum(0)[some] / total[some] for values in (told, happened)]
+    weighted = [(counts * values).sum(0)[some] / total[some] for values in (predicted, happened)]
     return weighted[0], weighted[1]
 
 

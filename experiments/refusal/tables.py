@@ -57,10 +57,10 @@ class Judge:
 
 def told(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds."""
-    found = spread(values)
-    if not found.number:
+    summary = spread(values)
+    if not summary.number:
         return "-"
-    return f"{found.mean:.3f}" if found.number == 1 else f"{found.mean:.3f} ± {found.deviation:.3f}"
+    return f"{summary.mean:.3f}" if summary.number == 1 else f"{summary.mean:.3f} ± {summary.deviation:.3f}"
 
 
 # --- the tables ---
@@ -105,7 +105,7 @@ def promise_rows(title: str, judges: Sequence[Judge], alphas: Sequence[float]) -
     rows = []
     for judge in judges:
         for alpha in alphas:
-            found = [
+            results = [
                 promise(
                     e.scores[judge.score][asked.queries],
                     asked.wrong,
@@ -122,10 +122,10 @@ def promise_rows(title: str, judges: Sequence[Judge], alphas: Sequence[float]) -
                     "data": title,
                     "uncertainty": judge.label,
                     "promised": alpha,
-                    "broken": f"{sum(one.broken for one in found)} of {sum(one.sets for one in found)}",
-                    "no threshold": sum(one.none for one in found),
-                    "answered": told([one.answered for one in found]),
-                    "error": told([one.error for one in found]),
+                    "broken": f"{sum(one.broken for one in results)} of {sum(one.sets for one in results)}",
+                    "no threshold": sum(one.none for one in results),
+                    "answered": told([one.answered for one in results]),
+                    "error": told([one.error for one in results]),
                 }
             )
     return rows
@@ -144,7 +144,7 @@ def credible_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
         equal = [(e, asked, np.full(len(asked.queries), float(e.mean.shape[1]))) for e, asked in first.runs]
         every.insert(0, (f"equal caps, means of {first.label}", equal))
     for label, runs in every:
-        found = [
+        results = [
             coverage(e, asked, kappa, level=LEVEL, splits=DRAWS, seed=number)
             for number, (e, asked, kappa) in enumerate(runs)
         ]
@@ -153,12 +153,12 @@ def credible_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
                 "data": title,
                 "kappa": label,
                 "promised": LEVEL,
-                "coverage": told([one.coverage for one in found]),
-                "deviation over splits": told([one.deviation for one in found]),
-                "items in a set": told([one.items for one in found]),
-                "classes in a set": told([one.classes for one in found]),
-                "classes, most certain tenth": told([one.certain for one in found]),
-                "classes, least certain tenth": told([one.uncertain for one in found]),
+                "coverage": told([one.coverage for one in results]),
+                "deviation over splits": told([one.deviation for one in results]),
+                "items in a set": told([one.items for one in results]),
+                "classes in a set": told([one.classes for one in results]),
+                "classes, most certain tenth": told([one.certain for one in results]),
+                "classes, least certain tenth": told([one.uncertain for one in results]),
             }
         )
     return rows
@@ -195,7 +195,7 @@ def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]
             continue
         row: Row = {"data": title, "method": judge.label}
         for share in DRIFTS:
-            found = [
+            results = [
                 alarms(
                     # What the monitor ranks; the uncertainty's inverse, so that a confidence counts where there is one.
                     1 / np.maximum(e.scores[OWN][asked.queries], 1e-300),
@@ -208,8 +208,8 @@ def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]
                 )
                 for number, (e, asked) in enumerate(judge.runs)
             ]
-            times = [one.median for one in found if one.median is not None]
-            raised = f"{sum(one.raised for one in found)} of {sum(one.streams for one in found)}"
+            times = [one.median for one in results if one.median is not None]
+            raised = f"{sum(one.raised for one in results)} of {sum(one.streams for one in results)}"
             row[f"{share:.0%} strangers"] = raised + (f", after {np.median(times):.0f}" if times else "")
         rows.append(row)
     return rows

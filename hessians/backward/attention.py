@@ -54,8 +54,8 @@ class MultiheadAttentionRule(Rule):
 
     def fits(self, module: nn.Module, call: Call, layout: Layout) -> bool:
         assert isinstance(module, nn.MultiheadAttention)
-        given = _arguments(call)
-        three = [given["query"], given["key"], given["value"]]
+        arguments = _arguments(call)
+        three = [arguments["query"], arguments["key"], arguments["value"]]
         return (
             call.output == 0
             and layout.axis == (0 if module.batch_first else 1)
@@ -117,13 +117,13 @@ def projections(layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, list[Pr
     """
     module = layer.module
     assert isinstance(module, nn.MultiheadAttention)
-    found: dict[str, list[Projection]] = {name: [] for name in PROJECTION_PARAMETERS}
+    by_parameter: dict[str, list[Projection]] = {name: [] for name in PROJECTION_PARAMETERS}
     for call, mine in zip(layer.calls, cotangents, strict=True):
-        given = _arguments(call)
-        inputs = {name: _rows_first(call, given[name].detach()) for name in ("query", "key", "value")}
+        arguments = _arguments(call)
+        inputs = {name: _rows_first(call, arguments[name].detach()) for name in ("query", "key", "value")}
         with torch.enable_grad():
             projected = [x.requires_grad_() for x in _project(module, inputs)]
-            core = _attend(module, projected, given)
+            core = _attend(module, projected, arguments)
         back = mine @ module.out_proj.weight.detach()
         carried = [
             torch.autograd.grad(core, projected, back[:, column].reshape(core.shape), retain_graph=True)
@@ -132,9 +132,9 @@ def projections(layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, list[Pr
         images = (call.layout.num_images, -1)
         for name, columns in zip(inputs, zip(*carried, strict=True), strict=True):
             gradients = torch.stack([column.unflatten(0, images) for column in columns], dim=1)
-            found[name].append(Projection(inputs[name].unflatten(0, images), gradients))
-        found["out"].append(Projection(core.detach().unflatten(0, images), mine))
-    return found
+            by_parameter[name].append(Projection(inputs[name].unflatten(0, images), gradients))
+        by_parameter["out"].append(Projection(core.detach().unflatten(0, images), mine))
+    return by_parameter
 
 
 def _rows_first(call: Call, x: Tensor) -> Tensor:
@@ -154,16 +154,16 @@ def _project(module: nn.MultiheadAttention, inputs: dict[str, Tensor]) -> list[T
     return [F.linear(x, w, b) for x, w, b in zip(inputs.values(), weights, biases, strict=True)]
 
 
-def _attend(module: nn.MultiheadAttention, projected: Sequence[Tensor], given: dict[str, Any]) -> Tensor:
+def _attend(module: nn.MultiheadAttention, projected: Sequence[Tensor], arguments: dict[str, Any]) -> Tensor:
     """softmax(Q K^T / sqrt(d) + mask) V for each head, (B, L, E)."""
     query, key, value = (x.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for x in projected)
     mask = None
-    if given["attn_mask"] is not None:
-        mask = _additive(given["attn_mask"], query.dtype)
+    if arguments["attn_mask"] is not None:
+        mask = _additive(arguments["attn_mask"], query.dtype)
         if mask.ndim == 3:  # (B * heads, L, S)
             mask = mask.unflatten(0, (-1, module.num_heads))
-    if given["key_padding_mask"] is not None:
-        padding = _additive(given["key_padding_mask"], query.dtype)[:, None, None]
+    if arguments["key_padding_mask"] is not None:
+        padding = _additive(arguments["key_padding_mask"], query.dtype)[:, None, None]
         mask = padding if mask is None else mask + padding
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return attended.transpose(1, 2).flatten(2)

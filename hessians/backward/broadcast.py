@@ -44,10 +44,10 @@ def broadcast_layers(
 ) -> list[Layer]:
     """A layer for each parameter whose only consumer in the graph, a node and an input of it, is such an operation."""
     layers = []
-    for name, found in consumers.items():
-        if len(found) != 1:
+    for name, nodes in consumers.items():
+        if len(nodes) != 1:
             continue
-        call = _broadcast_call(*found[0], model.get_parameter(name).shape, num_images)
+        call = _broadcast_call(*nodes[0], model.get_parameter(name).shape, num_images)
         if call is not None:
             layers.append(Layer(model, BroadcastRule(), {name: name}, [call]))
     return layers
@@ -76,8 +76,8 @@ def _broadcast_call(node: Any, position: int, shape: Sequence[int], num_images: 
 
 def _output_shape(node: Any) -> tuple[int, ...]:
     """The shape of an operation's output: what goes into its backward node. Empty where torch does not tell."""
-    found: Sequence[Any] = getattr(node, "_input_metadata", ())
-    return tuple(found[0].shape) if len(found) == 1 else ()
+    metadata: Sequence[Any] = getattr(node, "_input_metadata", ())
+    return tuple(metadata[0].shape) if len(metadata) == 1 else ()
 
 
 def _aligned(shape: Sequence[int], ndim: int) -> list[int]:

@@ -124,10 +124,10 @@ class ConvolutionRule(PatchRule):
             shape = (images * outputs, module.in_channels, *module.kernel_size)
             together = padded.reshape(1, -1, *padded.shape[2:])
             cotangents = d.reshape(1, -1, *space)
-            found: Tensor = conv2d_weight(
+            gradient: Tensor = conv2d_weight(
                 together, shape, cotangents, dilation=module.dilation, groups=images
             )
-            return found.view(images, 1, 1, outputs, -1)
+            return gradient.view(images, 1, 1, outputs, -1)
 
         return gradients
 

@@ -40,29 +40,29 @@ class EmbeddingRule(Rule):
         self, layer: Layer, cotangents: Sequence[Cotangents], form: Quadratic, memory_budget: int
     ) -> dict[str, Tensor]:
         assert isinstance(layer.module, nn.Embedding)
-        found = _lookups(layer, [mine.joined() for mine in cotangents])
+        lookups = _lookups(layer, [mine.joined() for mine in cotangents])
         result = torch.zeros_like(layer.module.weight, requires_grad=False)
         if form.nodes is not None:
-            weight = form.nodes[found.image][..., None]
-            result.index_add_(0, found.row, (weight * found.gradients.square()).sum(1))
+            weight = form.nodes[lookups.image][..., None]
+            result.index_add_(0, lookups.row, (weight * lookups.gradients.square()).sum(1))
         if form.edges is None:
             return {"weight": result}
         # Sorted by row, the images of a row are neighbours: pair each lookup with the one `offset` places further on.
-        for offset in range(len(found.row)):
-            one = (found.row[: len(found.row) - offset] == found.row[offset:]).nonzero().squeeze(1)
+        for offset in range(len(lookups.row)):
+            one = (lookups.row[: len(lookups.row) - offset] == lookups.row[offset:]).nonzero().squeeze(1)
             if not len(one):
                 break
             other = one + offset
-            weight = form.edges[found.image[one], found.image[other]] * (2 if offset else 1)
-            product = (found.gradients[one] * found.gradients[other]).sum(1)
-            result.index_add_(0, found.row[one], weight[:, None] * product)
+            weight = form.edges[lookups.image[one], lookups.image[other]] * (2 if offset else 1)
+            product = (lookups.gradients[one] * lookups.gradients[other]).sum(1)
+            result.index_add_(0, lookups.row[one], weight[:, None] * product)
         return {"weight": result}
 
     def gradient(self, layer: Layer, cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
         assert isinstance(layer.module, nn.Embedding)
-        found = _lookups(layer, cotangents)
+        lookups = _lookups(layer, cotangents)
         result = torch.zeros_like(layer.module.weight, requires_grad=False)
-        return {"weight": result.index_add_(0, found.row, found.gradients.sum(1))}
+        return {"weight": result.index_add_(0, lookups.row, lookups.gradients.sum(1))}
 
 
 def _lookups(layer: Layer, cotangents: Sequence[Tensor]) -> Lookups:
@@ -83,6 +83,6 @@ def _lookups(layer: Layer, cotangents: Sequence[Tensor]) -> Lookups:
         values.append(places[used])
     num_images = layer.calls[0].layout.num_images
     keys, inverse = torch.unique(torch.cat(rows) * num_images + torch.cat(images), return_inverse=True)
-    given = torch.cat(values)
-    summed = given.new_zeros(len(keys), *given.shape[1:]).index_add_(0, inverse, given)
+    joined = torch.cat(values)
+    summed = joined.new_zeros(len(keys), *joined.shape[1:]).index_add_(0, inverse, joined)
     return Lookups(keys // num_images, keys % num_images, summed)

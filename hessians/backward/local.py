@@ -59,8 +59,8 @@ class ImageGraphs:
                 self.outputs = self._one_by_one(args, kwargs)
 
     def _call(self, parameters: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        given = functional_call(self.module, {**self.constants, **parameters}, args, kwargs)
-        return flat_tensors(given)[self.output]
+        outputs = functional_call(self.module, {**self.constants, **parameters}, args, kwargs)
+        return flat_tensors(outputs)[self.output]
 
     def _together(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         axis = self.layout.axis
@@ -70,12 +70,12 @@ class ImageGraphs:
 
         def of_one_image(parameters: dict[str, Tensor], *own: Tensor) -> Tensor:
             rest = iter(own)
-            given = [
+            image_arguments = [
                 (next(rest).unsqueeze(1) if axis else next(rest)) if mine else x
                 for x, mine in zip(flat, batched, strict=True)
             ]
-            named = dict(zip(kwargs, given[len(args) :], strict=True))
-            return self._call(parameters, tuple(given[: len(args)]), named)
+            named = dict(zip(kwargs, image_arguments[len(args) :], strict=True))
+            return self._call(parameters, tuple(image_arguments[: len(args)]), named)
 
         together: Callable[..., Tensor] = torch.vmap(of_one_image)
         return together(self.copies, *split)
@@ -102,7 +102,7 @@ class ImageGraphs:
     def gradients(self, cotangents: Tensor) -> dict[str, Tensor]:
         """j_n of one column for every image, (N, *shape of the parameter), from cotangents (N, k, ...)."""
         with _quiet_vmap():
-            found = torch.autograd.grad(
+            by_leaf = torch.autograd.grad(
                 self.outputs,
                 list(self.copies.values()),
                 cotangents.reshape(self.outputs.shape),
@@ -111,7 +111,7 @@ class ImageGraphs:
             )
         return {
             name: torch.zeros_like(copy) if gradient is None else gradient
-            for (name, copy), gradient in zip(self.copies.items(), found, strict=True)
+            for (name, copy), gradient in zip(self.copies.items(), by_leaf, strict=True)
         }
 
 
@@ -160,7 +160,7 @@ def _graphs(layer: Layer, call: Call) -> ImageGraphs:
 def _summed(graphs: Sequence[ImageGraphs], cotangents: Sequence[Tensor]) -> dict[str, Tensor]:
     """j_n of one column, the calls added up."""
     each = [graph.gradients(mine) for graph, mine in zip(graphs, cotangents, strict=True)]
-    return {name: torch.stack([found[name] for found in each]).sum(0) for name in each[0]}
+    return {name: torch.stack([one_gradient[name] for one_gradient in each]).sum(0) for name in each[0]}
 
 
 def flat_tensors(output: Any) -> list[Tensor]:

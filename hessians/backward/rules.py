@@ -31,14 +31,14 @@ class Layout:
     @classmethod
     def candidates(cls, shape: Sequence[int], num_images: int, sequence_first: bool) -> list[Layout]:
         """The layouts that a tensor of this shape may have, the likeliest first."""
-        found = []
+        layouts = []
         if num_images and shape and shape[0] and shape[0] % num_images == 0:
-            found.append(cls(num_images))
+            layouts.append(cls(num_images))
         if sequence_first and num_images > 1 and len(shape) > 1 and shape[1] == num_images:
             # One row for each image is likelier than a sequence, and that is likelier than several rows for each
             # image.
-            found.insert(len(found) if shape[0] == num_images else 0, cls(num_images, axis=1))
-        return found
+            layouts.insert(len(layouts) if shape[0] == num_images else 0, cls(num_images, axis=1))
+        return layouts
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor has rows for every image."""
@@ -134,8 +134,8 @@ class Rule(ABC):
 
     def fits(self, module: nn.Module, call: Call, layout: Layout) -> bool:
         """Whether the rule is for what went into this call, if that has this layout."""
-        given = call.args[0] if call.args else call.kwargs.get("input")
-        return isinstance(given, Tensor) and layout.fits(given)
+        layer_input = call.args[0] if call.args else call.kwargs.get("input")
+        return isinstance(layer_input, Tensor) and layout.fits(layer_input)
 
     def is_doubtful(self, call: Call) -> bool:
         """Whether the shapes leave open which rows belong to which image."""

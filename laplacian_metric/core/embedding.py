@@ -54,9 +54,9 @@ class StochasticEmbedding:
             "uncertainty": (num,),
         }
         for name, shape in expected.items():
-            given = getattr(self, name)
-            if tuple(given.shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(given.shape)}, {shape} is needed for this point")
+            tensor = getattr(self, name)
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, {shape} is needed for this point")
         if self.samples is not None and self.samples.shape[1:] != self.point.shape:
             raise ValueError(f"samples has shape {tuple(self.samples.shape)}, (S, {num}, {dim}) is needed")
         if self.gaussians is not None and self.gaussians.mean.shape != self.point.shape:

@@ -108,9 +108,9 @@ def search(
     """
     blocks = list(search_blocks(embeddings, k, database=database, own=own, memory=memory))
     return Neighbours(
-        indices=torch.cat([found.indices for _, found in blocks]),
-        distances=torch.cat([found.distances for _, found in blocks]),
-        ties=torch.cat([found.ties for _, found in blocks]),
+        indices=torch.cat([block.indices for _, block in blocks]),
+        distances=torch.cat([block.distances for _, block in blocks]),
+        ties=torch.cat([block.ties for _, block in blocks]),
         gallery_size=blocks[0][1].gallery_size,
     )
 
@@ -200,11 +200,11 @@ def _blocks(
     dtype = torch.float32 if int(depth.max()) <= EXACT_COLUMNS else torch.float64
     buffer = torch.full((size, padded), -torch.inf, dtype=dtype, device=queries.source.device)
     members = gallery.rounded(dtype)
-    asked = members if queries is gallery else queries.rounded(dtype)
+    rounded_queries = members if queries is gallery else queries.rounded(dtype)
     for start in range(0, len(queries), size):
         rows = slice(start, min(start + size, len(queries)))
         similarities = buffer[: rows.stop - start]
-        torch.mm(asked[rows], members.T, out=similarities[:, : len(gallery)])
+        torch.mm(rounded_queries[rows], members.T, out=similarities[:, : len(gallery)])
         self_rows = (own[rows] >= 0).nonzero().flatten()
         similarities[self_rows, own[rows][self_rows]] = -torch.inf
         yield rows, _nearest(similarities, queries, start, gallery, depth[rows])

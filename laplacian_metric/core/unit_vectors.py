@@ -46,11 +46,11 @@ class UnitVectors:
 
     def rounded(self, dtype: torch.dtype) -> Tensor:
         """All unit vectors, in the precision of a matrix product."""
-        made = torch.empty(self.source.shape, dtype=dtype, device=self.source.device)
-        for start in range(0, len(made), ROWS_TO_ROUND):
+        copy = torch.empty(self.source.shape, dtype=dtype, device=self.source.device)
+        for start in range(0, len(copy), ROWS_TO_ROUND):
             rows = slice(start, start + ROWS_TO_ROUND)
-            made[rows] = self.exact(rows)
-        return made
+            copy[rows] = self.exact(rows)
+        return copy
 
 
 def check_unit(name: str, vectors: Tensor) -> Tensor:

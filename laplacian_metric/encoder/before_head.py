@@ -97,13 +97,15 @@ class BeforeHead(nn.Module):
 
 def _with_replaced(module: nn.Module, path: list[str], replacement: nn.Module) -> nn.Module:
     """A shallow copy of the modules along a path, with another one at its end."""
-    made = copy.copy(module)
+    replaced = copy.copy(module)
     # Not copied: the dictionaries of parameters and buffers, so that both modules see what is put into them.
-    vars(made)["_modules"] = dict(module._modules)
+    vars(replaced)["_modules"] = dict(module._modules)
     child = module._modules[path[0]]
     assert child is not None
-    made._modules[path[0]] = _with_replaced(child, path[1:], replacement) if len(path) > 1 else replacement
-    return made
+    replaced._modules[path[0]] = (
+        _with_replaced(child, path[1:], replacement) if len(path) > 1 else replacement
+    )
+    return replaced
 
 
 def check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:

@@ -54,9 +54,9 @@ def save_encoder(encoder: Encoder, path: str | os.PathLike[str]) -> None:
         # The format knows no tensors that share memory.
         tensors[name] = tensor.detach().contiguous() if storage not in seen else tensor.detach().clone()
         seen.add(storage)
-    told = json.dumps({"normalize": encoder.normalize, "recipe": encoder.recipe})
+    notes = json.dumps({"normalize": encoder.normalize, "recipe": encoder.recipe})
     with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "encoder": told})
+        save_file(tensors, temporary, metadata={"format": "pt", "encoder": notes})
 
 
 def load_encoder(
@@ -85,10 +85,10 @@ def load_encoder(
 
 
 def _below(tensors: dict[str, Tensor], prefix: str, file: str) -> dict[str, Tensor]:
-    found = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
-    if not found:
+    below = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
+    if not below:
         raise ValueError(f"no name in {file} begins with {prefix!r}: they are {_some(list(tensors))}")
-    return found
+    return below
 
 
 def _architecture(
@@ -124,7 +124,7 @@ def _architecture(
         return Architecture(module)
     backbone, layer = cut_module(module, head, example_inputs)
     encoder = Encoder(backbone, layer)
-    called = next(name for name, found in module.named_modules() if found is layer)
+    called = next(name for name, submodule in module.named_modules() if submodule is layer)
     return Architecture(encoder, (Target(module, called),))
 
 
@@ -169,12 +169,12 @@ def load_into(architecture: Architecture, tensors: dict[str, Tensor], part: str,
 def _prefixes(tensors: dict[str, Tensor]) -> list[str]:
     """The empty one, and whatever all names begin with up to a dot."""
     paths = [name.split(".")[:-1] for name in tensors]
-    found = [""]
+    prefixes = [""]
     for parts in zip(*paths, strict=False):
         if len(set(parts)) > 1:
             break
-        found.append(f"{found[-1]}{parts[0]}.")
-    return found
+        prefixes.append(f"{prefixes[-1]}{parts[0]}.")
+    return prefixes
 
 
 def _without(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

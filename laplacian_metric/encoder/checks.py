@@ -64,10 +64,10 @@ def _check_product(head: nn.Linear) -> None:
     probe = torch.linspace(-1, 1, 2 * head.in_features, dtype=weight.dtype, device=weight.device)
     probe = probe.reshape(2, head.in_features)
     with torch.no_grad():
-        given = head(probe)
+        output = head(probe)
         right = F.linear(probe, head.weight, head.bias)
     tolerance = 100 * torch.finfo(weight.dtype).eps * float(right.abs().max() + 1)
-    if given.shape != right.shape or not bool(((given - right).abs() <= tolerance).all()):
+    if output.shape != right.shape or not bool(((output - right).abs() <= tolerance).all()):
         raise ValueError(
             f"head ({type(head).__name__}) does not compute weight @ h + bias, as a posterior over its weight assumes: "
             "remove its hooks, or merge what it adds into the weight of a torch.nn.Linear"

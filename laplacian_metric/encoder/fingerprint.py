@@ -32,17 +32,17 @@ def digest_tensors(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         >>> digest_tensors({"a": torch.zeros(2)}, {}) == digest_tensors({"b": torch.zeros(2)}, {})
         False
     """
-    found = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach()
         # Lengths first, so that no two lists of tensors give the same bytes.
         head = json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode()
-        found.update(len(head).to_bytes(8, "little") + head)
-        found.update(_bytes(tensor))
-    return found.hexdigest()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
-    found: memoryview = flat.view(torch.uint8).numpy().data  # through bytes: numpy has no bfloat16
-    return found
+    raw_bytes: memoryview = flat.view(torch.uint8).numpy().data  # through bytes: numpy has no bfloat16
+    return raw_bytes

@@ -97,11 +97,11 @@ def _problem_after(after: list[tuple[str, nn.Module]], head: nn.Linear) -> str |
     weight = head.weight
     probe = torch.linspace(-10, 20, 2 * head.out_features, dtype=weight.dtype, device=weight.device)
     probe = probe.reshape(2, head.out_features)
-    given = probe.clone()  # some modules work in place
+    output = probe.clone()  # some modules work in place
     with torch.no_grad():
         for _, module in after:
-            given = module(given)
-    if is_raw_or_unit(given, probe):
+            output = module(output)
+    if is_raw_or_unit(output, probe):
         return None
     listed = ", ".join(f"{name} ({type(module).__name__})" for name, module in after)
     return f"what comes after the head, {listed}, is not the l2 norm"

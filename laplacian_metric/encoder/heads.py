@@ -87,14 +87,14 @@ def head_for(
         width = features
         like: Tensor | None = next((p for p in backbone.parameters() if p.is_floating_point()), None)
     else:
-        given = trial(backbone, features)
-        if not isinstance(given, Tensor) or given.ndim != 2 or not given.is_floating_point():
-            shown = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        outputs = trial(backbone, features)
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not outputs.is_floating_point():
+            shown = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ValueError(
                 f"backbone ({type(backbone).__name__}) returns {shown}, floats of shape (N, H) are needed: pool, "
                 "flatten or pick what a head can be put on"
             )
-        width, like = given.shape[1], given
+        width, like = outputs.shape[1], outputs
     if width < 1:
         raise ValueError(f"features is {width}, at least one feature is needed")
     dim = width if dim is None else dim

@@ -22,17 +22,17 @@ class StandIn(nn.Module):
 def linears(module: nn.Module) -> dict[str, nn.Linear]:
     """All linear layers by name; one that has several names is there several times."""
     named = module.named_modules(remove_duplicate=False)
-    found = ((name, layer.held[0] if isinstance(layer, StandIn) else layer) for name, layer in named)
-    return {name: layer for name, layer in found if isinstance(layer, nn.Linear)}
+    layers = ((name, layer.held[0] if isinstance(layer, StandIn) else layer) for name, layer in named)
+    return {name: layer for name, layer in layers if isinstance(layer, nn.Linear)}
 
 
 def list_linears(module: nn.Module) -> str:
     """The linear layers as an error names them."""
-    found = [
+    lines = [
         f"{name or '(itself)'} ({x.in_features} -> {x.out_features})" for name, x in linears(module).items()
     ]
-    more = f" and {len(found) - LISTED} before them" if len(found) > LISTED else ""
-    return f"its linear layers are {', '.join(found[-LISTED:])}{more}"
+    more = f" and {len(lines) - LISTED} before them" if len(lines) > LISTED else ""
+    return f"its linear layers are {', '.join(lines[-LISTED:])}{more}"
 
 
 def ask(module: nn.Module) -> str:
@@ -78,10 +78,12 @@ def named_head(module: nn.Module, name: str, guessed: bool) -> nn.Linear:
     kind = type(module).__name__
     if name not in by_name:
         try:
-            found = type(module.get_submodule(name)).__name__
+            class_name = type(module.get_submodule(name)).__name__
         except AttributeError:
             raise ValueError(f"{kind} has no layer {name!r}; {list_linears(module)}") from None
-        raise TypeError(f"{name} of {kind} is a {found}, a torch.nn.Linear is needed; {list_linears(module)}")
+        raise TypeError(
+            f"{name} of {kind} is a {class_name}, a torch.nn.Linear is needed; {list_linears(module)}"
+        )
     head = by_name[name]
     names = [other for other, layer in by_name.items() if layer is head]
     if len(names) > 1:

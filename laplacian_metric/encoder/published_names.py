@@ -44,7 +44,7 @@ def efficientnet_names(own: Iterable[str]) -> dict[str, str]:
     parsed = {name: re.fullmatch(r"(blocks\.\d+\.\d+)\.(.+)\.(\w+)", name) for name in names}
     blocks = list(dict.fromkeys(match[1] for match in parsed.values() if match))
     expanding = {match[1] for match in parsed.values() if match and match[2] == "conv_pwl"}
-    found = {}
+    renamed = {}
     for name in names:
         if (match := parsed[name]) is not None:
             block, layer, entry = match.groups()
@@ -55,5 +55,5 @@ def efficientnet_names(own: Iterable[str]) -> dict[str, str]:
             known, start = _OUTSIDE, ""
         if layer not in known:
             return {}
-        found[name] = f"{start}{known[layer]}.{entry}"
-    return found
+        renamed[name] = f"{start}{known[layer]}.{entry}"
+    return renamed

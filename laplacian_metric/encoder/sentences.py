@@ -62,17 +62,17 @@ class SentenceBackbone(nn.Module):
             raise TypeError(f"sentences is a {kind}, a list of strings is needed, [sentence] for one")
         sentences = list(sentences)
         if self.differentiable:
-            given = self._forward(sentences)
+            embeddings = self._forward(sentences)
         else:
-            given = self.model.encode(sentences, convert_to_tensor=True, **self.options)
-            if isinstance(given, Tensor):
+            embeddings = self.model.encode(sentences, convert_to_tensor=True, **self.options)
+            if isinstance(embeddings, Tensor):
                 # What comes out of an inference mode could not be used for the gradient of the head.
-                given = given.clone()
-        if not isinstance(given, Tensor):
-            raise TypeError(f"the model returns a {type(given).__name__}, a tensor (N, H) is needed")
+                embeddings = embeddings.clone()
+        if not isinstance(embeddings, Tensor):
+            raise TypeError(f"the model returns a {type(embeddings).__name__}, a tensor (N, H) is needed")
         if not sentences:
-            return given.reshape(0, self._width(given))
-        return given
+            return embeddings.reshape(0, self._width(embeddings))
+        return embeddings
 
     def _forward(self, sentences: list[str]) -> Any:
         if not sentences:
@@ -87,9 +87,9 @@ class SentenceBackbone(nn.Module):
         output = self.model(moved)
         return output["sentence_embedding"] if isinstance(output, Mapping) else output
 
-    def _width(self, given: Tensor | None) -> int:
-        if given is not None and given.ndim == 2:
-            return given.shape[1]
+    def _width(self, embeddings: Tensor | None) -> int:
+        if embeddings is not None and embeddings.ndim == 2:
+            return embeddings.shape[1]
         for name in ("get_sentence_embedding_dimension", "get_embedding_dimension"):
             if callable(getattr(self.model, name, None)):
                 return int(getattr(self.model, name)())

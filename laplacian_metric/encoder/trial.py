@@ -13,11 +13,11 @@ from torch.func import functional_call
 def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
     if len(inputs) == 1 and not named:
-        (given,) = inputs
-        if isinstance(given, dict):
-            return (), dict(given)
-        if isinstance(given, tuple | list) and any(isinstance(x, Tensor) for x in given):
-            return tuple(given), {}
+        (entry,) = inputs
+        if isinstance(entry, dict):
+            return (), dict(entry)
+        if isinstance(entry, tuple | list) and any(isinstance(x, Tensor) for x in entry):
+            return tuple(entry), {}
     return inputs, named
 
 

@@ -105,25 +105,27 @@ def _load(file: Path) -> Any:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
-    return (told or lines or [type(error).__name__])[0][:300]
+    lines_of_interest = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    return (lines_of_interest or lines or [type(error).__name__])[0][:300]
 
 
-def _state_dict(found: Any, name: str) -> dict[str, Tensor]:
+def _state_dict(content: Any, name: str) -> dict[str, Tensor]:
     """The state dictionary in what a torch file holds, out of its usual wrappings."""
     for _ in range(3):
-        if not isinstance(found, Mapping):
+        if not isinstance(content, Mapping):
             break
-        tensors = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
-        wrapped = next((key for key in WRAPPINGS if isinstance(found.get(key), Mapping)), None)
+        tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+        wrapped = next((key for key in WRAPPINGS if isinstance(content.get(key), Mapping)), None)
         if wrapped is None:
             if tensors:
                 return tensors
             break
-        found = found[wrapped]
-    listed = f" with the entries {', '.join(map(str, list(found)[:8]))}" if isinstance(found, Mapping) else ""
+        content = content[wrapped]
+    listed = (
+        f" with the entries {', '.join(map(str, list(content)[:8]))}" if isinstance(content, Mapping) else ""
+    )
     raise ValueError(
-        f"{name} holds a {type(found).__name__}{listed} where a state dictionary is needed: {STATE_DICT_REMEDY}"
+        f"{name} holds a {type(content).__name__}{listed} where a state dictionary is needed: {STATE_DICT_REMEDY}"
     )
 
 
@@ -132,9 +134,9 @@ def notes_of(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
     if "encoder" not in metadata:
         return {}
     try:
-        found = json.loads(metadata["encoder"])
+        notes = json.loads(metadata["encoder"])
     except json.JSONDecodeError as error:
         raise ValueError(f"the notes about the encoder in {name} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"the notes about the encoder in {name} are a {type(found).__name__}, no dictionary")
-    return found
+    if not isinstance(notes, dict):
+        raise ValueError(f"the notes about the encoder in {name} are a {type(notes).__name__}, no dictionary")
+    return notes

@@ -244,8 +244,8 @@ def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[n
     if not timm.is_model(name.partition(".")[0]):
         raise ValueError(f"timm has no model {name!r}: timm.list_models() lists them")
     model = timm.create_model(name, pretrained=pretrained, **options)
-    found = resolve_model_data_config(model)
-    mean, std = found.get("mean", IMAGENET_MEAN), found.get("std", IMAGENET_STD)
+    data_config = resolve_model_data_config(model)
+    mean, std = data_config.get("mean", IMAGENET_MEAN), data_config.get("std", IMAGENET_STD)
     channels = options.get("in_chans", len(mean))
     if channels != len(mean):  # what is known is for colours
         mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels

@@ -31,14 +31,14 @@ def card(title: str, config: Mapping[str, Any]) -> str:
 
 
 def _front_matter(config: Mapping[str, Any]) -> str:
-    told: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "library_name": config["library_name"],
         "license": config["licence"],
         "tags": TAGS,
     }
     if re.fullmatch(r"[\w.-]+/[\w.-]+", config["encoder_reference"]):
-        told["base_model"] = config["encoder_reference"]
-    return yaml.safe_dump(told, sort_keys=False, allow_unicode=True)
+        metadata["base_model"] = config["encoder_reference"]
+    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
 
 
 def _about(config: Mapping[str, Any]) -> str:
@@ -62,9 +62,9 @@ def _about(config: Mapping[str, Any]) -> str:
     )
 
 
-def _loss(told: Mapping[str, Any]) -> str:
-    fields = ", ".join(f"{name}={value!r}" for name, value in (told["fields"] or {}).items())
-    return f"{told['class']}({fields})"
+def _loss(loss: Mapping[str, Any]) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in (loss["fields"] or {}).items())
+    return f"{loss['class']}({fields})"
 
 
 def _metrics(metrics: Mapping[str, float | None]) -> str:

@@ -136,16 +136,16 @@ class OnlineLAMCallback(_Callback):
     # --- what it is made of ---
 
     def _encoder(self, pl_module: nn.Module) -> Encoder:
-        found: Any = (
+        candidate: Any = (
             self.encoder(pl_module) if callable(self.encoder) else getattr(pl_module, self.encoder, None)
         )
-        if not isinstance(found, Encoder):
+        if not isinstance(candidate, Encoder):
             where = "what encoder= returned" if callable(self.encoder) else f"the module's {self.encoder!r}"
             raise TypeError(
-                f"{where} is a {type(found).__name__}, an Encoder is needed: Encoder.from_module(network) makes one, "
+                f"{where} is a {type(candidate).__name__}; pass an Encoder: Encoder.from_module(network) makes one, "
                 'which the module has to keep; encoder="name" says where'
             )
-        return found
+        return candidate
 
     def _count(self, trainer: Any) -> int | None:
         if self.num_images is not None or self.options.get("n_effective") is not None:

@@ -88,8 +88,10 @@ class LAMTester(_Tester):
 
     def _check_models(self, trunk: nn.Module, embedder: nn.Module | None) -> None:
         assert self.lam is not None
-        given = {id(p) for model in (trunk, embedder) if model is not None for p in model.parameters()}
-        if not {id(p) for p in self.lam.encoder.parameters()} <= given:
+        parameter_ids = {
+            id(p) for model in (trunk, embedder) if model is not None for p in model.parameters()
+        }
+        if not {id(p) for p in self.lam.encoder.parameters()} <= parameter_ids:
             raise ValueError(
                 "trunk_model and embedder_model are not what the LAM was fitted to: leave them out to test its "
                 "encoder, or make the tester with a function (trunk, embedder) -> LAM"
@@ -111,14 +113,14 @@ class LAMTester(_Tester):
     def get_all_embeddings_for_all_splits(
         self, dataset_dict: Any, trunk_model: Any, embedder_model: Any, splits: Sequence[str], collate_fn: Any
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        embeddings: dict[str, Any] = {}
         for split in splits:
             self._parts = []
-            found |= super().get_all_embeddings_for_all_splits(
+            embeddings |= super().get_all_embeddings_for_all_splits(
                 dataset_dict, trunk_model, embedder_model, [split], collate_fn
             )
             self.embedded[split], self._parts = StochasticEmbedding.cat(self._parts), []
-        return found
+        return embeddings
 
     def do_knn_and_accuracies(
         self,

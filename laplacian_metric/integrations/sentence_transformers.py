@@ -142,10 +142,10 @@ class UncertainSentenceTransformer:
         e = self.lam.embed_features(h)
         with torch.no_grad():
             z = e.point if normalize_embeddings else self.lam.encoder.head(h)
-        found = _converted(z, single, convert_to_numpy, convert_to_tensor)
+        converted = _converted(z, single, convert_to_numpy, convert_to_tensor)
         if not return_uncertainty:
-            return found
-        return found, _converted(e.uncertainty, single, convert_to_numpy, convert_to_tensor)
+            return converted
+        return converted, _converted(e.uncertainty, single, convert_to_numpy, convert_to_tensor)
 
     def embed(self, sentences: Sequence[str], *, batch_size: int = 32, **options: Any) -> StochasticEmbedding:
         """The distribution of each text's embedding, with mean, kappa and variance."""
@@ -181,8 +181,8 @@ class UncertainSentenceTransformer:
 
 def _features(model: Any, texts: list[str], options: dict[str, Any]) -> Tensor:
     """Features (N, H), with the checks of `SentenceBackbone`."""
-    found: Tensor = SentenceBackbone(model, **options)(texts)
-    return found.detach()
+    features: Tensor = SentenceBackbone(model, **options)(texts)
+    return features.detach()
 
 
 def _converted(values: Tensor, single: bool, numpy: bool, tensor: bool) -> Any:

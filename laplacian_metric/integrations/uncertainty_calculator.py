@@ -129,17 +129,17 @@ class UncertaintyCalculator(_Calculator):
 
     # --- the metrics; the library finds them by their names ---
 
-    def calculate_r_auroc(self, **found: Any) -> Any:
-        return self._of_errors(lambda u, right: auroc(u, 1 - right, torch.ones_like(right)), **found)
+    def calculate_r_auroc(self, **inputs: Any) -> Any:
+        return self._of_errors(lambda u, right: auroc(u, 1 - right, torch.ones_like(right)), **inputs)
 
-    def calculate_ausc(self, **found: Any) -> Any:
+    def calculate_ausc(self, **inputs: Any) -> Any:
         return self._of_errors(
-            lambda u, right: area(sparsification_curve(u, right, torch.ones_like(right))), **found
+            lambda u, right: area(sparsification_curve(u, right, torch.ones_like(right))), **inputs
         )
 
-    def calculate_ece_at_1(self, **found: Any) -> Any:
+    def calculate_ece_at_1(self, **inputs: Any) -> Any:
         return self._of_errors(
-            lambda u, right: rank_calibration_gap(u, right, torch.ones_like(right), NUM_BINS), **found
+            lambda u, right: rank_calibration_gap(u, right, torch.ones_like(right), NUM_BINS), **inputs
         )
 
     def calculate_ece(

@@ -272,12 +272,12 @@ def largest_eigenpairs(
 
 def _announce(what: str, elements: float, like: Tensor, instead: str) -> None:
     """Say beforehand what memory it will take, and refuse what the machine does not have."""
-    needed, there = elements * like.element_size() / 2**30, memory_of(like.device) / 2**30
+    needed, available = elements * like.element_size() / 2**30, memory_of(like.device) / 2**30
     LOGGER.info("%s take about %.2f GiB", what, needed)
-    if needed > there:
+    if needed > available:
         # Many systems end a process that takes more without another word.
         raise MemoryError(
-            f"{what} take about {needed:.1f} GiB, and {like.device.type} has {there:.1f}: take {instead}"
+            f"{what} take about {needed:.1f} GiB, and {like.device.type} has {available:.1f}: take {instead}"
         )
 
 

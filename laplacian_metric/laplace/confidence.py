@@ -108,9 +108,11 @@ class MatchConfidence:
             >>> bool(near > 0.9), bool(far < 0.1)
             (True, True)
         """
-        for name, given in (("reference", reference), ("validation", validation)):
-            if not isinstance(given, Features):
-                raise TypeError(f"{name} is a {type(given).__name__}: pass what lam.features(loader) returns")
+        for name, argument in (("reference", reference), ("validation", validation)):
+            if not isinstance(argument, Features):
+                raise TypeError(
+                    f"{name} is a {type(argument).__name__}: pass what lam.features(loader) returns"
+                )
         if not 0 < alpha < 1:
             raise ValueError(f"alpha is {alpha}, a share between 0 and 1 is needed")
         if len(reference) == 0:
@@ -124,7 +126,7 @@ class MatchConfidence:
         classes = torch.unique(reference.labels, return_inverse=True)[1][::step].to(points.device)
         measured = _Measured.of(head, validation.features)
         _warn_of_the_same(points, measured.point[::step])
-        found = rank(measured.point, validation.labels, k=1)
+        ranking = rank(measured.point, validation.labels, k=1)
         location, scale = measured.logs.mean(0), measured.logs.std(0, correction=0)
         standard = (measured.logs - location) / torch.where(scale > 0, scale, 1)
         # Singular where the three hang together, as for features that are all of one length.
@@ -134,7 +136,7 @@ class MatchConfidence:
         threshold = float(torch.quantile(surprise, 1 - alpha))
         excess = surprise[surprise > threshold] - threshold
         tail = float(excess.mean()) if len(excess) else 1.0
-        kernel, spread = draft._choose(measured, found.first_is_right(), found.answerable)
+        kernel, spread = draft._choose(measured, ranking.first_is_right(), ranking.answerable)
         return MatchConfidence(
             points, classes, kernel, spread, location, scale, precision, threshold, max(tail, 1e-12)
         )
@@ -199,12 +201,12 @@ class MatchConfidence:
         concentration = (1 / (1 / kernel + spread * measured.relative)).to(measured.point.dtype)
         labels = F.one_hot(self.classes).to(measured.point.dtype)
         rows = max(1, ROWS_AT_ONCE // len(self.reference))
-        found = []
+        blocks = []
         for z, k in zip(measured.point.split(rows), concentration.split(rows), strict=True):
             weights = torch.exp(k[:, None] * (z @ self.reference.T - 1)) @ labels + FLOOR
             shares = weights.double() / weights.double().sum(1, keepdim=True)
-            found.append(shares.square().sum(1))
-        return torch.cat(found)
+            blocks.append(shares.square().sum(1))
+        return torch.cat(blocks)
 
     def _choose(self, measured: _Measured, right: Tensor, answerable: Tensor) -> tuple[float, float]:
         """k_0 and t under which "my nearest neighbour is of my class" is most likely."""

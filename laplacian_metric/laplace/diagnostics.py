@@ -85,26 +85,26 @@ def diagnose(
     )
 
 
-def warn_unless_mode(found: Diagnostics) -> None:
+def warn_unless_mode(diagnostics: Diagnostics) -> None:
     """Say so where theta* is no mode: a Gaussian around it is then a Gaussian around the wrong place."""
-    if not found.is_mode:
+    if not diagnostics.is_mode:
         warnings.warn(
-            f"theta* is no mode of its loss: the Newton step to the mode is {found.steps_to_mode:.3g} standard "
-            f"deviations of the posterior long, where a typical draw is {found.expected_steps:.3g} away (gradient norm "
-            f"{found.gradient_norm:.3g}). Train longer, with the loss that is given here, or lower n_effective",
+            f"theta* is no mode of its loss: the Newton step to the mode is {diagnostics.steps_to_mode:.3g} standard "
+            f"deviations of the posterior long, where a typical draw is {diagnostics.expected_steps:.3g} away (gradient "
+            f"norm {diagnostics.gradient_norm:.3g}). Train longer, with the loss that is given here, or lower n_effective",
             CurvatureWarning,
             stacklevel=3,
         )
 
 
 def loss_and_gradient(
-    loss: PairLoss, data: LayerData, found: Accumulated, reduce: Reduce | None
+    loss: PairLoss, data: LayerData, accumulated: Accumulated, reduce: Reduce | None
 ) -> tuple[float, Tensor]:
     """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
     u = data.embeddings
     value, active = 0.0, 0.0
     positive, negative = torch.zeros_like(u), torch.zeros_like(u)
-    for rows, pairs in found.batches:
+    for rows, pairs in accumulated.batches:
         part = summarise(loss, u if rows is None else u[rows], pairs)
         value, active = value + part.value, active + part.active
         index = torch.arange(len(u), device=u.device) if rows is None else rows.to(u.device)
@@ -112,7 +112,9 @@ def loss_and_gradient(
         negative.index_add_(0, index, part.negative_gradient)
     numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)
     value, active = (numbers if reduce is None else reduce(numbers)).tolist()
-    trained = trained_gradient(loss, LossSummary(value, positive, negative, active), found.num_negatives)
+    trained = trained_gradient(
+        loss, LossSummary(value, positive, negative, active), accumulated.num_negatives
+    )
     gradient = pull_back(trained, data.features, data.bias is not None)
     return value, gradient if reduce is None else reduce(gradient)
 

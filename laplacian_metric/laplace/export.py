@@ -122,7 +122,7 @@ def export_onnx(lam: LAM, path: str | os.PathLike[str], example_images: Tensor) 
         raise ValueError(
             f"the weights take {size / 2**30:.1f} GiB, an ONNX file holds less than 2: use export_program"
         )
-    made = torch.onnx.export(
+    exported = torch.onnx.export(
         program,
         dynamo=True,
         input_names=["images"],
@@ -132,11 +132,11 @@ def export_onnx(lam: LAM, path: str | os.PathLike[str], example_images: Tensor) 
         external_data=False,
         verbose=False,
     )
-    if made is None:
+    if exported is None:
         raise RuntimeError("torch.onnx.export returned nothing: update torch")
-    _describe(made.model, lam)
+    _describe(exported.model, lam)
     with atomic_write(path) as temporary:
-        made.save(temporary, external_data=False)
+        exported.save(temporary, external_data=False)
 
 
 def _describe(model: Any, lam: LAM) -> None:

@@ -64,20 +64,20 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         if isinstance(data.labels, Tensor):
             # Said once for the data set, not for every batch.
             warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
-        found = accumulate(data, settings, batches)
-        value, gradient = loss_and_gradient(data.loss, data, found, reduce)
+        accumulated = accumulate(data, settings, batches)
+        value, gradient = loss_and_gradient(data.loss, data, accumulated, reduce)
     sums = torch.tensor(
-        [len(data.features), len(found.batches), sum_of_squares(data.embeddings)],
+        [len(data.features), len(accumulated.batches), sum_of_squares(data.embeddings)],
         dtype=torch.float64,
         device=gradient.device,
     )
     num_images, num_batches, squares = (sums if reduce is None else reduce(sums)).tolist()
     device, dtype = weight.device, compute_dtype(weight)
     return Fitted(
-        curvature=found.curvature.to(device, dtype),
+        curvature=accumulated.curvature.to(device, dtype),
         num_images=round(num_images),
-        num_positives=found.num_positives,
-        num_negatives=found.num_negatives,
+        num_positives=accumulated.num_positives,
+        num_negatives=accumulated.num_negatives,
         num_batches=round(num_batches),
         loss_value=value,
         gradient=gradient.to(device, dtype),

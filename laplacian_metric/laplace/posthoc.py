@@ -405,10 +405,10 @@ class LAM:
 
         A posterior that is too wide embeds at random: its sampled networks find nothing any more.
         """
-        rows, found = features_and_labels(features, labels)
-        if isinstance(found, Pairs):
+        rows, class_labels = features_and_labels(features, labels)
+        if isinstance(class_labels, Pairs):
             raise TypeError("labels are pairs, but recall is of labels (N,): pass those")
-        return recall_lost(self.head, rows, found, samples, generator)
+        return recall_lost(self.head, rows, class_labels, samples, generator)
 
     # --- embedding ---
 

@@ -167,15 +167,15 @@ def validated_prior(
         return pair_log_likelihood([u.cpu() for u in sampled.draws(rows, samples, same)], pairs, loss)
 
     low, high = centre - REACH, centre + REACH
-    found = maximise(value, low, high, steps=15)
-    if min(found - low, high - found) < 1e-3 * REACH:
+    maximum = maximise(value, low, high, steps=15)
+    if min(maximum - low, high - maximum) < 1e-3 * REACH:
         LOGGER.warning(
             "the validation pairs want a prior precision at the end of what was tried, %.3g: the more the weights are "
             "%s, the better they are told apart",
-            math.exp(found),
-            "held" if found > centre else "free",
+            math.exp(maximum),
+            "held" if maximum > centre else "free",
         )
-    return math.exp(found)
+    return math.exp(maximum)
 
 
 def maximise(

@@ -104,8 +104,8 @@ def length_and_variance(kappa: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     kappa = precise(kappa).clamp(max=LARGEST_KAPPA)
     check_kappa("kappa", kappa)
     check_dim(dim)
-    found = expand(kappa, dim)
-    return found.length, found.gap * (1 + found.length)
+    expansion = expand(kappa, dim)
+    return expansion.length, expansion.gap * (1 + expansion.length)
 
 
 def mean_resultant_length(kappa: Tensor, dim: int) -> Tensor:

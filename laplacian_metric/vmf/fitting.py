@@ -44,9 +44,9 @@ def concentration(
         tensor([2.0000e+12])
     """
     check_dim(dim)
-    for name, given in (("length", length), ("variance", variance)):
-        if given is not None:
-            check_entries(name, given, 0.0, 1.0, "both are from 0 to 1 for unit vectors")
+    for name, value in (("length", length), ("variance", variance)):
+        if value is not None:
+            check_entries(name, value, 0.0, 1.0, "both are from 0 to 1 for unit vectors")
     if variance is not None and length is not None:
         check_broadcast(length=length.shape, variance=variance.shape)
         R, V, dtype = precise(length), precise(variance), result_dtype(length, variance)

@@ -108,13 +108,13 @@ def _in_order(module: nn.Module) -> list[nn.Module] | None:
     """The modules of nested sequences in the order in which they run; None if a layer is inside of anything else."""
     if not _is_plain(module):
         return [module] if isinstance(module, LAYERS) or not _has_layers(module) else None
-    found: list[nn.Module] = []
+    ordered: list[nn.Module] = []
     for child in _children(module):
         inside = _in_order(child)
         if inside is None:
             return None
-        found += inside
-    return found
+        ordered += inside
+    return ordered
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -50,8 +50,8 @@ class VarianceHead(nn.Module):
             self.second.bias.fill_(wanted + math.log(-math.expm1(-wanted)))
 
     def forward(self, features: Tensor) -> Tensor:
-        found = self.second(self.first(features).relu()).squeeze(1)
-        return FLOOR + F.softplus(found).clamp(max=LARGEST)
+        raw_variance = self.second(self.first(features).relu()).squeeze(1)
+        return FLOOR + F.softplus(raw_variance).clamp(max=LARGEST)
 
 
 class MeanAndVariance(nn.Module):
@@ -84,10 +84,10 @@ class MeanAndVariance(nn.Module):
         features, other = self._features(inputs)
         u = self.encoder.head(features)
         with torch.autocast(u.device.type, enabled=False):
-            found = self.variance(other.to(self.encoder.head.weight.dtype))
+            predicted = self.variance(other.to(self.encoder.head.weight.dtype))
             if self.is_log:
-                found = found.squeeze(1).exp()
-            return u.to(found.dtype), found
+                predicted = predicted.squeeze(1).exp()
+            return u.to(predicted.dtype), predicted
 
     def _features(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """What goes into the head of the mean and into that of the variance, (N, H) each."""
@@ -97,7 +97,7 @@ class MeanAndVariance(nn.Module):
         backbone = self.encoder.backbone
         last = backbone[-1] if isinstance(backbone, nn.Sequential) else backbone
         positions: list[Tensor] = []
-        hook = last.register_forward_pre_hook(lambda _, given: positions.append(given[0]))
+        hook = last.register_forward_pre_hook(lambda _, arguments: positions.append(arguments[0]))
         try:
             h = self.encoder.features(inputs)
         finally:

@@ -141,7 +141,7 @@ def _batches(loader: Iterable[Any]) -> Iterator[tuple[int, Any, Tensor]]:
 def _first_pass(task: Task, loader: Iterable[Any], done: int) -> tuple[Counts, Groups, str]:
     """Pairs and images of all batches, the layers, and the digest of the first ``done`` batches."""
     counts, groups, digest = Counts(0, 0, 0), None, BatchDigest()
-    found = ""
+    digest_text = ""
     for at, (_, inputs, labels) in enumerate(_batches(track(loader, "labels", show=task.progress))):
         counts = counts.plus(labels)
         if groups is None:
@@ -149,10 +149,10 @@ def _first_pass(task: Task, loader: Iterable[Any], done: int) -> tuple[Counts, G
             groups = choose(task.network, inputs, task.layers, task.fixed())
         if at < done:
             digest.add(inputs, labels)
-            found = str(digest)
+            digest_text = str(digest)
     if groups is None:
         raise ValueError("the loader is empty: there is no image to fit to")
-    return counts, groups, found
+    return counts, groups, digest_text
 
 
 def _check_counts(positives: float, negatives: float, images: float) -> None:
@@ -232,10 +232,13 @@ def _add_batch(
     )
     with unaltered(task.network):
         traced = trace(task.network, Inputs.of(inputs), names, [])
-    found = summarise(task.loss, traced.u, pairs)
-    sums.value += found.value
-    sums.active += found.active
-    for total, part in ((sums.positive, found.positive_gradient), (sums.negative, found.negative_gradient)):
+    summary = summarise(task.loss, traced.u, pairs)
+    sums.value += summary.value
+    sums.active += summary.active
+    for total, part in (
+        (sums.positive, summary.positive_gradient),
+        (sums.negative, summary.negative_gradient),
+    ):
         leaves = [traced.parameters[name] for name in names]
         gradients = torch.autograd.grad(traced.u, leaves, part, retain_graph=True, allow_unused=True)
         for name, gradient in zip(names, gradients, strict=True):

@@ -72,11 +72,11 @@ class Collected:
 
     def _split(self) -> list[Tensor]:
         """The columns that wait, with their images first, (N, C, k, ...)."""
-        found = []
+        pieces = []
         for call, columns in zip(self.layer.calls, self._columns, strict=True):
-            found.append(call.layout.split_columns(torch.cat(columns)))
+            pieces.append(call.layout.split_columns(torch.cat(columns)))
             columns.clear()
-        return found
+        return pieces
 
 
 def layer_covariance(
@@ -112,8 +112,8 @@ def scaled_gradients(layer: Layer, cotangents: Sequence[Tensor], variance: Mappi
     """sqrt(S_p) j_ncp for all of a layer's parameters, (N, C, P); its rule is for direct gradients or bilinear."""
     root = {name: variance[full].sqrt() for name, full in layer.names.items()}
     if isinstance(layer.rule, DirectRule):
-        found = {name: _summed(layer, layer.rule, name, cotangents) for name in layer.names}
-        return torch.cat([(j * root[name]).flatten(2) for name, j in found.items()], dim=2)
+        gradients = {name: _summed(layer, layer.rule, name, cotangents) for name in layer.names}
+        return torch.cat([(j * root[name]).flatten(2) for name, j in gradients.items()], dim=2)
     assert isinstance(layer.rule, BilinearRule)
     d = torch.cat([layer.rule.outputs(layer.module, mine) for mine in cotangents], dim=-1)
     parts = []
@@ -186,9 +186,9 @@ def _of_weight(x: Tensor, d: Tensor, S: Tensor, memory_budget: int) -> Tensor:
 def _in_groups(rule: BilinearRule, module: nn.Module, weight: Tensor, groups: int, outputs: int) -> Tensor:
     """Values of a weight's shape as (G, O, K): the way back from ``as_weight``."""
     places = torch.arange(weight.numel(), device=weight.device).view(groups, outputs, -1)
-    found = torch.empty_like(weight).flatten()
-    found[rule.as_weight(module, places).flatten()] = weight.flatten()
-    return found.view(places.shape)
+    grouped = torch.empty_like(weight).flatten()
+    grouped[rule.as_weight(module, places).flatten()] = weight.flatten()
+    return grouped.view(places.shape)
 
 
 def _one_position(x: Tensor, d: Tensor, S: Tensor) -> Tensor:
@@ -258,11 +258,11 @@ def _attention(
                 (parts.format(which), part) for which, part in zip("qkv", every[joint].chunk(3), strict=True)
             )
     shares = []
-    for name, found in projections(layer, cotangents).items():
+    for name, projected in projections(layer, cotangents).items():
         weight, bias = PROJECTION_PARAMETERS[name]
-        d = torch.cat([linear_outputs(part.cotangents) for part in found], dim=-1)
+        d = torch.cat([linear_outputs(part.cotangents) for part in projected], dim=-1)
         if weight in every:
-            x = torch.cat([linear_inputs(part.inputs) for part in found], dim=2)
+            x = torch.cat([linear_inputs(part.inputs) for part in projected], dim=2)
             shares.append(_of_weight(x, d, every[weight][None], memory_budget))
         if bias in every:
             shares.append(gram(d.sum(-1).transpose(1, 2), every[bias]))
@@ -293,7 +293,9 @@ def _local(layer: Layer, cotangents: Sequence[Tensor], variance: Mapping[str, Te
     columns: list[dict[str, Tensor]] = []
     for at in range(cotangents[0].shape[1]):
         each = [graph.gradients(mine[:, at]) for graph, mine in zip(graphs, cotangents, strict=True)]
-        columns.append({name: torch.stack([found[name] for found in each]).sum(0) for name in names})
+        columns.append(
+            {name: torch.stack([one_gradient[name] for one_gradient in each]).sum(0) for name in names}
+        )
     shares = [
         gram(torch.stack([column[name] for column in columns], dim=1), variance[name]) for name in names
     ]

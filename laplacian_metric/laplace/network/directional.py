@@ -20,8 +20,8 @@ def by_forward_derivative(
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         # About torch's own forward derivatives, which it compiles when they are first needed.
         warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
-        found: Any = jvp(forward, (theta,), (dict(deviation),))
-    u: Tensor = found[0] + found[1]
+        primal_and_tangent: Any = jvp(forward, (theta,), (dict(deviation),))
+    u: Tensor = primal_and_tangent[0] + primal_and_tangent[1]
     return u.detach()
 
 
@@ -33,10 +33,10 @@ def by_two_backward_passes(
         leaves = {name: values.detach().requires_grad_() for name, values in theta.items()}
         u = forward(leaves)
         v = torch.zeros_like(u, requires_grad=True)
-        found = torch.autograd.grad(u, list(leaves.values()), v, create_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(u, list(leaves.values()), v, create_graph=True, allow_unused=True)
         inner = [
             (gradient * deviation[name]).sum()
-            for name, gradient in zip(leaves, found, strict=True)
+            for name, gradient in zip(leaves, gradients, strict=True)
             if gradient is not None
         ]
         (change,) = torch.autograd.grad(torch.stack(inner).sum(), v)

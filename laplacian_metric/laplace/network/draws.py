@@ -43,7 +43,7 @@ class Draws:
 
     def _made(self, seed: int) -> dict[str, Tensor]:
         device = next(iter(self.posterior.theta.values())).device
-        found = self.posterior.draw(torch.Generator(device).manual_seed(seed))
+        deviation = self.posterior.draw(torch.Generator(device).manual_seed(seed))
         if self._keeps:
-            self._kept[seed] = found
-        return found
+            self._kept[seed] = deviation
+        return deviation

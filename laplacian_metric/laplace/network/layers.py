@@ -95,11 +95,11 @@ def find_layers(network: RawNetwork, inputs: Any) -> Groups:
     finally:
         for handle in handles:
             handle.remove()
-    found: Groups = {name: [] for name in started}
+    groups: Groups = {name: [] for name in started}
     for name in names:
         if name in consumers:
-            found[_owner(name, found)].append(name)
-    return {layer: parameters for layer, parameters in found.items() if parameters}
+            groups[_owner(name, groups)].append(name)
+    return {layer: parameters for layer, parameters in groups.items() if parameters}
 
 
 def _owner(parameter: str, ran: Groups) -> str:
@@ -112,33 +112,35 @@ def _owner(parameter: str, ran: Groups) -> str:
 
 def choose(network: RawNetwork, inputs: Any, layers: int | str | list[str], fixed: Sequence[str]) -> Groups:
     """The chosen layers and their parameters, in the order in which they run, without those that stay ``fixed``."""
-    found = find_layers(network, inputs)
+    groups = find_layers(network, inputs)
     if isinstance(layers, int):
-        if layers > len(found):
+        if layers > len(groups):
             raise ValueError(
-                f"layers is {layers}, and there are {len(found)} layers with parameters on the way to the embeddings: "
-                f"{', '.join(found)}"
+                f"layers is {layers}, and there are {len(groups)} layers with parameters on the way to the embeddings: "
+                f"{', '.join(groups)}"
             )
-        found = dict(list(found.items())[-layers:])
+        groups = dict(list(groups.items())[-layers:])
     elif isinstance(layers, list):
-        found = _named(network, found, layers)
-    found = {layer: [name for name in parameters if name not in fixed] for layer, parameters in found.items()}
-    found = {layer: parameters for layer, parameters in found.items() if parameters}
-    if not found:
+        groups = _named(network, groups, layers)
+    groups = {
+        layer: [name for name in parameters if name not in fixed] for layer, parameters in groups.items()
+    }
+    groups = {layer: parameters for layer, parameters in groups.items() if parameters}
+    if not groups:
         raise ValueError(
             f"layers has {', '.join(fixed)} only, of which the data say nothing without a norm (a translation changes "
             "no distance): choose a layer's weights as well"
         )
-    return found
+    return groups
 
 
-def _named(network: RawNetwork, found: Groups, layers: list[str]) -> Groups:
+def _named(network: RawNetwork, groups: Groups, layers: list[str]) -> Groups:
     wanted = set()
-    reached = {name for parameters in found.values() for name in parameters}
+    reached = {name for parameters in groups.values() for name in parameters}
     for one in layers:
         mine = set(select_parameters(network, [one])) & reached
         if not mine:
             raise ValueError(f"layers has {one!r}, on which the embeddings do not depend: leave it out")
         wanted |= mine
-    chosen = {layer: [name for name in parameters if name in wanted] for layer, parameters in found.items()}
+    chosen = {layer: [name for name in parameters if name in wanted] for layer, parameters in groups.items()}
     return {layer: parameters for layer, parameters in chosen.items() if parameters}

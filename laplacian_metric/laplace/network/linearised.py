@@ -165,19 +165,19 @@ class Linearised:
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            found = self.tracer(one)
+            traced = self.tracer(one)
         every = [
             Collected(layer, self.variance, size)
-            for layer, size in zip(found.layers, output_sizes(found), strict=True)
+            for layer, size in zip(traced.layers, output_sizes(traced), strict=True)
         ]
-        bytes_each = found.trace.u.element_size()
+        bytes_each = traced.trace.u.element_size()
         # Layers are taken one by one, so that only the largest of them counts; those without a rule at once.
         by_layer = [
             sum(self._bytes(name) for name in layer.names.values())
-            for layer in found.layers
+            for layer in traced.layers
             if isinstance(layer.rule, LocalRule | BroadcastRule)
         ]
-        gradients = max([sum(map(self._bytes, found.rest)), *by_layer])
+        gradients = max([sum(map(self._bytes, traced.rest)), *by_layer])
         size = Sizes(
             graph=sum(stored.values()),
             cotangents=bytes_each * sum(one.outputs for one in every),
@@ -185,18 +185,18 @@ class Linearised:
             largest=bytes_each * max([0, *(one.kept for one in every)]),
             gradients=gradients,
         )
-        return size, found.trace.u.shape[1]
+        return size, traced.trace.u.shape[1]
 
     def _bytes(self, name: str) -> int:
         return nbytes(self.variance[name])
 
     def _block(self, inputs: Inputs, first_row: int, limit: int) -> tuple[Tensor, Tensor]:
         """u (n, Z) and the covariances (n, Z, Z) of a block of images."""
-        found = self.tracer(inputs, first_row)
-        u = found.trace.u
+        traced = self.tracer(inputs, first_row)
+        u = traced.trace.u
         num_images, dim = u.shape
         covariance = u.detach().new_zeros(num_images, dim, dim)
-        for group in self._groups(found, limit):
+        for group in self._groups(traced, limit):
             edges = [call.edge for one in group for call in one.layer.calls]
             for unit in unit_columns(u):
                 cotangents = iter(back_to(u, edges, unit[None]) if edges else ())
@@ -206,19 +206,19 @@ class Linearised:
                     max(group, key=lambda one: one.waiting).flush()
             while group:
                 covariance += group.pop().covariance(self.memory_budget // 4)
-        if found.rest:
-            covariance += self._of_rest(inputs, u, found.rest)
+        if traced.rest:
+            covariance += self._of_rest(inputs, u, traced.rest)
         return u.detach(), symmetric(covariance)
 
-    def _groups(self, found: Traced, limit: int) -> list[list[Collected]]:
+    def _groups(self, traced: Traced, limit: int) -> list[list[Collected]]:
         """Layers of which everything is kept at the same time, at most ``limit`` bytes.
 
         The last layers come first, which are reached the fastest.
         """
-        u = found.trace.u
+        u = traced.trace.u
         every = [
             Collected(layer, self.variance, size)
-            for layer, size in zip(found.layers, output_sizes(found), strict=True)
+            for layer, size in zip(traced.layers, output_sizes(traced), strict=True)
         ]
         each = [u.shape[0] * u.shape[1] * one.kept * u.element_size() for one in every]
         if sum(each) <= limit:
@@ -261,13 +261,13 @@ class Linearised:
             return by_two_backward_passes(forward, theta, deviation)
 
 
-def output_sizes(found: Traced) -> list[int]:
+def output_sizes(traced: Traced) -> list[int]:
     """How many numbers a column of the cotangents of each layer has for each image."""
-    num_images = max(1, len(found.trace.u))
+    num_images = max(1, len(traced.trace.u))
     return [
         sum(math.prod(call.edge.node._input_metadata[call.edge.output_nr].shape) for call in layer.calls)
         // num_images
-        for layer in found.layers
+        for layer in traced.layers
     ]
 
 

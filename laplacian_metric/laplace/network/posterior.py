@@ -130,10 +130,10 @@ class NetworkPosterior:
 
     def _by_name(self, flat: dict[str, Tensor]) -> dict[str, Tensor]:
         """Vectors (P,) of the layers as tensors of the parameters' shapes."""
-        found = {}
+        by_name = {}
         for layer, name, start, stop in slices(self.groups, self.theta):
-            found[name] = flat[layer][start:stop].view(self.theta[name].shape)
-        return found
+            by_name[name] = flat[layer][start:stop].view(self.theta[name].shape)
+        return by_name
 
 
 def slices(groups: Groups, theta: Mapping[str, Tensor]) -> Iterator[tuple[str, str, int, int]]:
@@ -171,12 +171,12 @@ def optimal_priors(
     if not per_layer:
         start = sum(posterior.prior.values()) / len(posterior.prior)
         return optimal_prior(fitted.whole(), scale, sum(squares.values()), start)
-    found = {}
+    priors = {}
     for layer, curvature in fitted.curvature.items():
         try:
-            found[layer] = optimal_prior(curvature, scale, squares[layer], posterior.prior[layer])
+            priors[layer] = optimal_prior(curvature, scale, squares[layer], posterior.prior[layer])
         except NoOptimumError as error:
             raise NoOptimumError(
                 f"layer {layer}: {error}. Choose one prior for all layers (per_layer=False), or leave this layer out"
             ) from error
-    return found
+    return priors

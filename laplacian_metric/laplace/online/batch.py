@@ -29,13 +29,13 @@ def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
     if not len(h):
         raise ValueError("the batch is empty: leave it out")
     if isinstance(labels, Pairs):
-        pairs, given, what = labels, None, f"the pairs are over {labels.num_images} images"
+        pairs, class_labels, what = labels, None, f"the pairs are over {labels.num_images} images"
     else:
-        given = torch.as_tensor(labels).to(h.device)
-        pairs, what = Pairs.from_labels(given), f"labels has {len(given)} entries"
+        class_labels = torch.as_tensor(labels).to(h.device)
+        pairs, what = Pairs.from_labels(class_labels), f"labels has {len(class_labels)} entries"
     if pairs.num_images != len(h):
         raise ValueError(f"{what} for a batch of {len(h)} images: one for each is needed")
-    return pairs, given
+    return pairs, class_labels
 
 
 def chosen_pairs(
@@ -71,8 +71,8 @@ def chosen_pairs(
         return mined, mined
     assert miner is not None
     points = F.normalize(u.detach(), dim=1) if normalize else u.detach()
-    found = miner(points, labels)
-    chosen = found if isinstance(found, Pairs) else Pairs.from_indices(tuple(found), len(u))
+    mined_pairs = miner(points, labels)
+    chosen = mined_pairs if isinstance(mined_pairs, Pairs) else Pairs.from_indices(tuple(mined_pairs), len(u))
     if chosen.num_images != len(u):
         raise ValueError(f"the miner's pairs are over {chosen.num_images} images for a batch of {len(u)}")
     return chosen, pairs
@@ -122,8 +122,10 @@ def head_gradient(loss: Tensor, embeddings: Sequence[Tensor], h: Tensor, bias_is
     parts = torch.autograd.grad(loss, embeddings, retain_graph=True)
     gradient = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
     gradient = gradient.to(compute_dtype(h))
-    found = gradient.T @ h.detach().to(gradient.dtype)
-    return torch.cat([found, gradient.sum(0)[:, None]], dim=1) if bias_is_random else found
+    weight_gradient = gradient.T @ h.detach().to(gradient.dtype)
+    return (
+        torch.cat([weight_gradient, gradient.sum(0)[:, None]], dim=1) if bias_is_random else weight_gradient
+    )
 
 
 @torch.no_grad()

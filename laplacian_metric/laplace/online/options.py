@@ -64,12 +64,12 @@ def checked_optimizer(encoder: Encoder, optimizer: torch.optim.Optimizer) -> flo
 
 def check_structure(structure: str | Structure) -> None:
     """Refuse what cannot be kept up from batch to batch."""
-    found = Structure.parse(structure)
-    if found is not Structure.DIAGONAL:
+    parsed = Structure.parse(structure)
+    if parsed is not Structure.DIAGONAL:
         raise ValueError(
-            f'structure is "{found.value}": online, only "diag" can be kept up. Factors and eigenvectors of a sum are '
+            f'structure is "{parsed.value}": online, only "diag" can be kept up. Factors and eigenvectors of a sum are '
             'not the sums of those of its batches, and the batches are gone. Train with "diag", and fit a LAM with '
-            f'structure="{found.value}" afterwards'
+            f'structure="{parsed.value}" afterwards'
         )
 
 

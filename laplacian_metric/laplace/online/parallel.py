@@ -64,10 +64,10 @@ def average_gradients(module: nn.Module) -> None:
     }
     kept = [p for p in module.parameters() if p.requires_grad and id(p) not in seen_to]
     # A parameter may have had no part in the loss of one process and have had one in another's.
-    there = reduce(
+    participating = reduce(
         torch.tensor([p.grad is not None for p in kept], dtype=torch.float32, device=kept[0].device)
     )
-    parameters = [p for p, count in zip(kept, there.tolist(), strict=True) if count]
+    parameters = [p for p, count in zip(kept, participating.tolist(), strict=True) if count]
     gradients: list[Tensor] = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     by_dtype: dict[torch.dtype, list[int]] = {}
     for at, gradient in enumerate(gradients):

@@ -31,22 +31,22 @@ def described(name: str, thing: object) -> dict[str, Any]:
         >>> described("loss", ContrastiveLoss(margin=0.5))["loss.margin"]
         0.5
     """
-    found: dict[str, Any] = {name: type(thing).__name__}
+    description: dict[str, Any] = {name: type(thing).__name__}
     if is_dataclass(thing):
         for field in fields(thing):
             value = plain(getattr(thing, field.name))
-            found[f"{name}.{field.name}"] = (
+            description[f"{name}.{field.name}"] = (
                 value if isinstance(value, int | float | str | None) else repr(value)
             )
-    return found
+    return description
 
 
-def check_settings(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_settings(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Refuse the state of a run with other settings, naming them."""
     wrong = [
-        f"{name} is {own.get(name)!r} here and {given.get(name)!r} there"
-        for name in sorted({*own, *given})
-        if own.get(name) != given.get(name)
+        f"{name} is {own.get(name)!r} here and {stored.get(name)!r} there"
+        for name in sorted({*own, *stored})
+        if own.get(name) != stored.get(name)
     ]
     if wrong:
         raise ValueError(
@@ -54,26 +54,26 @@ def check_settings(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         )
 
 
-def check_architecture(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_architecture(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Refuse the weights of another architecture, naming the first that do not fit."""
-    for name in sorted({*own, *given}):
-        here, there = own.get(name), given.get(name)
+    for name in sorted({*own, *stored}):
+        here, there = own.get(name), stored.get(name)
         if isinstance(here, Tensor) and isinstance(there, Tensor):
             if here.shape != there.shape or here.dtype != there.dtype:
                 raise ValueError(
                     f"the state is of another architecture: {name} is {tuple(here.shape)} of {here.dtype} here, "
                     f"{tuple(there.shape)} of {there.dtype} there"
                 )
-        elif (name in own) != (name in given):
+        elif (name in own) != (name in stored):
             where = "here but not there" if name in own else "there but not here"
             raise ValueError(f"the state is of another architecture: {name} is {where}")
 
 
 def check_version(state: Mapping[str, Any]) -> None:
     """Refuse what `OnlineLAM.state_dict` did not make."""
-    found = state.get("version")
-    if found != VERSION:
+    version = state.get("version")
+    if version != VERSION:
         raise ValueError(
-            f"this is no state of an OnlineLAM of version {VERSION} (its version is {found!r}): pass what state_dict() "
-            "returned"
+            f"this is no state of an OnlineLAM of version {VERSION} (its version is {version!r}): pass what "
+            "state_dict() returned"
         )

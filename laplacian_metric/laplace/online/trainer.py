@@ -232,7 +232,7 @@ class OnlineLAM:
     def _embedded(self, images: Any, labels: Labels) -> tuple[Tensor, list[Tensor], Pairs, Pairs]:
         """Features (N, H), embeddings (N, Z) at each draw, the pairs that are trained on and those that are curved."""
         h = self.encoder.features(images)
-        pairs, given = batches.all_pairs(labels, h)
+        pairs, class_labels = batches.all_pairs(labels, h)
         us = batches.embeddings_at_draws(
             self.encoder.head, h, self._drawn_from(), self.samples, self.generator, self._bias_is_random
         )
@@ -241,7 +241,7 @@ class OnlineLAM:
         trained, curved = batches.chosen_pairs(
             us[0],
             pairs,
-            given,
+            class_labels,
             miner=self.miner,
             most_triplets=self.switches.mined,
             normalize=self.encoder.normalize,

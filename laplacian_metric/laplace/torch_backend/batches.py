@@ -75,12 +75,12 @@ def read(loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         yield images, labels
 
 
-def _described(given: Any) -> str:
-    if isinstance(given, Mapping):
-        return f"a {type(given).__name__} with the keys {', '.join(map(repr, given))}"
-    if isinstance(given, tuple | list):
-        return f"a {type(given).__name__} of {len(given)}"
-    return f"a {type(given).__name__}"
+def _described(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"a {type(batch).__name__}"
 
 
 class Batches:

@@ -139,12 +139,12 @@ def last_layer_factors(
     """
     _, u = _inputs_and_embeddings(layer)
     hessian = loss.output_hessian(u, pairs)
-    found = last_layer_kronecker(layer.features, layer.weight, None, pairs, KnownHessian(loss, hessian))
+    factors = last_layer_kronecker(layer.features, layer.weight, None, pairs, KnownHessian(loss, hessian))
     if layer.bias is None:
-        return found.output, found.input, None
+        return factors.output, factors.input, None
     ones = torch.eye(u.shape[1], dtype=u.dtype, device=u.device)[:, None, :].expand(-1, len(u), -1)
     block = hessian.matmul(ones).sum(1)
-    return found.output, found.input, (block + block.T) / 2
+    return factors.output, factors.input, (block + block.T) / 2
 
 
 def _inputs_and_embeddings(layer: LastLayer) -> tuple[Tensor, Tensor]:

@@ -54,9 +54,9 @@ def embeddings(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad(), evaluating(model):
         u = model(images if parameter is None else images.to(parameter.device))
     if not isinstance(u, Tensor) or u.ndim != 2 or len(u) != len(images):
-        given = f"shape {tuple(u.shape)}" if isinstance(u, Tensor) else f"type {type(u).__name__}"
+        description = f"shape {tuple(u.shape)}" if isinstance(u, Tensor) else f"type {type(u).__name__}"
         raise ValueError(
-            f"for {len(images)} images the model returns something of {given}, embeddings ({len(images)}, Z) are "
+            f"for {len(images)} images the model returns something of {description}, embeddings ({len(images)}, Z) are "
             "needed: wrap it in a module that returns them"
         )
     check_finite("the model's output", u)
@@ -81,8 +81,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _record(inputs: list[Tensor], _: nn.Module, given: tuple[Any, ...], __: Any) -> None:
-    inputs.extend(x.detach().clone() for x in given[:1])
+def _record(inputs: list[Tensor], _: nn.Module, arguments: tuple[Any, ...], __: Any) -> None:
+    inputs.extend(x.detach().clone() for x in arguments[:1])
 
 
 def _gives(layer: nn.Linear, features: Tensor, u: Tensor) -> bool:

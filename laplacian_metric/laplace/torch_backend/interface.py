@@ -83,12 +83,12 @@ class PairLossMethods:
         pairs = self._pairs(y)
         with torch.no_grad():
             value = self._value(self.model(x), pairs)
-        found = ggn_diagonal(
+        by_parameter = ggn_diagonal(
             self.model, x, pairs, self.loss, parameters=list(self.params_dict), check=not self._checked
         )
         self._checked = True
         # Below 0 is rounding: the output Hessian is positive semi-definite.
-        diagonal = torch.cat([found[name].flatten() for name in self.params_dict]).clamp(min=0)
+        diagonal = torch.cat([by_parameter[name].flatten() for name in self.params_dict]).clamp(min=0)
         return value, self.n_effective * diagonal
 
     def full(self, x: Tensor, y: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -112,8 +112,8 @@ class PairLossMethods:
         factors = [[output * (len(x) / N), self.n_effective * inputs]]
         if bias is not None:
             factors.append([self.n_effective * bias])
-        given: Any = [[factor.to(layer.weight.dtype) for factor in group] for group in factors]
-        return value, Kron(given)
+        groups: Any = [[factor.to(layer.weight.dtype) for factor in group] for group in factors]
+        return value, Kron(groups)
 
     def gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """There are none: a pair loss has no term that belongs to one image."""

@@ -106,8 +106,10 @@ def distances_of(first: Tensor, second: Tensor) -> Tensor:
     """
     if first.shape[-1] <= DIRECT_DIMENSIONS:
         return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
-    found = torch.cdist(precise(first), precise(second), compute_mode="use_mm_for_euclid_dist_if_necessary")
-    return found.to(torch.promote_types(first.dtype, second.dtype))
+    distances = torch.cdist(
+        precise(first), precise(second), compute_mode="use_mm_for_euclid_dist_if_necessary"
+    )
+    return distances.to(torch.promote_types(first.dtype, second.dtype))
 
 
 def soft_contrastive_loss(
@@ -229,12 +231,12 @@ def match_probability(first: Tensor, second: Tensor, match: MatchProbability) ->
     across = max(1, len(first) * len(second))
     columns = max(1, min(second.shape[1], ELEMENTS_AT_ONCE // across))
     rows = max(1, ELEMENTS_AT_ONCE // (across * columns))
-    found = first.new_empty(first.shape[1], second.shape[1])
+    probabilities = first.new_empty(first.shape[1], second.shape[1])
     for i in range(0, first.shape[1], rows):
         for j in range(0, second.shape[1], columns):
             distance = sample_distances(first[:, i : i + rows], second[:, j : j + columns])
-            found[i : i + rows, j : j + columns] = match(distance).sigmoid().mean((0, 2))
-    return found
+            probabilities[i : i + rows, j : j + columns] = match(distance).sigmoid().mean((0, 2))
+    return probabilities
 
 
 @torch.no_grad()
@@ -250,12 +252,12 @@ def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability)
     samples, size, dim = second.shape
     members = second.reshape(-1, dim)
     rows = max(1, ELEMENTS_AT_ONCE // max(1, len(members)))
-    found = first.new_zeros(first.shape[1], size)
+    probabilities = first.new_zeros(first.shape[1], size)
     for start in range(0, first.shape[1], rows):
         for one in first[:, start : start + rows]:
             part = match(distances_of(one, members)).neg_().sigmoid_().view(len(one), samples, size)
-            found[start : start + rows] += part.sum(1)
-    return found / (len(first) * samples)
+            probabilities[start : start + rows] += part.sum(1)
+    return probabilities / (len(first) * samples)
 
 
 @torch.no_grad()
@@ -280,11 +282,11 @@ def paired_match_probability(first: Tensor, second: Tensor, match: MatchProbabil
             "needed"
         )
     size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
-    found = [
+    blocks = [
         match(paired_distances(a, b)).sigmoid().mean((1, 2))
         for a, b in zip(first.split(size, dim=1), second.split(size, dim=1), strict=True)
     ]
-    return torch.cat(found)
+    return torch.cat(blocks)
 
 
 @torch.no_grad()
@@ -306,11 +308,11 @@ def self_mismatch(first: Tensor, second: Tensor, match: MatchProbability) -> Ten
             "needed"
         )
     size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
-    found = [
+    blocks = [
         match(distances_of(a, b)).neg().sigmoid().mean((1, 2))
         for a, b in zip(first.transpose(0, 1).split(size), second.transpose(0, 1).split(size), strict=True)
     ]
-    return torch.cat(found)
+    return torch.cat(blocks)
 
 
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:

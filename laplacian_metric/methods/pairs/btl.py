@@ -205,8 +205,8 @@ def negative_bound(
     divergence = (
         kl_to_uniform(variance.reciprocal(), dim) if on_sphere else kl_to_gaussian_prior(mean, variance)
     )
-    found = method.kl_weight * (divergence[a] + divergence[p] + divergence[n])
-    return (found - log_probability(moments, method.margin)).mean().to(mean.dtype)
+    bound = method.kl_weight * (divergence[a] + divergence[p] + divergence[n])
+    return (bound - log_probability(moments, method.margin)).mean().to(mean.dtype)
 
 
 class BTLEmbedder(NeighbourEmbedder):

@@ -82,12 +82,12 @@ def difference_covariance(
     other_mean, other_spread = mean_and_spread(gallery)
     if not expected and queries.gaussians is None:
         mean, other_mean = queries.point, gallery.point
-    found = torch.empty_like(spread)
+    covariance = torch.empty_like(spread)
     rows = max(1, ENTRIES_AT_ONCE // len(gallery))
     for start in range(0, len(queries), rows):
         block = slice(start, start + rows)
         distances = squared_distances(mean[block], other_mean)
         if expected:
             distances = distances + precise(other_spread)
-        found[block] = spread[block] + other_spread[distances.argmin(1)]
-    return found
+        covariance[block] = spread[block] + other_spread[distances.argmin(1)]
+    return covariance

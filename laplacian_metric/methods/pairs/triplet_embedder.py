@@ -38,8 +38,8 @@ class NeighbourEmbedder(Embedder):
         gallery = self.gallery()
         if gallery is None:
             return scores_of(e)
-        found = difference_covariance(e, gallery, expected=self.expected)
-        return {**scores_of(e), COVARIANCE: found}
+        covariance = difference_covariance(e, gallery, expected=self.expected)
+        return {**scores_of(e), COVARIANCE: covariance}
 
     def gallery(self) -> StochasticEmbedding | None:
         """The training images; None where there were none."""

@@ -209,8 +209,8 @@ class _LogNormalCdf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        found: Tensor = torch.special.log_ndtr(x)
-        return found
+        log_probability: Tensor = torch.special.log_ndtr(x)
+        return log_probability
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:

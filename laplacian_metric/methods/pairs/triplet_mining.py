@@ -177,8 +177,8 @@ def _hardest(
 
 def _violates(positive: Tensor, negative: Tensor, margin: float | None) -> Tensor:
     """Which triplets violate the constraint; a negative at infinity is none."""
-    found = negative.isfinite()
-    return found if margin is None else found & ~(positive < negative - margin)
+    violates = negative.isfinite()
+    return violates if margin is None else violates & ~(positive < negative - margin)
 
 
 def _groups(anchor: Tensor, positive: Tensor, negative: Tensor, is_hard: Tensor, negatives: int) -> Tensor:

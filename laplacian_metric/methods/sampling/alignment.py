@@ -55,5 +55,5 @@ def nearest_orthogonal(matrix: Tensor, *, reflections: bool = True) -> Tensor:
     U, _, Vh = torch.linalg.svd(matrix)
     if not reflections and float(torch.linalg.det(U @ Vh)) < 0:
         U = torch.cat([U[:, :-1], -U[:, -1:]], dim=1)
-    found: Tensor = U @ Vh + 0.0  # no -0.0
-    return found
+    rotation: Tensor = U @ Vh + 0.0  # no -0.0
+    return rotation

@@ -176,9 +176,9 @@ class EnsembleEmbedder(Embedder):
 
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
         members = members_of(self.encoders, inputs)
-        found = StreamedFit()
-        found.add(self._aligned(members))
-        mean, kappa = found.fit(debiased=False)
+        streamed = StreamedFit()
+        streamed.add(self._aligned(members))
+        mean, kappa = streamed.fit(debiased=False)
         if self.method.combine is Combine.SIMILARITY:
             mean = beside(members)
         uncertainty = kappa.reciprocal()

@@ -183,23 +183,25 @@ class MCDropoutEmbedder(DrawnEmbedder):
         """
         pieces = self.method.pieces(self.encoder)
         single = isinstance(inputs, (Tensor, tuple, dict))
-        held: list[tuple[Any, bool]] = []
+        kept_pieces: list[tuple[Any, bool]] = []
         with evaluating(self.module):
             for batch in [inputs] if single else inputs_of(track(inputs, "embeddings")):
                 h = pieces.begin(to_device(batch, self.module))
                 smaller = isinstance(batch, Tensor) and batch.nbytes < h.nbytes
-                held.append((batch, False) if smaller else (h, True))
+                kept_pieces.append((batch, False) if smaller else (h, True))
         generator = self._generator() if generator is None else generator
         for _ in range(samples):
-            yield self._draw(pieces, held, generator)
+            yield self._draw(pieces, kept_pieces, generator)
 
-    def _draw(self, pieces: Pieces, held: list[tuple[Any, bool]], generator: torch.Generator) -> Tensor:
+    def _draw(
+        self, pieces: Pieces, kept_pieces: list[tuple[Any, bool]], generator: torch.Generator
+    ) -> Tensor:
         """All images under the same masks, those that the generator gives next."""
         drop = self._drop(generator)
         before = generator.get_state()
         drawn = []
         with evaluating(self.module):
-            for kept, begun in held:
+            for kept, begun in kept_pieces:
                 for h in _in_cache(kept if begun else pieces.begin(to_device(kept, self.module))):
                     if self.method.masks is Masks.SHARED:
                         generator.set_state(before)

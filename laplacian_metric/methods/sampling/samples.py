@@ -29,13 +29,13 @@ class DrawnEmbedder(Embedder):
 
     def summed_up(self, drawn: Iterable[Tensor], point: Tensor | None = None) -> StochasticEmbedding:
         """The embedding of a batch from its unit embeddings (N, Z) by each draw; its point is the mean by default."""
-        found = StreamedFit()
+        streamed = StreamedFit()
         kept: list[Tensor] = []
         for z in drawn:
-            found.add(z)
+            streamed.add(z)
             if len(kept) < self._keep:
                 kept.append(z)
-        mean, kappa = found.fit()
+        mean, kappa = streamed.fit()
         samples = torch.stack(kept) if kept else None
         return StochasticEmbedding(
             mean if point is None else point, mean, kappa, kappa.reciprocal(), samples=samples

@@ -42,13 +42,13 @@ def neighbour_disagreement(members: Tensor, references: Tensor, sharpness: float
     check_finite("members", members.transpose(0, 1))
     check_finite("references", references.transpose(0, 1))
     wide = torch.float32 if members.device.type == "mps" else torch.float64
-    found = []
+    disagreements = []
     for part in members.split(ROWS_AT_ONCE, dim=1):
         shares = torch.softmax(sharpness * (part @ references.mT).to(wide), dim=2)
         apart = torch.special.entr(shares).sum(2).mean(0)
         together = torch.special.entr(shares.mean(0)).sum(1)
-        found.append((together - apart).clamp(min=0))  # below 0 by rounding only
-    return torch.cat(found)
+        disagreements.append((together - apart).clamp(min=0))  # below 0 by rounding only
+    return torch.cat(disagreements)
 
 
 class RandomImages:
