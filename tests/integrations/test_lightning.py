@@ -181,7 +181,7 @@ class Stream(IterableDataset[Any]):
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(NotFittedError, match="has seen no training yet"):
         OnlineLAMCallback(LOSS).posterior()
-    with pytest.raises(TypeError, match="the module's 'backbone' is a NoneType, an Encoder is needed"):
+    with pytest.raises(TypeError, match="the module's 'backbone' is a NoneType; pass an Encoder"):
         fit(Module(), OnlineLAMCallback(LOSS, encoder="backbone"))
     with pytest.raises(TypeError, match="what encoder= returned is a Linear"):
         fit(Module(), OnlineLAMCallback(LOSS, encoder=lambda module: module.encoder.head))
