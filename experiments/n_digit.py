@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
 from experiments.figures import looks_of
-from experiments.tables import HERE, descriptions, write_table
+from experiments.tables import HERE, write_table
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.report.bins import bin_curves, own_bins
-from laplacian_metric.report.descriptions import TableDescription
+from laplacian_metric.report.descriptions import TableDescription, read_tables
 from laplacian_metric.report.plane import plane_maps
 from laplacian_metric.report.provenance import cells_record
 from laplacian_metric.report.published import read_published
@@ -107,7 +107,7 @@ def write_picture(name: str, picture: bytes, cells: Iterable[Cell], out: Path) -
 
 def make(results: Sequence[Result], out: Path, tables: Path, published: Path) -> dict[str, bool]:
     """Write everything; says of each table and picture whether there was anything to show."""
-    wanted = {table.name: table for table in descriptions(tables) if table.name.startswith(PREFIX)}
+    wanted = {table.name: table for table in read_tables(tables) if table.name.startswith(PREFIX)}
     numbers = read_published(published)
     paths = {name: write_table(table, results, numbers, out / "tables") for name, table in wanted.items()}
     for digits, name in PLANES.items():

@@ -17,24 +17,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
-from laplacian_metric.report.descriptions import TableDescription, parse_tables
+from laplacian_metric.report.descriptions import TableDescription, read_tables
 from laplacian_metric.report.provenance import cells_record, cells_sentence
 from laplacian_metric.report.published import PublishedTable, read_published
-from laplacian_metric.report.read_yaml import read_yaml
 from laplacian_metric.report.result_files import read_results
 from laplacian_metric.report.results import TRIVIAL, Result
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import build_table, cells_of
 
 HERE = Path(__file__).resolve().parent
-
-
-def descriptions(path: Path) -> list[TableDescription]:
-    """The tables of a description file."""
-    try:
-        return parse_tables(read_yaml(path).get("tables", {}))
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def write_table(
@@ -81,16 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="make only these tables")
     options = parser.parse_args(arguments)
     try:
-        wanted = descriptions(options.tables)
-        names = [description.name for description in wanted]
-        for name in options.only or []:
-            if name not in names:
-                raise ValueError(f"no table is called {name!r}; there are: {', '.join(names)}")
+        wanted = read_tables(options.tables, options.only or [])
         results = read_results(options.results)
         published = read_published(options.published)
         for description in wanted:
-            if options.only and description.name not in options.only:
-                continue
             exists = write_table(description, results, published, options.out / "tables")
             print(
                 f"{description.name}: {'written' if exists else 'none of its cells has been made, left out'}"

@@ -1,4 +1,4 @@
-"""The command `lam`: puts the commands together. Each imports what it needs when it runs."""
+"""The command `lam`. Each command parses its options, calls the library and prints; it imports torch only if needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from laplacian_metric import __version__
 from laplacian_metric.cli import (
@@ -19,6 +18,7 @@ from laplacian_metric.cli import (
     experiment,
     fit,
     index,
+    options,
     query,
     report,
     train,
@@ -32,9 +32,9 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        Console().print(f"laplacian_metric {__version__}", highlight=False)
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"laplacian_metric {__version__}")
         raise typer.Exit
 
 
@@ -47,21 +47,24 @@ def _common(
         bool, typer.Option("--debug", help="Show where an error comes from: lam --debug COMMAND.")
     ] = False,
 ) -> None:
-    """Uncertainty for metric learning: which embeddings to trust, and retrieval that can refuse.
+    """Uncertainty for metric learning: which matches to trust, and retrieval that can refuse.
 
-    A session: fit or train makes a model folder; evaluate and report say what it is worth; index and query use it.
+    fit or train makes a model folder, evaluate and report measure it, index and query search with it.
     """
 
 
-app.command()(demo.demo)
-app.command()(fit.fit)
-app.command()(train.train)
-app.command()(embed.embed)
-app.command()(index.index)
-app.command()(query.query)
-app.command()(evaluate.evaluate)
-app.command()(report.report)
-app.command()(compare.compare)
+for command in (
+    demo.demo,
+    fit.fit,
+    train.train,
+    embed.embed,
+    index.index,
+    query.query,
+    evaluate.evaluate,
+    report.report,
+    compare.compare,
+):
+    app.command()(options.with_options(command))
 app.add_typer(experiment.app, name="experiment")
 app.add_typer(data.app, name="data")
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: how they speak, and how they end."""
+"""How every command reports mistakes, warnings and results."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import logging
 import math
 import re
 import sys
+import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.cells import cell_len
 from typer.core import TyperGroup
 
 INTERRUPTED = 130
-WIDTH = 120  # of tables that go into a file or a pipe
 LONGEST = 2000
-# What library functions call things, and what they are called here.
+AFTER_THE_FIRST = slice(1, None)
+# What the library calls an argument, and what the command line calls it.
 FLAGS = {
     "overwrite=True": "--force",
     "skip_unreadable=True": "--skip-broken",
@@ -31,51 +31,44 @@ FLAGS = {
     ", or prefix= to pick those whose names begin with it": "",
     ', or part="backbone" to leave the head out': "",
 }
-# A mistake of whoever gives the command, as the library says it.
-MISTAKES = (
-    ValueError,
-    TypeError,
-    OSError,
-    ImportError,
-    RuntimeError,
-    ArithmeticError,
-    MemoryError,
-)
+# What the library raises for wrong input, damaged files and missing resources. Everything else is a defect.
+MISTAKES = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError, MemoryError)
+MISTAKES_BY_NAME = ("SafetensorError",)  # importing their modules takes long
 
 
 class Commands(TyperGroup):
-    """Commands whose mistakes are told in a line or two, and which can be interrupted."""
+    """A group of commands that ends every mistake with a line or two, and that can be interrupted."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _warnings_in_a_line(), _log_in_a_line():
+            with _short_warnings(), _short_log():
                 return super().invoke(ctx)
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except KeyboardInterrupt:
             error("interrupted")
             raise typer.Exit(INTERRUPTED) from None
-        except MISTAKES as mistake:
-            if ctx.params.get("debug"):
+        except Exception as mistake:
+            # Usage errors are typer's own, which shows them with the usage of the command.
+            if ctx.params.get("debug") or type(mistake).__module__.split(".")[0] in ("typer", "click"):
                 raise
-            error(said(mistake))
+            if isinstance(mistake, MISTAKES) or type(mistake).__name__ in MISTAKES_BY_NAME:
+                error(message_of(mistake))
+            else:
+                error(
+                    f"unexpected {type(mistake).__name__}: {message_of(mistake)}\n"
+                    "This is a defect of laplacian_metric; lam --debug COMMAND shows where it comes from."
+                )
             raise typer.Exit(1) from None
 
 
 @contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Warnings without the place in the sources that they come from."""
+def _short_warnings() -> Iterator[None]:
+    """Show warnings without the line of source code that they come from."""
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
         if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
-            speaker().print(f"warning: {message}", style="yellow")
+            warn(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -83,15 +76,13 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 class _Handler(logging.Handler):
-    """Says what the library logs."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        speaker().print(f"{record.levelname.lower()}: {record.getMessage()}", style="yellow")
+        warn(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager
-def _log_in_a_line() -> Iterator[None]:
-    """Warnings that the library logs, on standard error."""
+def _short_log() -> Iterator[None]:
+    """Show the library's logged warnings on standard error."""
     logger, handler = logging.getLogger("laplacian_metric"), _Handler(logging.WARNING)
     logger.addHandler(handler)
     try:
@@ -100,13 +91,13 @@ def _log_in_a_line() -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def said(mistake: BaseException) -> str:
-    """What an error says, with the names that things have on the command line.
+def message_of(mistake: BaseException) -> str:
+    """Return an error's message in one line, with the library's argument names replaced by options.
 
     Example:
-        >>> said(KeyError("no id 'x'"))
+        >>> message_of(KeyError("no id 'x'"))
         "no id 'x'"
-        >>> said(FileExistsError("m holds a model already: pass overwrite=True to replace it"))
+        >>> message_of(FileExistsError("m holds a model already: pass overwrite=True to replace it"))
         'm holds a model already: pass --force to replace it'
     """
     if isinstance(mistake, KeyError) and mistake.args:
@@ -115,69 +106,84 @@ def said(mistake: BaseException) -> str:
         text = f"{mistake.filename}: {mistake.strerror}"
     else:
         text = str(mistake)
-    if type(mistake) is RuntimeError:  # torch says more than fits
+    if type(mistake) is RuntimeError:  # torch appends lines of advice
         text = text.strip().split("\n")[0]
-    if "\nOriginal Traceback" in text:  # of a process that reads files
+    if "\nOriginal Traceback" in text:  # from a worker process of a DataLoader
         text = text.strip().split("\n")[-1].partition(": ")[2]
-    text = re.sub(r"\s*\n\s*", " ", text)  # of parsers, which point at a place in several lines
-    for before, after in FLAGS.items():
-        text = text.replace(before, after)
-    # By its name, since whoever has it imports torch.
+    text = re.sub(r"\s*\n\s*", " ", text)  # parsers point at a place in several lines
+    for argument, option in FLAGS.items():
+        text = text.replace(argument, option)
+    # By its name, since importing the class imports torch.
     if type(mistake).__name__ == "UnreadableImageError" and "--skip-broken" not in text:
         text += "; --skip-broken leaves such images out"
     return text[:LONGEST] or type(mistake).__name__
 
 
-class Speaker:
-    """Says things on standard error, as it is when they are said."""
-
-    def print(self, text: str, style: str | None = None) -> None:
-        Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def speaker() -> Speaker:
-    """Of messages."""
-    return Speaker()
+# --- messages, on standard error ---
 
 
 def note(text: str) -> None:
-    """Something that is no result."""
-    speaker().print(text)
+    """Print a message that is not a result."""
+    typer.echo(printable(text), err=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    typer.secho(printable(text), fg="yellow", err=True)
 
 
 def error(text: str) -> None:
-    """Why it did not work."""
-    speaker().print(f"error: {text}", style="red")
+    """Print why a command failed."""
+    typer.secho(printable(f"error: {text}"), fg="red", err=True)
 
 
-# --- results ---
+def printable(text: object) -> str:
+    """Return a text in which nothing controls a terminal: file names and ids can hold anything.
+
+    Example:
+        >>> printable("\\x1b[2Jcat\\n")
+        '\\ufffd[2Jcat\\n'
+    """
+    return "".join(
+        character if character == "\n" or unicodedata.category(character)[0] != "C" else "\ufffd"
+        for character in str(text)
+    )
+
+
+# --- results, on standard output ---
 
 
 def finite(value: Any) -> Any:
-    """The same with None for what JSON has no word for.
+    """Return plain values for JSON, which has no word for infinity and NaN: they become None.
 
     Example:
         >>> finite({"kappa": float("inf"), "ids": ("a",)})
         {'kappa': None, 'ids': ['a']}
     """
     if isinstance(value, Mapping):
-        return {str(key): finite(one) for key, one in value.items()}
+        return {str(key): finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(one) for one in value]
+        return [finite(entry) for entry in value]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def as_json(content: Any) -> str:
+    """Return the text of a JSON file; characters that UTF-8 cannot hold are escaped.
+
+    Example:
+        >>> as_json(["ü", "\\udcff"])
+        '[\\n "ü",\\n "\\\\udcff"\\n]\\n'
+    """
+    text = json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def print_json(content: Any) -> None:
-    """A result for machines: all that standard output gets."""
+    """Print a result for machines."""
     sys.stdout.write(as_json(content))
     sys.stdout.flush()
-
-
-def as_json(content: Any) -> str:
-    """The text of a JSON file."""
-    return json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path, content: Any, force: bool) -> None:
@@ -190,7 +196,7 @@ def write_json(path: Path, content: Any, force: bool) -> None:
 
 
 def check_new(path: Path, force: bool) -> None:
-    """Refuse to replace a file, unless that is asked for; before anything is computed."""
+    """Refuse to replace a file without ``force``; called before anything is computed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
     if not path.absolute().parent.is_dir():
@@ -199,37 +205,39 @@ def check_new(path: Path, force: bool) -> None:
         raise FileExistsError(f"{path} is there already: --force replaces it, or name another file")
 
 
-def printer() -> Console:
-    """Of results for people."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH)
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: slice = AFTER_THE_FIRST) -> str:
+    """Return a table as text; the ``numeric`` columns are flush right, and an empty header is left out.
+
+    Example:
+        >>> print(table(("metric", "value"), [("recall@1", "0.9"), ("ausc", "0.95")]))
+        metric    value
+        --------  -----
+        recall@1    0.9
+        ausc       0.95
+    """
+    lines = [[printable(cell) for cell in row] for row in rows]
+    if any(header):
+        lines.insert(0, list(header))
+    widths = [max((cell_len(line[column]) for line in lines), default=0) for column in range(len(header))]
+    if any(header):
+        lines.insert(1, ["-" * width for width in widths])
+    right = range(len(header))[numeric]
+    return "\n".join(
+        "  ".join(
+            " " * (width - cell_len(cell)) + cell
+            if column in right
+            else cell + " " * (width - cell_len(cell))
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: int = 1) -> Table:
-    """A table whose columns from ``numeric`` on have numbers in them; empty headers leave the line of headers out."""
-    made = Table(show_header=any(header))
-    for number, name in enumerate(header):
-        made.add_column(name, justify="right" if number >= numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(_plain(cell) for cell in row))
-    return made
-
-
-def show(text: str | None, made: Table | None = None) -> None:
-    """A result for people: a line, and a table below it."""
-    console = printer()
-    if text:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if made is not None:
-        console.print(made)
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text)  # names of files are no markup
+def show(*parts: str) -> None:
+    """Print a result for people: lines and tables."""
+    typer.echo("\n".join(printable(part) for part in parts))
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number, or a dash where there is none."""
+    """Return a number as text, or a dash where there is none."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

@@ -12,68 +12,61 @@ import typer
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.cli.steps.comparing import Difference, Group
+    from laplacian_metric.report.comparing import Difference, Group
 
 
 def compare(
     results: Annotated[list[Path], typer.Argument(help="Files of evaluate --out, or result files of runs.")],
     name: Annotated[
         list[str] | None,
-        typer.Option(help="What a file is called, once for each; files of one name are its seeds."),
+        typer.Option(help="A name for each file, in their order; files of one name are its seeds."),
     ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="Show this one; may be given several times.")
-    ] = None,
-    level: Annotated[float, typer.Option(help="Of the intervals of differences.")] = 0.95,
+    metric: Annotated[list[str] | None, typer.Option(help="Show this metric; may be repeated.")] = None,
+    level: Annotated[float, typer.Option(help="Level of the intervals of differences.")] = 0.95,
     as_json: options.AsJson = False,
 ) -> None:
-    """Put results side by side: means and spreads over seeds, and differences from the first, seed by seed.
+    """Compare results: means and spreads over seeds, and differences from the first, seed by seed.
 
     Example: lam compare diag.json lowrank.json --metric r_auroc
     """
-    from laplacian_metric.cli.steps import comparing
+    from laplacian_metric.report import comparing
 
     groups = comparing.grouped([comparing.read_result(path) for path in results], name or [])
-    shown = comparing.metrics_of(groups, metric or [])
-    found = comparing.differences(groups, shown, level)
+    metrics = comparing.metrics_of(groups, metric or [])
+    differences = comparing.differences(groups, metrics, level)
     if as_json:
+        values = [{one: _spread(group, one) for one in metrics} for group in groups]
         common.print_json(
             {
                 "results": [
-                    {
-                        "name": group.name,
-                        "seeds": group.seeds,
-                        "values": {one: _spread(group, one) for one in shown},
-                    }
-                    for group in groups
+                    {"name": group.name, "seeds": group.seeds, "values": spreads}
+                    for group, spreads in zip(groups, values, strict=True)
                 ],
-                "differences": [asdict(one) for one in found],
+                "differences": [asdict(difference) for difference in differences],
             }
         )
         return
-    rows = [(one, *(_cell(group, one) for group in groups)) for one in shown]
+    rows = [(one, *(_cell(group, one) for group in groups)) for one in metrics]
     rows.append(("seeds", *(", ".join(map(str, group.seeds)) for group in groups)))
-    common.show(None, common.table(("", *(group.name for group in groups)), rows))
-    if found:
-        title = f"Differences from {groups[0].name}, over the seeds that both have"
+    common.show(common.table(("", *(group.name for group in groups)), rows))
+    if differences:
+        title = f"\nDifferences from {groups[0].name}, over the seeds that both have"
         header = ("", "metric", "difference", f"{level:.0%} interval", "seeds")
-        common.show(title, common.table(header, [_row(one) for one in found], numeric=2))
+        common.show(title, common.table(header, map(_row, differences), slice(2, None)))
 
 
 def _spread(group: Group, metric: str) -> dict[str, float | None] | None:
-    found = group.spread(metric)
-    return None if found is None else {"mean": found[0], "deviation": found[1]}
+    spread = group.spread(metric)
+    return None if spread is None else {"mean": spread[0], "deviation": spread[1]}
 
 
 def _cell(group: Group, metric: str) -> str:
-    found = group.spread(metric)
-    if found is None:
-        return "-"
-    return f"{found[0]:.4f}" if math.isnan(found[1]) else f"{found[0]:.4f} ± {found[1]:.4f}"
+    mean, deviation = group.spread(metric) or (None, math.nan)
+    return common.number(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
 
 
-def _row(one: Difference) -> tuple[str, str, str, str, str]:
-    interval = "-"
-    if one.paired is not None:
-        interval = f"{one.paired.low:+.4f} to {one.paired.high:+.4f}"
-    return one.name, one.metric, f"{one.difference:+.4f}", interval, ", ".join(map(str, one.seeds))
+def _row(difference: Difference) -> tuple[str, str, str, str, str]:
+    paired = difference.paired
+    interval = "-" if paired is None else f"{paired.low:+.4f} to {paired.high:+.4f}"
+    seeds = ", ".join(map(str, difference.seeds))
+    return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, seeds

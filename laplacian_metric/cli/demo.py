@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from laplacian_metric.cli import common, options
 from laplacian_metric.demo.settings import ALPHA, EPOCHS, REPORT_NAME
@@ -60,8 +59,11 @@ def demo(
     if as_json:
         common.print_json({"report": str(out / REPORT_NAME), **found})
     else:
-        common.show(None, _summary(found, result.train_images))
-        common.show(f"report: {out / REPORT_NAME}")
+        title = (
+            f"{result.train_images:,} images trained on in {found['training_seconds']:.1f} s, everything in "
+            f"{found['seconds']:.1f} s"
+        )
+        common.show(title, _summary(found), f"report: {out / REPORT_NAME}")
 
 
 def _figures(result: DemoResult) -> dict[str, float | None]:
@@ -82,24 +84,22 @@ def _figures(result: DemoResult) -> dict[str, float | None]:
     }
 
 
-def _summary(found: dict[str, float | None], images: int) -> Table:
-    """The figures in words."""
-    table = Table(
-        title=f"{images:,} images trained on in {found['training_seconds']:.1f} s, everything in "
-        f"{found['seconds']:.1f} s",
-        show_header=False,
-    )
-    table.add_row("recall@1 on test images", f"{found['recall@1']:.3f}")
-    table.add_row("digits are less certain than clothes (0.5 is chance)", f"{found['strangers_auroc']:.3f}")
-    table.add_row("wrong answers if every query is answered", f"{found['error']:.1%}")
-    if found["answered"] is None:
-        table.add_row(f"a threshold for at most {ALPHA:.0%}", "none can be promised")
+def _summary(figures: dict[str, float | None]) -> str:
+    """Return the figures in words."""
+    rows = [
+        ("recall@1 on test images", f"{figures['recall@1']:.3f}"),
+        ("digits are less certain than clothes (0.5 is chance)", f"{figures['strangers_auroc']:.3f}"),
+        ("wrong answers if every query is answered", f"{figures['error']:.1%}"),
+    ]
+    if figures["answered"] is None:
+        rows.append((f"a threshold for at most {ALPHA:.0%}", "none can be promised"))
     else:
-        error = "none" if found["answered_error"] is None else f"{found['answered_error']:.1%}"
-        table.add_row(f"wrong answers below the threshold for at most {ALPHA:.0%}", error)
-        table.add_row("queries that it answers", f"{found['answered']:.1%}")
-        table.add_row("digits that it answers", f"{found['strangers_answered']:.1%}")
-    table.add_row(
-        "largest relative deviation of the curvature from autograd", f"{found['curvature_deviation']:.1e}"
-    )
-    return table
+        error = "none" if figures["answered_error"] is None else f"{figures['answered_error']:.1%}"
+        rows += [
+            (f"wrong answers below the threshold for at most {ALPHA:.0%}", error),
+            ("queries that it answers", f"{figures['answered']:.1%}"),
+            ("digits that it answers", f"{figures['strangers_answered']:.1%}"),
+        ]
+    deviation = f"{figures['curvature_deviation']:.1e}"
+    rows.append(("largest relative deviation of the curvature from autograd", deviation))
+    return common.table(("", ""), rows)

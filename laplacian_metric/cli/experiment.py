@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,16 +10,18 @@ import typer
 
 from laplacian_metric.cli import common, options
 
-app = typer.Typer(help="Run cells of tables, and make the tables.", no_args_is_help=True)
+app = typer.Typer(help="Run the cells of tables, and make the tables.", no_args_is_help=True)
 
+Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 CellsDir = Annotated[Path, typer.Option(help="Folder of the YAML files, one for each cell.")]
 Work = Annotated[Path, typer.Option(help="Folder for networks and features; gigabytes.")]
-Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
-Names = Annotated[
+Cells = Annotated[
     list[str] | None,
     typer.Option("--cells", help="Names or patterns, such as fashion_mnist/*; may be repeated."),
 ]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Instead of those that the cells name.")]
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", help="Seeds to run instead of those in the cells.")
+]
 
 
 @app.command()
@@ -26,32 +29,31 @@ def run(
     cells_dir: CellsDir,
     work: Work,
     results: Results,
-    cells: Names = None,
+    cells: Cells = None,
     seeds: Seeds = None,
     data_dir: options.DataDir = None,
     device: options.Device = "cpu",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of the processor; by default torch's choice.")
+        int | None, typer.Option(min=1, help="Threads on the CPU; by default torch's choice.")
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run again what failed.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Do anew what was made with other settings.")
+        bool, typer.Option("--fresh", help="Discard work that was done with other settings.")
     ] = False,
     keep_features: Annotated[
-        bool, typer.Option("--keep-features", help="Features stay after their last cell.")
+        bool, typer.Option("--keep-features", help="Keep features after their last cell.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run what has no result yet. Interrupted, the same command goes on; several at once share the work.
+    """Run every cell that has no result. Run the same command again to resume; several at once share the work.
 
     Example: lam experiment run --cells-dir cells --work work --results results --cells "fashion_mnist/*"
     """
     import torch
 
     from laplacian_metric import runs
-    from laplacian_metric.cli.steps import devices
 
-    devices.device(device)
+    options.checked_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     try:
@@ -69,7 +71,7 @@ def run(
             say=common.note,
         )
     except KeyboardInterrupt:
-        common.error("interrupted; the same command goes on where it was")
+        common.error("interrupted; run the same command again to resume")
         raise typer.Exit(common.INTERRUPTED) from None
     if as_json:
         common.print_json(vars(summary))
@@ -82,32 +84,30 @@ def list_cells(
     cells_dir: CellsDir,
     work: Work,
     results: Results,
-    cells: Names = None,
+    cells: Cells = None,
     seeds: Seeds = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """The state of every cell: done, failed, running, changed or to do.
+    """List the state of every cell: done, failed, running, changed or to do.
 
     Example: lam experiment list --cells-dir cells --work work --results results
     """
     from laplacian_metric import runs
 
-    found = runs.states(cells or ["*"], cells_dir=cells_dir, work=work, results=results, seeds=seeds or None)
+    states = runs.states(cells or ["*"], cells_dir=cells_dir, work=work, results=results, seeds=seeds or None)
     if as_json:
-        common.print_json([{"cell": name, "seed": seed, "state": state} for name, seed, state in found])
+        common.print_json([{"cell": name, "seed": seed, "state": state} for name, seed, state in states])
         return
-    rows = [(state, name, str(seed)) for name, seed, state in found]
-    common.show(None, common.table(("state", "cell", "seed"), rows, numeric=2))
+    rows = [(state, name, str(seed)) for name, seed, state in states]
+    common.show(common.table(("state", "cell", "seed"), rows, slice(2, None)))
 
 
 @app.command()
 def tables(
     results: Results,
-    description: Annotated[Path, typer.Option("--tables", help="YAML that says what goes into each table.")],
-    published: Annotated[Path | None, typer.Option(help="YAML of what others have published.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Make this table; may be given several times.")
-    ] = None,
+    description: Annotated[Path, typer.Option("--tables", help="YAML that describes the tables.")],
+    published: Annotated[Path | None, typer.Option(help="YAML of published numbers.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Make this table; may be repeated.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="A folder for .md and .tex files; otherwise they are printed.")
     ] = None,
@@ -118,21 +118,25 @@ def tables(
 
     Example: lam experiment tables --results results --tables tables.yaml
     """
-    from laplacian_metric.cli.steps.tabling import Made, make_tables
+    from laplacian_metric.report.descriptions import read_tables
     from laplacian_metric.report.folder import output_folder
+    from laplacian_metric.report.published import read_published
+    from laplacian_metric.report.result_files import read_results
+    from laplacian_metric.report.table_text import latex, markdown
+    from laplacian_metric.report.tables import build_table
 
-    made: list[Made] = make_tables(results, description, published, only or [])
+    descriptions = read_tables(description, only or [])
+    others: dict[str, Any] = {} if published is None else read_published(published)
+    known = read_results(results)
+    built = [build_table(one, known, others) for one in descriptions]
     if out is not None:
         with output_folder(out, force) as folder:
-            for one in made:
-                (folder / f"{one.name}.md").write_text(one.markdown, encoding="utf-8")
-                (folder / f"{one.name}.tex").write_text(one.latex, encoding="utf-8")
+            for table in built:
+                (folder / f"{table.name}.md").write_text(markdown(table), encoding="utf-8")
+                (folder / f"{table.name}.tex").write_text(latex(table), encoding="utf-8")
     if as_json:
-        content: list[dict[str, Any]] = [one.to_dict() for one in made]
-        common.print_json(content)
+        common.print_json([asdict(table) for table in built])
     elif out is None:
-        for one in made:
-            typer.echo(one.markdown)
+        common.show(*map(markdown, built))
     else:
-        for one in made:
-            common.note(f"{out / one.name}.md, .tex")
+        common.note("\n".join(f"{out / table.name}.md, .tex" for table in built))

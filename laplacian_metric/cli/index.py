@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 
 def index(
     model: options.Model,
-    data: Annotated[str, typer.Argument(help=f"What is searched. {options.DATA}")],
+    data: Annotated[str, typer.Argument(help=f"The images that are searched. {options.DATA}")],
     out: Annotated[Path, typer.Option(help="The index's folder, which is made.")],
+    images: options.LabelledImages,
+    output: options.Output,
     calibrate: Annotated[
         str | None,
         typer.Option(
@@ -25,60 +26,47 @@ def index(
         ),
     ] = None,
     alpha: Annotated[
-        float, typer.Option(help="Promise: the share of wrong answers among those given.")
+        float, typer.Option(help="Promise: the largest share of wrong answers among all answers.")
     ] = 0.05,
     delta: Annotated[float, typer.Option(help="The probability that the promise does not hold.")] = 0.1,
     level: Annotated[float, typer.Option(help="Promise: the share of answer sets with a right item.")] = 0.9,
-    kind: Annotated[options.Kind, typer.Option(help="Exact, or faster for many items.")] = options.Kind.FLAT,
+    kind: Annotated[
+        Literal["flat", "ivf", "hnsw"], typer.Option(help="Exact search, or faster ones for many items.")
+    ] = "flat",
     clean: Annotated[float, typer.Option(help="Leave out this share of items, the least certain.")] = 0.0,
-    labels: options.Labels = None,
-    divide: options.DivideBy = options.Divide.IMAGES,
     seed: options.Seed = 0,
-    data_dir: options.DataDir = None,
-    skip_broken: options.SkipBroken = False,
-    batch_size: options.BatchSize = 100,
-    workers: options.Workers = 0,
-    device: options.Device = "cpu",
-    force: options.Force = False,
-    as_json: options.AsJson = False,
-    config: options.Config = None,
 ) -> None:
-    """Make an index of images; calibrated, it refuses queries whose answers it would get wrong too often.
+    """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
-    Of a data set the training images are indexed, and of a folder all, unless a split is named.
+    The training images of a data set are indexed, and all images of a folder, unless a split is named.
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
     """
-    from laplacian_metric.cli.steps import devices, indexing
-    from laplacian_metric.cli.steps.sources import Opening, open_source
-    from laplacian_metric.laplace.model_folder import ModelFolder
-    from laplacian_metric.retrieval import save
-    from laplacian_metric.retrieval.storage import _check_target
+    from laplacian_metric.cli.steps import indexing
+    from laplacian_metric.retrieval.storage import _check_target, save
 
-    _check_target(out, force)
-    loaded = ModelFolder.load(model, device=devices.device(device))
-    how = Opening(loaded.preparation, data_dir, divide.value, skip_broken, batch_size, workers, labels)
-    gallery = open_source(data, how, "train")
-    queries = None if calibrate is None else open_source(calibrate, replace(how, labels=None), "validation")
+    _check_target(out, output.force)
+    loaded = images.model(model)
+    gallery = images.open(data, loaded, "train")
+    queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
     promise = indexing.Promise(alpha, delta, level, seed)
-    made = indexing.build_index(loaded, gallery, queries, promise, kind=kind.value, clean=clean)
-    save(made, out, overwrite=force)
-    if as_json:
-        common.print_json({"out": str(out), **indexing.described(made)})
+    built = indexing.build_index(loaded, gallery, queries, promise, kind=kind, clean=clean)
+    save(built, out, overwrite=output.force)
+    if output.as_json:
+        common.print_json({"out": str(out), **indexing.described(built)})
     else:
-        common.show(_shown(made, out))
+        common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
 
 
-def _shown(made: Index, out: Path) -> str:
-    """The promise in words."""
-    said = f"{out}: {len(made)} items in {made.dim} dimensions."
-    threshold = made.threshold
+def _promise(index: Index) -> str:
+    """Return what the index promises, in words."""
+    threshold = index.threshold
     if threshold is None:
-        return f"{said}\nIt answers every query: --calibrate lets it refuse."
+        return "It answers every query: --calibrate lets it refuse."
     share = threshold.answered / threshold.tested
     wrong = threshold.wrong / threshold.answered if threshold.answered else 0.0
     return (
-        f"{said}\nIt answers queries whose uncertainty is at most {threshold.value:.4g}: {share:.1%} of the calibration"
-        f"\nqueries, {wrong:.1%} of them wrongly. Promised: at most {threshold.alpha:.1%} of its answers are wrong,"
-        f"\nwith probability {1 - threshold.delta:.0%}, for queries like those."
+        f"It answers queries whose uncertainty is at most {threshold.value:.4g}: {share:.1%} of the calibration\n"
+        f"queries, {wrong:.1%} of them wrongly. Promised: at most {threshold.alpha:.1%} of its answers are wrong,\n"
+        f"with probability {1 - threshold.delta:.0%}, for queries like those."
     )

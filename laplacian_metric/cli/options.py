@@ -1,145 +1,264 @@
-"""Options that several commands have."""
+"""The options that several commands share, declared once, and how a command takes a group of them."""
 
 from __future__ import annotations
 
 import difflib
-from enum import Enum
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+if TYPE_CHECKING:
+    from laplacian_metric.cli.steps.source import Source
+    from laplacian_metric.data import Preparation
+    from laplacian_metric.laplace.model_folder import ModelFolder
 
-class Divide(str, Enum):
-    """How a folder without folders for splits is divided."""
-
-    IMAGES = "images"
-    CLASSES = "classes"
-
-
-class Kind(str, Enum):
-    """How an index searches."""
-
-    FLAT = "flat"
-    IVF = "ivf"
-    HNSW = "hnsw"
-
-
-class Head(str, Enum):
-    """Which head a posterior is over."""
-
-    KEEP = "keep"
-    TRAINED = "trained"
-    WHITENING = "whitening"
-    IDENTITY = "identity"
-
-
-class Structure(str, Enum):
-    """What is kept of the covariances of the weights."""
-
-    DIAGONAL = "diag"
-    KRONECKER = "kron"
-    LOW_RANK = "lowrank"
-    FULL = "full"
-
-
-class Approximation(str, Enum):
-    """What is kept of the loss's Hessian."""
-
-    FULL = "full"
-    FIXED = "fixed"
-    POSITIVE = "positive"
-    CLIPPED = "clipped"
-
-
-class Distance(str, Enum):
-    """What the loss takes as the distance of two embeddings."""
-
-    ARCCOS = "arccos"
-    EUCLIDEAN = "euclidean"
+DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT picks a split."
 
 
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of this command's options from a file; what is on the command line wins."""
+    """Take the defaults of this command's options from a file; options on the command line win."""
     if path is None or ctx.resilient_parsing:
         return path
     from laplacian_metric.report.read_yaml import read_yaml
 
-    if not path.is_file():
-        raise typer.BadParameter(f"there is no file {path}")
     try:
-        found = read_yaml(path)
+        content = read_yaml(path)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(" ".join(str(error).split())) from error
-    known = {_key(one): one.name for one in ctx.command.params if one.name not in ("config", "help")}
+    options = [option for option in ctx.command.params if option.name not in ("config", "help")]
+    names = {name: str(option.name) for option in options for name in _flags(option)}
     defaults: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = str(key).replace("_", "-")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known))}"
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(names))}"
             raise typer.BadParameter(
                 f"{path.name} has {key!r}, which is no option of {ctx.info_name}; {hint}"
             )
-        defaults[str(known[name])] = value
+        defaults[names[name]] = value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return path
 
 
-def _key(parameter: Any) -> str:
-    """What a parameter is called in a configuration: as its flag, without the dashes."""
-    flags = [flag for flag in parameter.opts if flag.startswith("--")]
-    return (flags[0][2:] if flags else str(parameter.name)).replace("_", "-").lower()
+def _flags(parameter: Any) -> list[str]:
+    """Return the keys of a parameter in a configuration: its flags without dashes, or an argument's name."""
+    flags = [flag[2:].lower() for flag in parameter.opts if flag.startswith("--")]
+    return flags or [str(parameter.name).replace("_", "-")]
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", is_eager=True, callback=_read_config, help="YAML with these options by name; flags win."
-    ),
-]
+def assignments(pairs: Iterable[str] | None) -> dict[str, Any]:
+    """Return settings of the form KEY=VALUE, with dots in the keys, as nested values.
+
+    Example:
+        >>> assignments(["training.epochs=3", "loss.margin=0.5", "training.learning_rate=1e-3"])
+        {'training': {'epochs': 3, 'learning_rate': 0.001}, 'loss': {'margin': 0.5}}
+    """
+    import yaml
+
+    settings: dict[str, Any] = {}
+    for pair in pairs or []:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{pair!r} is no setting: write KEY=VALUE, such as training.epochs=3")
+        try:
+            value = yaml.safe_load(text)
+            if isinstance(value, str):  # 1e-3 is text to YAML
+                value = float(value)
+        except yaml.YAMLError as error:
+            raise ValueError(f"the value of {key} is no YAML: {text!r}") from error
+        except ValueError:
+            pass
+        section, *inner = settings, *key.split(".")
+        for part in inner[:-1]:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise ValueError(f"{pair!r}: {part} has a value already")
+        section[inner[-1]] = value
+    return settings
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what an earlier call made.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output of an earlier call.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of the data sets; otherwise that of LAPLACIAN_METRIC_DATA and the user's cache."
-    ),
+    typer.Option(help="Folder of the data sets; by default LAPLACIAN_METRIC_DATA, then the user's cache."),
 ]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out images that do not decode.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="How many images are embedded at a time.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes that read image files.")]
 Device = Annotated[str, typer.Option(help="Where networks compute: cpu, cuda, cuda:1, mps.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides all random choices.")]
-Labels = Annotated[
-    Path | None, typer.Option(help="File with the labels of features, where these are not in the same file.")
-]
-DivideBy = Annotated[
-    Divide,
-    typer.Option(
-        help="How a folder without train, val and test is divided: every class into parts, or whole classes."
-    ),
-]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random choices.")]
 Model = Annotated[Path, typer.Argument(help="A model folder, made by fit or train.")]
-Samples = Annotated[
-    int,
-    typer.Option(
-        min=0, help="Networks drawn from the posterior, for the calibration error; 0 leaves it out."
-    ),
-]
-Resamples = Annotated[
-    int, typer.Option(min=0, help="Draws of the bootstrap behind the intervals; 0 leaves them out.")
-]
-Strangers = Annotated[
-    list[str] | None,
-    typer.Option("--strangers", help="Images from elsewhere; may be given several times."),
-]
-
-DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT picks a part."
 
 
-def pairs(given: list[str] | None) -> dict[str, Any]:
-    """Options of the form KEY=VALUE."""
-    from laplacian_metric.cli.steps.cells import assigned
+@dataclass(frozen=True)
+class Images:
+    """How images are read, and where the network computes."""
 
-    return assigned(given or [])
+    data_dir: DataDir = None
+    skip_broken: SkipBroken = False
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that are embedded at a time.")] = 100
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read image files.")] = 0
+    device: Device = "cpu"
+
+    def model(self, folder: Path) -> ModelFolder:
+        """Load a model folder onto the device."""
+        from laplacian_metric.laplace.model_folder import ModelFolder
+
+        return ModelFolder.load(folder, device=checked_device(self.device))
+
+    def opening(self, preparation: Preparation | None) -> Any:
+        """Return how data are opened for a model with this preparation."""
+        from laplacian_metric.cli.steps.sources import Opening
+
+        return Opening(
+            preparation,
+            self.data_dir,
+            skip_broken=self.skip_broken,
+            batch_size=self.batch_size,
+            workers=self.workers,
+        )
+
+    def open(self, place: str, model: ModelFolder, split: str = "test", every_image: bool = False) -> Source:
+        """Open the data that a command line names."""
+        from laplacian_metric.cli.steps.sources import open_source
+
+        return open_source(place, self.opening(model.preparation), split, every_image=every_image)
+
+
+@dataclass(frozen=True)
+class LabelledImages(Images):
+    """How labelled images or features are read."""
+
+    labels: Annotated[
+        Path | None, typer.Option(help="File with the labels of features, if they are not in the same file.")
+    ] = None
+    divide: Annotated[
+        Literal["images", "classes"],
+        typer.Option(
+            help="How a folder without train, val and test is split: the images of every class, or whole classes."
+        ),
+    ] = "images"
+
+    def opening(self, preparation: Preparation | None) -> Any:
+        """Return how data are opened for a model with this preparation."""
+        return replace(super().opening(preparation), divide=self.divide, labels=self.labels)
+
+    def open_other(self, place: str, model: ModelFolder, split: str, every_image: bool = False) -> Source:
+        """Open further data, which the file with the labels does not belong to."""
+        return replace(self, labels=None).open(place, model, split, every_image)
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """What a model is evaluated on besides its labelled images, and how precisely."""
+
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ood",
+            "--strangers",
+            help="Out-of-distribution images, which a good uncertainty detects; may be repeated.",
+        ),
+    ] = None
+    samples: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Networks drawn from the posterior for the calibration error; 0 leaves it out."
+        ),
+    ] = 100
+    resamples: Annotated[
+        int, typer.Option(min=0, help="Bootstrap draws for the intervals; 0 leaves them out.")
+    ] = 1000
+    seed: Seed = 0
+
+    def open_ood(self, images: LabelledImages, model: ModelFolder) -> list[Source]:
+        """Open the out-of-distribution images."""
+        return [
+            images.open_other(place, model, "test", every_image=":" not in place) for place in self.ood or []
+        ]
+
+
+@dataclass(frozen=True)
+class Printing:
+    """How a command takes its options and prints its result."""
+
+    as_json: AsJson = False
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            is_eager=True,
+            callback=_read_config,
+            help="YAML file with these options by name; options on the command line win.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Output(Printing):
+    """How a command prints its result and writes its files."""
+
+    force: Force = False
+
+
+def checked_device(name: str) -> Any:
+    """Return a torch device; a device that is not available is refused before anything is computed.
+
+    Example:
+        >>> checked_device("cpu")
+        device(type='cpu')
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"there is no device {name!r} that torch can use here: take cpu") from error
+    return device
+
+
+def with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command for typer, in which each parameter that is a group above becomes the group's options.
+
+    Example:
+        >>> def command(name: str, printing: Printing) -> None:
+        ...     print(name, printing.as_json)
+        >>> list(inspect.signature(with_options(command)).parameters)
+        ['name', 'as_json', 'config']
+        >>> with_options(command)(name="a", as_json=True, config=None)
+        a True
+    """
+    hints = get_type_hints(function, include_extras=True)
+    parameters, shared = [], []
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        types = get_type_hints(groups[name], include_extras=True)
+        shared += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
+            )
+            for field in fields(groups[name])
+        ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        function(**values)
+
+    signature = inspect.Signature([*parameters, *shared])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+    return command

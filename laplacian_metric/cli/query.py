@@ -3,57 +3,77 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.cli.steps.querying import Reply
+    from laplacian_metric.retrieval.replies import Reply
+
+
+LISTED = 100  # refused queries that are listed one by one
 
 
 def query(
     index: Annotated[Path, typer.Argument(help="An index's folder, made by index.")],
+    printing: options.Printing,
     ids: Annotated[
-        list[str] | None, typer.Option("--id", help="An item of the index; may be given several times.")
+        list[str] | None, typer.Option("--id", help="An item of the index; may be repeated.")
     ] = None,
     array: Annotated[Path | None, typer.Option(help="A file of embeddings, made by embed.")] = None,
-    k: Annotated[int, typer.Option("-k", "--items", min=1, help="How many items for each query.")] = 5,
+    k: Annotated[int, typer.Option("-k", "--items", min=1, help="Items that each query returns.")] = 5,
     order: Annotated[
-        str, typer.Option(help="What comes first: cosine, expected distance, match probability.")
+        Literal["cosine", "expected distance", "match probability"],
+        typer.Option(help="What the items are ordered by."),
     ] = "cosine",
-    answer_all: Annotated[bool, typer.Option("--all", help="Give items for refused queries too.")] = False,
-    as_json: options.AsJson = False,
-    config: options.Config = None,
+    answer_all: Annotated[bool, typer.Option("--all", help="Return items for refused queries too.")] = False,
 ) -> None:
-    """Ask an index: what is found, how probable each match is, and which queries are refused.
+    """Search an index: the nearest items, how probable each match is, and which queries are refused.
 
     Example: lam query photos.index --array new.npz
 
     Example: lam query photos.index --id cat/001.jpg -k 3 --json
     """
-    from laplacian_metric.cli.steps.querying import ask
+    from laplacian_metric.retrieval.replies import query_embedded, query_ids
+    from laplacian_metric.retrieval.storage import load
 
-    replies = ask(index, ids=ids or None, array=array, k=k, order=order, answer_all=answer_all)
-    if as_json:
+    if (not ids) == (array is None):
+        raise ValueError("pass either --id, an item of the index, or --array, a file of embeddings")
+    loaded = load(index)
+    most = len(loaded) - bool(ids)
+    if k > most:
+        common.note(f"each query returns {most} items: the index has no more")
+    if array is None:
+        replies = query_ids(loaded, ids or [], min(k, most), order=order, answer_all=answer_all)
+    else:
+        from laplacian_metric.cli.steps.embedding_files import Embedded
+
+        embedded = Embedded.read(array)
+        replies = query_embedded(
+            loaded, embedded.items, embedded.ids, min(k, most), order=order, answer_all=answer_all
+        )
+    if printing.as_json:
         common.print_json({"replies": [reply.to_dict() for reply in replies]})
         return
     if replies and replies[0].answered is None:
         common.note("this index has no threshold: every query is answered")
-    common.show(None, common.table(("query", "answer", "similarity", "match probability"), _rows(replies), 2))
+    _show(replies)
+
+
+def _show(replies: list[Reply]) -> None:
+    rows: list[tuple[str, ...]] = []
     refused = [reply for reply in replies if reply.answered is False]
-    common.show(f"{len(replies) - len(refused)} of {len(replies)} queries answered")
-
-
-def _rows(replies: list[Reply]) -> list[tuple[str, str, str, str]]:
-    rows = []
     for reply in replies:
         name = reply.query
-        if reply.answered is False:
+        if reply.answered is False and (reply.matches or len(refused) <= LISTED):
             rows.append((name, f"refused: {reply.reason}", "", ""))
             name = ""
         for match in reply.matches:
             rows.append((name, match.item, common.number(match.similarity), common.number(match.probability)))
             name = ""
-    return rows
+    common.show(common.table(("query", "answer", "similarity", "match probability"), rows, slice(2, None)))
+    if len(refused) > LISTED:
+        common.show(f"{len(refused)} queries are refused; --json lists each with its reason")
+    common.show(f"{len(replies) - len(refused)} of {len(replies)} queries answered")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from laplacian_metric.report import columns
 from laplacian_metric.report.columns import Column
+from laplacian_metric.report.read_yaml import read_yaml
 from laplacian_metric.report.results import OWN, TRIVIAL
 
 
@@ -144,6 +146,19 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableDescription:
 def parse_tables(content: Mapping[str, Any]) -> list[TableDescription]:
     """All tables of a YAML mapping of their names."""
     return [parse_table(name, entry) for name, entry in content.items()]
+
+
+def read_tables(path: Path, only: Sequence[str] = ()) -> list[TableDescription]:
+    """Return the tables that a YAML file describes, or those of them that ``only`` names."""
+    try:
+        tables = parse_tables(read_yaml(path).get("tables", {}))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    names = [table.name for table in tables]
+    for name in only:
+        if name not in names:
+            raise ValueError(f"no table is called {name!r}; there are: {', '.join(names)}")
+    return [table for table in tables if not only or table.name in only]
 
 
 def parse_figure(

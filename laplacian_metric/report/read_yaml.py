@@ -7,9 +7,10 @@ from typing import Any
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Return the mapping in a YAML file.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: it is no YAML, no mapping, or has a key twice, of which YAML would silently keep the last.
 
     Example:
@@ -19,6 +20,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ...     read_yaml(Path(folder) / "a.yaml")
         {'a': [1, 2]}
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
     import yaml  # imported here, because importing the package stays light
 
     class Loader(yaml.SafeLoader):

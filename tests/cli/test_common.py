@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from safetensors import SafetensorError
 
 from laplacian_metric.cli import app, common
 from laplacian_metric.cli.steps import evaluating
@@ -36,13 +37,28 @@ def test_debug_shows_where(place: Place) -> None:
         lam("--debug", "compare", place.root / "none.json")
 
 
-def test_a_defect_is_not_taken_for_a_mistake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "defect", [AttributeError("no x"), KeyError("files"), AssertionError(), StopIteration()]
+)
+def test_a_defect_is_said_to_be_one(place: Place, monkeypatch: pytest.MonkeyPatch, defect: Exception) -> None:
     def broken(*arguments: object, **options: object) -> None:
-        raise AttributeError("'NoneType' object has no attribute 'x'")
+        raise defect
 
     monkeypatch.setattr(evaluating, "evaluate", broken)
-    with pytest.raises(AttributeError):
-        lam("evaluate", place.flat_model, place.test_features)
+    said = refused("evaluate", place.flat_model, place.test_features)
+    assert f"unexpected {type(defect).__name__}" in said
+    assert "lam --debug COMMAND shows where" in said
+    with pytest.raises(type(defect)):
+        lam("--debug", "evaluate", place.flat_model, place.test_features)
+
+
+def test_a_damaged_safetensors_file_is_a_mistake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*arguments: object, **options: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(evaluating, "evaluate", damaged)
+    said = refused("evaluate", place.flat_model, place.test_features)
+    assert said == "error: No space left on device"
 
 
 def test_torch_says_it_in_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +78,12 @@ def test_devices_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) ->
 
 
 def test_what_the_library_calls_things_is_said_as_flags() -> None:
-    assert common.said(ValueError("load with skip_unreadable=True")) == "load with --skip-broken"
-    assert common.said(ValueError()) == "ValueError"
-    assert common.said(ValueError("a.yaml: expected ']'\n  in line 1:\n    a: [1\n      ^")) == (
+    assert common.message_of(ValueError("load with skip_unreadable=True")) == "load with --skip-broken"
+    assert common.message_of(ValueError()) == "ValueError"
+    assert common.message_of(ValueError("a.yaml: expected ']'\n  in line 1:\n    a: [1\n      ^")) == (
         "a.yaml: expected ']' in line 1: a: [1 ^"
     )
-    assert common.said(OSError(28, "No space left on device", "m")) == "m: No space left on device"
+    assert common.message_of(OSError(28, "No space left on device", "m")) == "m: No space left on device"
 
 
 def test_standard_output_is_json_alone(place: Place, root: Path) -> None:

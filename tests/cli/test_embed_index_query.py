@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from laplacian_metric.cli import query
 from laplacian_metric.cli.steps import indexing
 from laplacian_metric.cli.steps.embedding_files import Embedded
-from laplacian_metric.cli.steps.querying import ask
 from laplacian_metric.cli.steps.source import shared
 from laplacian_metric.cli.steps.sources import Opening, open_source, parse_place
 from laplacian_metric.data import load as load_data
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.retrieval import Items, calibrate, load
+from laplacian_metric.retrieval import Index, Items, calibrate, load, save
+from laplacian_metric.retrieval.replies import query_ids
 from tests.cli.conftest import Place
 from tests.cli.running import clusters, lam, refused, worked
 
@@ -269,6 +270,28 @@ def test_a_table_says_what_was_refused(place: Place) -> None:
     assert "match probability" in done.out
 
 
+def test_refused_queries_are_counted_where_there_are_many(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "LISTED", 2)
+    done = worked("query", place.index, "--array", place.queries, "-k", 1)
+    assert "refused: its uncertainty" not in done.out
+    count = sum(not reply["answered"] for reply in replies(place.index, "--array", place.queries))
+    assert f"{count} queries are refused" in done.out
+
+
+def test_more_items_than_there_are_are_not_promised(tmp_path: Path, place: Place) -> None:
+    save(load(place.index).without(rows=slice(3, None)), tmp_path / "small")
+    done = worked("query", tmp_path / "small", "--id", "0", "-k", 9)
+    assert "each query returns 2 items" in done.err
+
+
+def test_names_cannot_control_a_terminal(tmp_path: Path) -> None:
+    items = Items(np.eye(2), kappa=[10, 20], uncertainty=[0.1, 0.05], variance=None, source="a4f0")
+    save(Index(items, ["\x1b[2Jant", "bee"]), tmp_path / "i")
+    assert "\ufffd[2Jant" in worked("query", tmp_path / "i", "--id", "bee").out
+
+
 def test_wrong_queries(tmp_path: Path, place: Place) -> None:
     index = place.index
     np.savez(tmp_path / "half.npz", ids=["a"], source="x", mean=np.eye(2), kappa=[1.0, 2.0])
@@ -280,8 +303,8 @@ def test_wrong_queries(tmp_path: Path, place: Place) -> None:
     items = Items(found.items.mean, found.items.kappa, found.items.uncertainty, None, "ab" * 32)
     Embedded(items, found.point, found.ids).write(tmp_path / "stranger.npz")
     wrong: dict[str, tuple[object, ...]] = {
-        "ask with --id": (index,),
-        "one of them": (index, "--id", "7", "--array", place.queries),
+        "pass either --id": (index,),
+        "or --array": (index, "--id", "7", "--array", place.queries),
         "ids there look like '0'": (index, "--id", "seven"),
         "there is no folder": (tmp_path / "none", "--id", "7"),
         "holds no saved index": (place.photos, "--id", "7"),
@@ -291,22 +314,22 @@ def test_wrong_queries(tmp_path: Path, place: Place) -> None:
         "embed the queries": (index, "--array", tmp_path / "half.npz"),
         "not made by the same network": (index, "--array", tmp_path / "other.npz"),
         "only what one posterior made": (index, "--array", tmp_path / "stranger.npz"),
-        "order is 'random'": (index, "--id", "7", "--order", "random"),
     }
     for said, arguments in wrong.items():
         assert said in refused("query", *arguments), said
+    assert lam("query", index, "--id", "7", "--order", "random").code == 2
 
 
 def test_whole_numbers_and_an_index_without_a_threshold(place: Place) -> None:
     index = load(place.index)
     plain = index.__class__(index.items[:3])
-    (reply,) = ask(plain, ids=["1"], k=9)
+    (reply,) = query_ids(plain, ["1"], k=2)
     assert reply.answered is None
     assert sorted(match.item for match in reply.matches) == ["0", "2"]
     with pytest.raises(ValueError, match="'x' is none"):
-        ask(plain, ids=["x"])
+        query_ids(plain, ["x"], k=1)
     with pytest.raises(ValueError, match="single item"):
-        ask(index.__class__(index.items[:1]), ids=["0"])
+        query_ids(index.__class__(index.items[:1]), ["0"], k=1)
 
 
 def test_a_query_does_not_import_torch(place: Place, root: Path) -> None:

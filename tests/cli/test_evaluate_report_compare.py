@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from laplacian_metric import metrics
-from laplacian_metric.cli.steps import comparing, evaluating
+from laplacian_metric.cli.steps import evaluating
 from laplacian_metric.cli.steps.sources import Opening, open_source
 from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.report import comparing
 from tests.cli.conftest import Place
 from tests.cli.running import clusters, lam, refused, worked
 

@@ -98,7 +98,7 @@ def test_an_interrupted_run(options: list[object], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runs, "run", interrupted)
     done = lam("experiment", "run", *options)
     assert done.code == 130
-    assert "the same command goes on" in done.err
+    assert "run the same command again" in done.err
 
 
 # --- data ---

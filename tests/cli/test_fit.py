@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
-from laplacian_metric.cli import options
+from laplacian_metric.cli import fit, index, query
 from laplacian_metric.cli.steps import fitting
-from laplacian_metric.cli.steps.encoders import preparation_for
 from laplacian_metric.cli.steps.source import Source, divided
 from laplacian_metric.cli.steps.sources import Opening, open_both, open_source
 from laplacian_metric.data import Preparation, load
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
+from laplacian_metric.encoder.loading import preparation_for
 from laplacian_metric.laplace.diagnostics import CurvatureWarning
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.layer import Structure
@@ -161,6 +162,16 @@ def test_weights_of_a_backbone_get_a_trained_head(tmp_path: Path, place: Place) 
     assert model.encoder.dim == 5
     for name, tensor in backbone.items():
         assert torch.equal(model.encoder.state_dict()[name], tensor)
+
+
+def test_a_head_of_another_size_than_the_default_is_kept(tmp_path: Path, place: Place) -> None:
+    encoder = Encoder.from_name("fashion-mnist", dim=7, seed=0)
+    save_encoder(encoder, tmp_path / "e.safetensors")
+    arguments = ("fit", "--encoder", "fashion-mnist", "--weights", tmp_path / "e.safetensors")
+    worked(*arguments, "--data", place.photos, "--no-confidence", "--out", tmp_path / "m")
+    model = ModelFolder.load(tmp_path / "m")
+    assert model.about["settings"]["head"] == "keep"
+    assert torch.equal(model.encoder.head.weight, encoder.head.weight)
 
 
 def test_features_are_kept_and_taken_up_again(
@@ -330,7 +341,7 @@ def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
             "--data",
             place.photos,
         ],
-        "without weights is a random network": ["--encoder", "fashion-mnist", "--data", place.photos],
+        "fashion-mnist has no weights": ["--encoder", "fashion-mnist", "--data", place.photos],
         "no encoder is named": ["--data", place.photos],
         "take one of them": [*given(place.photos), "--pretrained"],
         "there are no weights to download": ["--encoder", "cifar-10", "--pretrained", "--data", place.photos],
@@ -381,12 +392,15 @@ def test_choices_are_those_of_the_library() -> None:
     from hessians.approximations import Approximation
     from hessians.contrastive import Distance
     from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat
+    from laplacian_metric.retrieval.ranking import Order
 
-    assert {one.value for one in options.Structure} == {one.value for one in Structure}
-    assert {one.value for one in options.Approximation} == {one.value for one in Approximation}
-    assert {one.value for one in options.Distance} == {one.value for one in Distance}
-    assert {one.value for one in options.Kind} == {kind.name for kind in (Flat, IVF, HNSW)}
-    assert {one.value for one in options.Head} == set(fitting.HEADS)
+    given = get_type_hints(fit.Posterior)
+    for name, choices in (("structure", Structure), ("approximation", Approximation), ("distance", Distance)):
+        assert set(get_args(given[name])) == {one.value for one in choices}
+    assert set(get_args(get_args(given["head"])[0])) == set(fitting.HEADS)
+    assert set(given) == {field.name for field in fields(fitting.FitOptions)}
+    assert set(get_args(get_type_hints(index.index)["kind"])) == {kind.name for kind in (Flat, IVF, HNSW)}
+    assert get_type_hints(query.query)["order"] == Order
 
 
 def test_a_fit_can_be_called_from_python() -> None:

@@ -135,7 +135,7 @@ def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     calls = interrupt_after(1, monkeypatch)
     done = lam(*command, tmp_path / "m")
     assert done.code == 130
-    assert "the same command goes on" in done.err
+    assert "run the same command again" in done.err
     assert names(tmp_path) == ["m.training", "whole"]
     worked(*command, tmp_path / "m")
     assert len(calls) == 3  # of the two epochs the second is trained again
@@ -225,7 +225,7 @@ def test_ctrl_c_in_a_shell(tmp_path: Path, root: Path) -> None:
     assert process.returncode == 130, err
     assert out == ""
     assert "Traceback" not in err
-    assert "the same command goes on" in err
+    assert "run the same command again" in err
     assert names(tmp_path) == ["m.training"]
 
 

@@ -13,7 +13,7 @@ from experiments import figures, tables
 from experiments.images import ImagesOfResults
 from laplacian_metric import data
 from laplacian_metric.report import columns
-from laplacian_metric.report.descriptions import parse_figure, parse_tables
+from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_tables
 from laplacian_metric.report.published import read_published
 from laplacian_metric.report.read_yaml import read_yaml
 from laplacian_metric.report.results import Result
@@ -40,7 +40,7 @@ def some_results(folder: Path, seeds: int = 2) -> Path:
 
 
 def test_the_tables_are_described_rightly() -> None:
-    found = tables.descriptions(FOLDER / "tables.yaml")
+    found = read_tables(FOLDER / "tables.yaml")
     published = read_published(FOLDER / "published_numbers.yaml")
     cells = {
         path.relative_to(FOLDER / "cells").with_suffix("").as_posix()

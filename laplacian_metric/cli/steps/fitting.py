@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.cli.steps.encoders import Loaded
 from laplacian_metric.cli.steps.source import Source
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
+from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.features import Features, collect_features
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.posthoc import LAM
@@ -59,7 +59,12 @@ class FitOptions:
         if self.head is not None and self.head not in HEADS:
             raise ValueError(f"head is {self.head!r}, one of {', '.join(HEADS)} is needed")
         if isinstance(self.prior, str) and self.prior not in ("marginal", "validation"):
-            raise ValueError(f"prior is {self.prior!r}: 'marginal', 'validation' or a number is needed")
+            try:
+                object.__setattr__(self, "prior", float(self.prior))
+            except ValueError:
+                raise ValueError(
+                    f"prior is {self.prior!r}: marginal, validation or a number is needed"
+                ) from None
         if self.dim is not None and self.dim < 2:
             raise ValueError(f"dim is {self.dim}: a direction needs at least 2 dimensions")
         if self.dim is not None and self.head in ("keep", "identity"):
@@ -81,7 +86,7 @@ def fit(
     train: Source,
     validation: Source | None,
     options: FitOptions,
-    loaded: Loaded | None = None,
+    loaded: LoadedEncoder | None = None,
     *,
     preparation: Preparation | None = None,
     device: torch.device | str = "cpu",
@@ -188,20 +193,20 @@ class _Counted:
         return iter(self.source)
 
 
-def _check_head(options: FitOptions, loaded: Loaded | None) -> None:
+def _check_head(options: FitOptions, loaded: LoadedEncoder | None) -> None:
     if options.head == "keep" and (loaded is None or not loaded.trained_head):
         what = "features have no head" if loaded is None else "the file of weights has no head"
         raise ValueError(f"head is 'keep', but {what} to keep: take trained, whitening or identity")
 
 
-def _kind(options: FitOptions, loaded: Loaded | None) -> str:
+def _kind(options: FitOptions, loaded: LoadedEncoder | None) -> str:
     """Which head it gets."""
     if options.head is not None:
         return options.head
     return "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
 
 
-def _head(options: FitOptions, carrier: Encoder, loaded: Loaded | None, known: Features) -> nn.Linear:
+def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, known: Features) -> nn.Linear:
     kind = _kind(options, loaded)
     if kind == "keep":
         return carrier.head

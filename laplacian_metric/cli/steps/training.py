@@ -146,7 +146,7 @@ def _kept(
             "encoder",
             out,
             f"an encoder without a posterior: `lam fit --encoder {cell.network.name} --weights "
-            f"{out / 'encoder.safetensors'}` with the same --data gives it one",
+            f"{out / 'encoder.safetensors'}` with the same --data fits one",
         )
     if out.exists():
         if any(out.iterdir()):
