@@ -66,7 +66,7 @@ class Commands(TyperGroup):
 def _short_warnings() -> Iterator[None]:
     """Show warnings without the line of source code that they come from."""
 
-    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
             warn(f"warning: {message}")
 

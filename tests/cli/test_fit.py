@@ -343,7 +343,7 @@ def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
         ],
         "fashion-mnist has no weights": ["--encoder", "fashion-mnist", "--data", place.photos],
         "no encoder is named": ["--data", place.photos],
-        "take one of them": [*given(place.photos), "--pretrained"],
+        "pass one of them": [*given(place.photos), "--pretrained"],
         "there are no weights to download": ["--encoder", "cifar-10", "--pretrained", "--data", place.photos],
         "checkpoint_path": [*given(place.photos), "--encoder-option", "checkpoint_path=x.pt"],
         "KEY=VALUE": [*given(place.photos), "--encoder-option", "digits"],
