@@ -89,8 +89,8 @@ def warn_unless_mode(diagnostics: Diagnostics) -> None:
     """Say so where theta* is no mode: a Gaussian around it is then a Gaussian around the wrong place."""
     if not diagnostics.is_mode:
         warnings.warn(
-            f"theta* is no mode of its loss: the Newton step to the mode is {diagnostics.steps_to_mode:.3g} standard "
-            f"deviations of the posterior long, where a typical draw is {diagnostics.expected_steps:.3g} away (gradient "
+            f"theta* is no mode of its loss: the Newton step to it is {diagnostics.steps_to_mode:.3g} "
+            f"standard deviations long, where a typical draw is {diagnostics.expected_steps:.3g} away (gradient "
             f"norm {diagnostics.gradient_norm:.3g}). Train longer, with the loss that is given here, or lower "
             "n_effective",
             CurvatureWarning,

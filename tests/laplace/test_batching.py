@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laplacian_metric.laplace.batching import FEWEST_PER_CLASS, class_balanced_batches, on_host, pair_counts
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.generators import seeded
 
 
 @given(

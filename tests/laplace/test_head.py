@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from laplacian_metric.laplace import head as module
 from laplacian_metric.laplace.head import HeadPosterior
+from tests.generators import seeded
 from tests.laplace.layer_cases import (
     Make,
     Problem,
@@ -21,10 +22,6 @@ from tests.laplace.layer_cases import (
 close = torch.testing.assert_close
 DIM, WIDTH = 3, 4
 FEATURES = gaussian(30, WIDTH, seed=1)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def head_of(make: Make, random_bias: bool = True, bias: bool = True) -> tuple[HeadPosterior, Tensor]:

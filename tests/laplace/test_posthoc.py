@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from tests.generators import seeded
 from tests.laplace.fit_reference import LOSSES, STRUCTURES, Layer, clamped, images_of, network
 
 close = torch.testing.assert_close
@@ -20,10 +21,6 @@ float64 = torch.float64
 DIM, WIDTH = 3, 5
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 pytestmark = pytest.mark.filterwarnings("ignore:theta. is no mode")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 LAYER = Layer.random(24, WIDTH, DIM, classes=4, seed=5)

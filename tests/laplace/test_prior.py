@@ -24,6 +24,7 @@ from laplacian_metric.laplace.prior import (
     optimal_prior,
     pair_log_likelihood,
 )
+from tests.generators import seeded
 from tests.laplace.layer_cases import (
     SMALL,
     Make,
@@ -34,10 +35,6 @@ from tests.laplace.layer_cases import (
     float64,
     gaussian,
 )
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @every_structure

@@ -8,13 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laplacian_metric import vmf
+from tests.generators import seeded
 from tests.vmf.tables import directions, relative_error
 
 float64 = torch.float64
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def test_the_formulas_by_hand() -> None:

@@ -12,13 +12,10 @@ from torch import Tensor
 from laplacian_metric import vmf
 from laplacian_metric.vmf.bessel import expand
 from laplacian_metric.vmf.sampling import draw_angles
+from tests.generators import seeded
 from tests.vmf.tables import directions
 
 float64 = torch.float64
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @given(st.integers(0, 4), st.integers(0, 3), st.integers(2, 40), st.floats(0, 1e8))

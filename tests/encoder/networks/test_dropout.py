@@ -8,10 +8,7 @@ from torch import Tensor, nn
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.dropout import Pieces, dropout
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.generators import seeded
 
 
 def small_encoder(seed: int = 0, dim: int = 3) -> Encoder:

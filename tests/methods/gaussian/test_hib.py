@@ -20,6 +20,7 @@ from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead,
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, HIBLearner, matched
 from laplacian_metric.methods.gaussian.match_probability import match_probability
+from tests.generators import seeded
 
 NOTHING = FitData(train=[], validation=[])
 OPTIONS: list[dict[str, Any]] = [
@@ -29,10 +30,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"components": 2},
     {"variant": "published"},
 ]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def small_encoder(dim: int = 3) -> Encoder:

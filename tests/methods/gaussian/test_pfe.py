@@ -28,12 +28,9 @@ from laplacian_metric.methods.gaussian.mutual_likelihood import (
     published_mutual_likelihood_loss,
 )
 from laplacian_metric.methods.gaussian.pfe import PFE, PFELearner, fuse, harmonic_mean
+from tests.generators import seeded
 
 NOTHING = FitData(train=[], validation=[])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def small_encoder(dim: int = 3) -> Encoder:

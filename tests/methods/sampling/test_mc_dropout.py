@@ -15,12 +15,9 @@ from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.sampling.mc_dropout import MCDropout, MCDropoutLearner
+from tests.generators import seeded
 
 NOTHING = FitData(train=[], validation=[])
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def small_encoder(seed: int = 0, dim: int = 3) -> Encoder:

@@ -17,12 +17,9 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
+from tests.generators import seeded
 
 NOTHING = FitData(train=[], validation=[])
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def encoder_of(seed: int = 0, *, norm: bool = False) -> Encoder:
