@@ -28,17 +28,19 @@ def embed(
     Example: lam embed model photos --out photos.npz
     """
     common.check_new(out, output.force)
-    from laplacian_metric.cli.steps.embedding_files import check_suffix
+    from laplacian_metric.retrieval.embedding_files import Embedded, check_suffix
 
     check_suffix(out)
-    from laplacian_metric.cli.steps.indexing import embed as embed_source
+    from laplacian_metric.laplace.model_inputs import embed_source
+    from laplacian_metric.retrieval import Items
 
     loaded = images.model(model)
-    embedded = embed_source(loaded, images.open(data, loaded, every_image=True))
-    embedded.write(out)
-    items = embedded.items
+    source = images.open(data, loaded, every_image=True)
+    embedding = embed_source(loaded, source)
+    items = Items.of(embedding, variance=False)
+    Embedded(items, embedding.point.float().numpy(), source.ids).write(out)
     order = items.uncertainty.argsort()[::-1][:5].tolist()
-    least = [(embedded.ids[row], float(items.uncertainty[row])) for row in order]
+    least = [(source.ids[row], float(items.uncertainty[row])) for row in order]
     if output.as_json:
         content = {"out": str(out), "images": len(items), "dim": items.dim, "source": items.source}
         content["least_certain"] = [{"id": name, "uncertainty": value} for name, value in least]

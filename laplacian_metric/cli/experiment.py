@@ -118,8 +118,8 @@ def tables(
 
     Example: lam experiment tables --results results --tables tables.yaml
     """
+    from laplacian_metric.core.output_folder import output_folder
     from laplacian_metric.report.descriptions import read_tables
-    from laplacian_metric.report.folder import output_folder
     from laplacian_metric.report.published import read_published
     from laplacian_metric.report.result_files import read_results
     from laplacian_metric.report.table_text import latex, markdown

@@ -95,14 +95,14 @@ def fit(
         raise ValueError("pass either --data, with an encoder, or --features")
     if features is not None and (network.encoder or network.weights or network.pretrained):
         raise ValueError("--features come from an encoder: leave --encoder, --weights and --pretrained out")
-    from laplacian_metric.cli.steps import fitting
-    from laplacian_metric.cli.steps.sources import open_both
+    from laplacian_metric.data.opening import open_both
     from laplacian_metric.encoder.loading import load_encoder, preparation_for
+    from laplacian_metric.laplace.fit_model import FitOptions, fit_model
     from laplacian_metric.laplace.model_folder import check_options, check_target
 
     check_target(out, output.force)
     device = options.checked_device(images.device)
-    chosen = fitting.FitOptions(**vars(posterior))
+    chosen = FitOptions(**vars(posterior))
     loaded, preparation = None, None
     if features is None:
         architecture = options.assignments(network.encoder_option)
@@ -120,7 +120,7 @@ def fit(
     train, held_out = open_both(
         str(features or data), images.opening(preparation), validation, chosen.needs_validation
     )
-    model = fitting.fit(train, held_out, chosen, loaded, preparation=preparation, device=device)
+    model = fit_model(train, held_out, chosen, loaded, preparation=preparation, device=device)
     model.save(out, overwrite=output.force)
     if output.as_json:
         common.print_json({"model": str(out), **model.about})

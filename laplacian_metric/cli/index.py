@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
+    from laplacian_metric.data.named_inputs import Source
+    from laplacian_metric.laplace.model_folder import ModelFolder
     from laplacian_metric.retrieval import Index
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What an index is calibrated to, see `laplacian_metric.retrieval.calibrate`."""
+
+    alpha: Annotated[
+        float, typer.Option(help="Promise: the largest share of wrong answers among all answers.")
+    ] = 0.05
+    delta: Annotated[float, typer.Option(help="The probability that the promise does not hold.")] = 0.1
+    level: Annotated[float, typer.Option(help="Promise: the share of answer sets with a right item.")] = 0.9
+    seed: options.Seed = 0
 
 
 def index(
     model: options.Model,
     data: Annotated[str, typer.Argument(help=f"The images that are searched. {options.DATA}")],
     out: Annotated[Path, typer.Option(help="The index's folder, which is made.")],
+    promise: Promise,
     images: options.LabelledImages,
     output: options.Output,
     calibrate: Annotated[
@@ -25,16 +41,10 @@ def index(
             help="Labelled images that are in neither the index nor the training: lets the index refuse."
         ),
     ] = None,
-    alpha: Annotated[
-        float, typer.Option(help="Promise: the largest share of wrong answers among all answers.")
-    ] = 0.05,
-    delta: Annotated[float, typer.Option(help="The probability that the promise does not hold.")] = 0.1,
-    level: Annotated[float, typer.Option(help="Promise: the share of answer sets with a right item.")] = 0.9,
     kind: Annotated[
         Literal["flat", "ivf", "hnsw"], typer.Option(help="Exact search, or faster ones for many items.")
     ] = "flat",
     clean: Annotated[float, typer.Option(help="Leave out this share of items, the least certain.")] = 0.0,
-    seed: options.Seed = 0,
 ) -> None:
     """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
@@ -42,20 +52,90 @@ def index(
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
     """
-    from laplacian_metric.cli.steps import indexing
+    from laplacian_metric.laplace.model_inputs import embed_source
+    from laplacian_metric.retrieval import Index, Items
     from laplacian_metric.retrieval.storage import _check_target, save
 
     _check_target(out, output.force)
     loaded = images.model(model)
     gallery = images.open(data, loaded, "train")
     queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
-    promise = indexing.Promise(alpha, delta, level, seed)
-    built = indexing.build_index(loaded, gallery, queries, promise, kind=kind, clean=clean)
+    if queries is not None:
+        _check_queries(loaded, gallery, queries)
+    built = Index(Items.of(embed_source(loaded, gallery), variance=False), list(gallery.ids), kind=kind)
+    if clean:
+        built = built.cleaned(clean)
+    if queries is not None:
+        built = _calibrated(built, loaded, gallery, queries, promise)
     save(built, out, overwrite=output.force)
     if output.as_json:
-        common.print_json({"out": str(out), **indexing.described(built)})
+        common.print_json({"out": str(out), **_description(built)})
     else:
         common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
+
+
+def _check_queries(model: ModelFolder, gallery: Source, queries: Source) -> None:
+    """Refuse queries that are in the gallery, and warn about queries that the model was fitted to."""
+    from laplacian_metric.data.named_inputs import shared
+    from laplacian_metric.laplace.model_inputs import warn_if_seen
+
+    gallery.known_labels()
+    queries.require_classes("a calibration")
+    count = shared(queries.digests(), gallery.digests())
+    if count:
+        raise ValueError(
+            f"{count} of the {len(queries)} calibration images of {queries.title} are in the index themselves, so "
+            f"that each would find itself: index {gallery.name}:train and calibrate with {gallery.name}:test, or with "
+            "other images"
+        )
+    warn_if_seen(model, queries, "the promise may not hold for new ones")
+
+
+def _calibrated(
+    index: Index, model: ModelFolder, gallery: Source, queries: Source, promise: Promise
+) -> Index:
+    """Return the index with what is promised for queries like these."""
+    import numpy as np
+
+    from laplacian_metric.data.named_inputs import same_classes
+    from laplacian_metric.laplace.model_inputs import embed_source
+    from laplacian_metric.retrieval import Items, calibrate
+
+    labels, gallery_labels = same_classes(queries, gallery)
+    class_of = dict(zip(gallery.ids, gallery_labels.tolist(), strict=True))
+    return calibrate(
+        index,
+        Items.of(embed_source(model, queries)),
+        labels,
+        [class_of[name] for name in index.ids.tolist()],
+        alpha=promise.alpha,
+        delta=promise.delta,
+        level=promise.level,
+        generator=np.random.default_rng(promise.seed),
+    )
+
+
+def _description(index: Index) -> dict[str, Any]:
+    """Return what an index is and what it promises, as plain values."""
+    threshold = index.threshold
+    promise = threshold and {
+        "uncertainty": threshold.value,
+        "promised_error": threshold.alpha,
+        "confidence": 1 - threshold.delta,
+        "tested": threshold.tested,
+        "answered": threshold.answered,
+        "wrong": threshold.wrong,
+    }
+    return {
+        "items": len(index),
+        "dim": index.dim,
+        "kind": index.kind.name,
+        "source": index.source,
+        "threshold": promise,
+        "calibrated": [
+            name for name in ("threshold", "credible", "matching", "drift") if index.calibrations.has(name)
+        ],
+    }
 
 
 def _promise(index: Index) -> str:

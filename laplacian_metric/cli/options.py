@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from laplacian_metric.cli.steps.source import Source
     from laplacian_metric.data import Preparation
+    from laplacian_metric.data.named_inputs import Source
     from laplacian_metric.laplace.model_folder import ModelFolder
 
 DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT picks a split."
@@ -113,7 +113,7 @@ class Images:
 
     def opening(self, preparation: Preparation | None) -> Any:
         """Return how data are opened for a model with this preparation."""
-        from laplacian_metric.cli.steps.sources import Opening
+        from laplacian_metric.data.opening import Opening
 
         return Opening(
             preparation,
@@ -125,7 +125,7 @@ class Images:
 
     def open(self, place: str, model: ModelFolder, split: str = "test", every_image: bool = False) -> Source:
         """Open the data that a command line names."""
-        from laplacian_metric.cli.steps.sources import open_source
+        from laplacian_metric.data.opening import open_source
 
         return open_source(place, self.opening(model.preparation), split, every_image=every_image)
 

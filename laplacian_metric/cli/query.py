@@ -48,7 +48,7 @@ def query(
     if array is None:
         replies = query_ids(loaded, ids or [], min(k, most), order=order, answer_all=answer_all)
     else:
-        from laplacian_metric.cli.steps.embedding_files import Embedded
+        from laplacian_metric.retrieval.embedding_files import Embedded
 
         embedded = Embedded.read(array)
         replies = query_embedded(

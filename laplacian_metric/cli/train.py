@@ -58,11 +58,12 @@ def train(
 
     Example: lam train --config cell.yaml --epochs 5 --out model
     """
-    from laplacian_metric.cli.steps import cells, training
     from laplacian_metric.report.read_yaml import read_yaml
+    from laplacian_metric.runs.single import train_single, work_of
+    from laplacian_metric.runs.single_cell import combined, merged, settings_of_data
 
     flags = {
-        "data": None if data is None else cells.settings_of_data(data),
+        "data": None if data is None else settings_of_data(data),
         "network": {"name": encoder, "dim": dim, "pretrained": pretrained or None},
         "training": {
             "epochs": epochs,
@@ -73,12 +74,12 @@ def train(
         "loss": {"margin": margin},
         "method": method,
     }
-    cell = cells.combined({} if config is None else read_yaml(config), _passed(flags))
+    cell = combined({} if config is None else read_yaml(config), _passed(flags))
     if skip_broken:
-        cell = cells.merged(cell, {"data": {"options": {"skip_unreadable": True}}})
-    cell = cells.merged(cell, options.assignments(settings))
+        cell = merged(cell, {"data": {"options": {"skip_unreadable": True}}})
+    cell = merged(cell, options.assignments(settings))
     try:
-        kept = training.train(
+        kept = train_single(
             cell,
             out,
             seed=seed,
@@ -88,7 +89,7 @@ def train(
             fresh=fresh,
         )
     except KeyboardInterrupt:
-        resume = "; run the same command again to resume" if training.work_of(out).exists() else ""
+        resume = "; run the same command again to resume" if work_of(out).exists() else ""
         common.error(f"interrupted{resume}")
         raise typer.Exit(common.INTERRUPTED) from None
     if as_json:

@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from laplacian_metric.cli import query
-from laplacian_metric.cli.steps import indexing
-from laplacian_metric.cli.steps.embedding_files import Embedded
-from laplacian_metric.cli.steps.source import shared
-from laplacian_metric.cli.steps.sources import Opening, open_source, parse_place
 from laplacian_metric.data import load as load_data
+from laplacian_metric.data.named_inputs import shared
+from laplacian_metric.data.opening import Opening, open_source, parse_place
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.retrieval import Index, Items, calibrate, load, save
+from laplacian_metric.retrieval import Index, Items, calibrate, calibrating, load, save
+from laplacian_metric.retrieval.embedding_files import Embedded
 from laplacian_metric.retrieval.replies import query_ids
 from tests.cli.conftest import Place
 from tests.cli.running import clusters, lam, refused, worked
@@ -207,7 +206,7 @@ def test_an_interrupted_index_leaves_nothing(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(indexing, "calibrate", interrupted)
+    monkeypatch.setattr(calibrating, "calibrate", interrupted)
     command = (
         "index",
         place.flat_model,
@@ -358,7 +357,7 @@ def test_places_and_splits(tmp_path: Path, place: Place, monkeypatch: pytest.Mon
     (tmp_path / "a:b").mkdir()
     assert parse_place("a:b") == ("a:b", None)
     model = ModelFolder.load(place.model)
-    how = Opening.of(model)
+    how = Opening(model.preparation)
     assert len(open_source(str(place.photos), how, "train")) == 120
     assert len(open_source(f"{place.photos}:train", how)) == 96
     shutil.copytree(place.photos / "class 0", tmp_path / "p" / "train" / "c")

@@ -13,7 +13,7 @@ import torch
 
 from laplacian_metric import metrics
 from laplacian_metric.cli.steps import evaluating
-from laplacian_metric.cli.steps.sources import Opening, open_source
+from laplacian_metric.data.opening import Opening, open_source
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.report import comparing
 from tests.cli.conftest import Place
@@ -107,7 +107,7 @@ def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
 
 
 def test_images_that_match_by_distance_have_no_classes(place: Place) -> None:
-    source = open_source(f"{place.photos}:test", Opening.of(ModelFolder.load(place.model)))
+    source = open_source(f"{place.photos}:test", Opening(ModelFolder.load(place.model).preparation))
     assert source.images is not None
     near = replace(source, images=replace(source.images, positive_distance=25.0))
     with pytest.raises(ValueError, match="match by distance and not by class"):

@@ -15,12 +15,12 @@ import torch
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.cli import fit, index, query
-from laplacian_metric.cli.steps import fitting
-from laplacian_metric.cli.steps.source import Source, divided
-from laplacian_metric.cli.steps.sources import Opening, open_both, open_source
 from laplacian_metric.data import Preparation, load
+from laplacian_metric.data.named_inputs import Source, divided
+from laplacian_metric.data.opening import Opening, open_both, open_source
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
 from laplacian_metric.encoder.loading import preparation_for
+from laplacian_metric.laplace import fit_model as fitting
 from laplacian_metric.laplace.diagnostics import CurvatureWarning
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.layer import Structure
@@ -410,7 +410,7 @@ def test_a_fit_can_be_called_from_python() -> None:
         "mine", None, tuple(map(str, range(120))), rows.labels, tuple("abcd"), None, rows.features
     )
     with pytest.warns(CurvatureWarning, match="no mode"):
-        model = fitting.fit(source, None, fitting.FitOptions(head="identity", confidence=False))
+        model = fitting.fit_model(source, None, fitting.FitOptions(head="identity", confidence=False))
     assert model.lam.confidence is None
     with pytest.warns(CurvatureWarning), pytest.raises(ValueError, match="validation images are needed"):
-        fitting.fit(source, None, fitting.FitOptions(head="identity"))
+        fitting.fit_model(source, None, fitting.FitOptions(head="identity"))

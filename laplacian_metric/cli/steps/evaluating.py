@@ -11,12 +11,11 @@ from torch import Tensor
 
 import laplacian_metric
 from laplacian_metric import metrics
-from laplacian_metric.cli.steps.fitting import features_of
-from laplacian_metric.cli.steps.indexing import warn_if_seen
-from laplacian_metric.cli.steps.source import Source
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.laplace.model_inputs import features_of, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Ranking
 from laplacian_metric.metrics.ranking import rank
 from laplacian_metric.report.evaluated import Evaluated, OtherScore

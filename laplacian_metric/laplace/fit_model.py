@@ -1,4 +1,4 @@
-"""A posterior for an encoder that is there, or for features: from data to a model that can be saved."""
+"""Fit a posterior to an existing encoder or to features, as a model that can be saved."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.cli.steps.source import Source
 from laplacian_metric.data.images import Preparation
+from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
-from laplacian_metric.laplace.features import Features, collect_features
+from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.laplace.model_inputs import features_of
 from laplacian_metric.laplace.posthoc import LAM
 
 HEADS = ("keep", "trained", "whitening", "identity")
@@ -28,17 +29,17 @@ class FitOptions:
     """How a posterior is fitted.
 
     Attributes:
-        head: "keep" takes the encoder's own; "trained" trains one on the features, "whitening" makes one from their
-            covariance, "identity" leaves them as they are. None keeps what was loaded, and trains what was not.
-        dim: of a head that is trained or whitens; by default 64, or fewer where there are fewer features.
-        steps: of the training of a head.
+        head: "keep" takes the encoder's head; "trained" trains one on the features, "whitening" computes one from their
+            covariance, "identity" leaves them as they are. None keeps a loaded head, or trains one.
+        dim: of a trained or whitening head; by default 64, or the number of features if that is smaller.
+        steps: training steps of a head.
         margin, distance: of the loss.
         structure, approximation, rank, temperature: of the posterior, see `LAM`.
         prior: "marginal", "validation", or a number.
-        confidence: whether the probability that a match can be trusted is calibrated on validation images; otherwise
-            the uncertainty is 1/kappa.
-        seed: of everything random.
-        cache: a folder where features are kept, so that an interrupted pass goes on; None keeps them in memory.
+        confidence: calibrate the probability that a match can be trusted on validation images; otherwise the
+            uncertainty is 1/kappa.
+        seed: of all random choices.
+        cache: a folder that keeps features, so that an interrupted pass can resume; None keeps them in memory.
     """
 
     head: str | None = None
@@ -74,15 +75,15 @@ class FitOptions:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether anything is chosen on validation images."""
+        """Whether validation images are needed."""
         return self.confidence or self.prior == "validation"
 
     def loss(self) -> ContrastiveLoss:
-        """The loss that is curved, and that a head is trained with."""
+        """Return the loss that the curvature is of, and that a head is trained with."""
         return ContrastiveLoss(margin=self.margin, distance=self.distance, negatives="active")
 
 
-def fit(
+def fit_model(
     train: Source,
     validation: Source | None,
     options: FitOptions,
@@ -93,16 +94,16 @@ def fit(
     about: dict[str, Any] | None = None,
     progress: bool | None = None,
 ) -> ModelFolder:
-    """Fit a posterior, choose its prior and calibrate it.
+    """Fit a posterior, choose its prior and calibrate it; return the model.
 
     Args:
         train: images, or features where there is no encoder.
-        validation: other images of the same distribution; None where nothing is chosen on them.
+        validation: other images of the same distribution; None where none are needed.
         options: see `FitOptions`.
         loaded: the encoder; None for features.
         preparation: of images.
         device: where networks compute.
-        about: more that the model says of itself.
+        about: further values for the model's description.
         progress: whether to show bars; None asks the terminal.
     """
     train.require_classes("a fit")
@@ -111,9 +112,11 @@ def fit(
     width = train.features.shape[1] if train.features is not None else loaded.encoder.num_features  # type: ignore[union-attr]
     carrier = loaded.encoder if loaded is not None else Encoder(backbone, identity_head(width))
     carrier = carrier.to(device).eval()
-    known = features_of(carrier, train, options.cache, progress)
-    held = None if validation is None else features_of(carrier, validation, options.cache, progress)
-    encoder = Encoder(backbone, _head(options, carrier, loaded, known), normalize=carrier.normalize).eval()
+    train_features = features_of(carrier, train, options.cache, progress)
+    held_out = None if validation is None else features_of(carrier, validation, options.cache, progress)
+    encoder = Encoder(
+        backbone, _head(options, carrier, loaded, train_features), normalize=carrier.normalize
+    ).eval()
     if loaded is not None and loaded.encoder.recipe is not None:
         encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
     lam = LAM(
@@ -126,14 +129,14 @@ def fit(
         prior_precision=None if isinstance(options.prior, str) else options.prior,
     )
     generator = torch.Generator().manual_seed(options.seed)
-    lam.fit_features(known, generator=generator, progress=progress)
+    lam.fit_features(train_features, generator=generator, progress=progress)
     if options.prior == "validation":
-        lam.optimize_prior_precision("validation", _needed(held), generator=generator)
+        lam.optimize_prior_precision("validation", _needed(held_out), generator=generator)
     elif options.prior == "marginal":
         lam.optimize_prior_precision()
     if options.confidence:
         try:
-            lam.fit_confidence(known, _needed(held))
+            lam.fit_confidence(train_features, _needed(held_out))
         except ValueError as error:
             raise ValueError(f"{error}; or leave it out with --no-confidence") from error
     seen = {"train": train.digests()}
@@ -146,51 +149,18 @@ def fit(
         train.class_names,
         {
             **(about or {}),
-            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held),
+            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held_out),
         },
         seen,
     )
 
 
-def _needed(held: Features | None) -> Features:
-    if held is None:
+def _needed(held_out: Features | None) -> Features:
+    if held_out is None:
         raise ValueError(
             "validation images are needed for what is chosen on them: pass some, or --no-confidence"
         )
-    return held
-
-
-def features_of(
-    encoder: Encoder, source: Source, cache: Path | None = None, progress: bool | None = None
-) -> Features:
-    """What goes into the head: features as they are, or those of images."""
-    labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels
-    if source.features is not None:
-        if source.features.shape[1] != encoder.num_features:
-            raise ValueError(
-                f"{source.title} has {source.features.shape[1]} features for each image, and the model takes "
-                f"{encoder.num_features}: they do not come from the same backbone"
-            )
-        if source.features.dtype != encoder.head.weight.dtype:
-            return Features(source.features.to(encoder.head.weight), labels)
-        return Features(source.features.to(encoder.head.weight.device), labels)
-    if isinstance(encoder.backbone, nn.Identity):
-        raise ValueError(f"{source.title} has images, but this model takes features")
-    folder = None if cache is None else cache / source.title.replace(":", "-")
-    return collect_features(encoder, _Counted(source), folder=folder, progress=progress)
-
-
-class _Counted:
-    """Batches whose number is known, so that a progress bar has an end."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return self.source.num_batches
-
-    def __iter__(self) -> Any:
-        return iter(self.source)
+    return held_out
 
 
 def _check_head(options: FitOptions, loaded: LoadedEncoder | None) -> None:
@@ -200,13 +170,13 @@ def _check_head(options: FitOptions, loaded: LoadedEncoder | None) -> None:
 
 
 def _kind(options: FitOptions, loaded: LoadedEncoder | None) -> str:
-    """Which head it gets."""
+    """Return the kind of head that the model gets."""
     if options.head is not None:
         return options.head
     return "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
 
 
-def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, known: Features) -> nn.Linear:
+def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, train: Features) -> nn.Linear:
     kind = _kind(options, loaded)
     if kind == "keep":
         return carrier.head
@@ -214,12 +184,12 @@ def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, k
     if kind == "identity":
         return identity_head(width, device=carrier.head.weight.device)
     dim = min(DIM, width) if options.dim is None else options.dim
-    features: Tensor = known.features
+    features: Tensor = train.features
     if kind == "whitening":
         return whitening_head(features, dim)
     return train_head(
         features,
-        known.labels.to(features.device),
+        train.labels.to(features.device),
         options.loss(),
         dim,
         steps=options.steps,
@@ -228,10 +198,10 @@ def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, k
 
 
 def _about(
-    train: Source, validation: Source | None, options: FitOptions, lam: LAM, held: Features | None
+    train: Source, validation: Source | None, options: FitOptions, lam: LAM, held_out: Features | None
 ) -> dict[str, Any]:
-    """What the model says of itself."""
-    found: dict[str, Any] = {
+    """Return the description of the model."""
+    about: dict[str, Any] = {
         "data": {
             "train": train.title,
             "images": len(train),
@@ -246,11 +216,11 @@ def _about(
         },
         "diagnostics": lam.diagnostics().to_dict(),
     }
-    if held is not None and len(torch.unique(held.labels)) > 1:
-        e = lam.embed_features(held).to("cpu")
+    if held_out is not None and len(torch.unique(held_out.labels)) > 1:
+        e = lam.embed_features(held_out).to("cpu")
         try:
-            measured = metrics.evaluate(e.point, held.labels.cpu(), e.uncertainty, ks=(1,), resamples=0)
+            measured = metrics.evaluate(e.point, held_out.labels.cpu(), e.uncertainty, ks=(1,), resamples=0)
         except ValueError:  # no two of a class
-            return found
-        found["validation"] = {name: measured[name] for name in ("recall@1", "r_auroc")}
-    return found
+            return about
+        about["validation"] = {name: measured[name] for name in ("recall@1", "r_auroc")}
+    return about

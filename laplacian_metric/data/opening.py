@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from laplacian_metric import data
-from laplacian_metric.cli.steps import array_files
-from laplacian_metric.cli.steps.source import Source, divided
+from laplacian_metric.core import array_files
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
+from laplacian_metric.data.named_inputs import Source, divided
 from laplacian_metric.data.sources import folder as folders
 from laplacian_metric.data.splits import Role, Split, parse_split
-from laplacian_metric.laplace.model_folder import ModelFolder
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,6 @@ class Opening:
     batch_size: int = 100
     workers: int = 0
     labels: Path | None = None
-
-    @staticmethod
-    def of(model: ModelFolder, **options: Any) -> Opening:
-        """As a model needs it."""
-        return Opening(model.preparation, **options)
 
 
 def parse_place(text: str) -> tuple[str, str | None]:
@@ -273,8 +266,3 @@ def _ids(given: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:
             f"the ids in {path} name {twice!r} twice: every row needs one of its own"
         )
     return ids
-
-
-def last_part(path: str | os.PathLike[str]) -> str:
-    """The name of a file or folder without what leads to it."""
-    return Path(path).resolve().name

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.cli.steps import array_files
+from laplacian_metric.core import array_files
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.retrieval.items import Items
 

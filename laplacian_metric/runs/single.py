@@ -1,4 +1,4 @@
-"""One network with any method, trained as a cell of a table is, and what of it can be kept."""
+"""Train one network with any method, as a cell of a table is trained, and keep what can be kept."""
 
 from __future__ import annotations
 
@@ -9,34 +9,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from laplacian_metric import runs
-from laplacian_metric.cli.steps.cells import NAME, write_cells
-from laplacian_metric.cli.steps.source import Source
-from laplacian_metric.cli.steps.sources import last_part
+from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, check_options, check_target
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
-from laplacian_metric.report.folder import output_folder
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import FeatureSets
 from laplacian_metric.runs.fitting import BaseError, Fitted
 from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.loading import fitted
+from laplacian_metric.runs.reading import Cells
+from laplacian_metric.runs.single_cell import NAME, write_cells
 from laplacian_metric.runs.work import Busy, ChangedError
 
-# What is beside the cells before anything was trained.
-BEFORE_CHECKPOINTS = {"config.json", "lock"}
+WITHOUT_CHECKPOINT = {"config.json", "lock"}  # files beside the cells before the first checkpoint
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a training left.
+    """The output of a training.
 
     Attributes:
         kind: "model", a model folder; "encoder", a file of weights; "training", the folder of the training itself.
-        folder: where it is.
-        words: what can be done with it, in a sentence or two.
+        folder: the output.
+        words: what it can be used for, in a sentence or two.
         model: of the first kind.
     """
 
@@ -46,7 +45,7 @@ class Kept:
     model: ModelFolder | None = None
 
 
-def train(
+def train_single(
     settings: Mapping[str, Any],
     out: Path,
     *,
@@ -57,18 +56,18 @@ def train(
     fresh: bool = False,
     progress: bool | None = None,
 ) -> Kept:
-    """Train, or go on with a training that was interrupted, and keep what can be kept.
+    """Train, or resume an interrupted training, and write the output.
 
-    Checkpoints are in a folder beside ``out``, whose name ends with ``.training``, until all is done.
+    Checkpoints are kept in a folder beside ``out``, whose name ends with ``.training``, until the end.
 
     Args:
         settings: as a cell has them, see `write_cells`.
         out: the folder that is made.
-        seed: of everything random.
+        seed: of all random choices.
         data_dir: the folder of the data sets.
         device: where networks compute.
-        force: replace a model that is there.
-        fresh: begin anew what was begun with other settings.
+        force: replace an existing model.
+        fresh: discard a training that was begun with other settings.
         progress: whether to show bars.
     """
     check_target(out, force)  # before hours of training
@@ -77,15 +76,15 @@ def train(
     if fresh and work.exists():
         shutil.rmtree(work)
     work.parent.mkdir(parents=True, exist_ok=True)
-    with _nothing_begun(work):
+    with _removed_without_checkpoint(work):
         write_cells(settings, cells_dir, seed)
-        cell = runs.Cells(cells_dir)[NAME]
+        cell = Cells(cells_dir)[NAME]
         check_options(cell.network.options)
         images = ImageSets(cell.data, data_dir)
         for name in (TRAIN, VALIDATION):
             _require_classes(images.loaded(name))
         try:
-            found = runs.fitted(
+            result = fitted(
                 NAME,
                 seed,
                 cells_dir=cells_dir,
@@ -95,33 +94,35 @@ def train(
                 progress=progress,
             )
         except ChangedError as error:
-            raise ValueError(f"{error}; give the settings back, or begin anew with --fresh") from error
-        except BaseError as error:  # there is no other cell that whoever trains would know of
+            raise ValueError(
+                f"{error}; restore the settings, or discard the training with --fresh"
+            ) from error
+        except BaseError as error:  # the user knows of one training only
             raise (error.__cause__ or error) from None
         except Busy as error:
             raise ValueError(
                 f"another process is training in {work}: wait for it, or name another folder"
             ) from error
-    kept = _kept(found, cell, out, work, data_dir, seed, force)
+    kept = _keep(result, cell, out, work, data_dir, seed, force)
     if kept.kind != "training":
         shutil.rmtree(work, ignore_errors=True)
     return kept
 
 
 def work_of(out: Path) -> Path:
-    """Where a training keeps its checkpoints until ``out`` can be made."""
+    """Return the folder in which a training keeps its checkpoints until ``out`` is made."""
     return out.with_name(out.name + ".training")
 
 
 @contextmanager
-def _nothing_begun(work: Path) -> Iterator[None]:
-    """Leave no folder of a training that ends before its first checkpoint: no other settings could use it."""
-    was_there = work.exists()
+def _removed_without_checkpoint(work: Path) -> Iterator[None]:
+    """Remove the folder of a training that ends before its first checkpoint: no other settings could use it."""
+    existed = work.exists()
     try:
         yield
     except BaseException:
         left = {path.name for path in work.rglob("*") if path.is_file() and path.suffix != ".yaml"}
-        if not was_there and left <= BEFORE_CHECKPOINTS:
+        if not existed and left <= WITHOUT_CHECKPOINT:
             shutil.rmtree(work, ignore_errors=True)
         raise
 
@@ -131,15 +132,15 @@ def _require_classes(images: LabelledImages) -> None:
         _source(images).require_classes("a training")
 
 
-def _kept(
-    found: Fitted, cell: Cell, out: Path, work: Path, data_dir: Path | None, seed: int, force: bool
+def _keep(
+    result: Fitted, cell: Cell, out: Path, work: Path, data_dir: Path | None, seed: int, force: bool
 ) -> Kept:
-    if isinstance(found.embedder, LAMEmbedder):
-        model = _model(found, found.embedder.lam, cell, data_dir, seed)
+    if isinstance(result.embedder, LAMEmbedder):
+        model = _model(result, result.embedder.lam, cell, data_dir, seed)
         model.save(out, overwrite=force)
         return Kept("model", out, "a model folder, for embed, index, evaluate and report", model)
-    if cell.method.name == "deterministic" and found.encoder is not None:
-        encoder = _named(found.encoder, cell)
+    if cell.method.name == "deterministic" and result.encoder is not None:
+        encoder = _named(result.encoder, cell)
         with output_folder(out, force) as folder:
             save_encoder(encoder, folder / "encoder.safetensors")
         return Kept(
@@ -157,28 +158,28 @@ def _kept(
         "training",
         out,
         f"{cell.method.name} has no posterior over a last layer, so that a model folder cannot hold it. Its training "
-        f"is kept: in Python, found = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
-        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) embeds with found.embed(images)",
+        f"is kept: in Python, result = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
+        f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) embeds with result.embed(images)",
     )
 
 
 def _named(encoder: Encoder, cell: Cell) -> Encoder:
-    """The encoder with the name that it is made again by, where options do not stand against it."""
+    """Return the encoder with its name, by which it can be rebuilt unless it has options."""
     if not cell.network.options:
         encoder.recipe = {"name": cell.network.name, "dim": encoder.dim}
     return encoder.eval()
 
 
-def _model(found: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: int) -> ModelFolder:
-    if isinstance(found.sets, FeatureSets):
-        carrier = found.sets.encoder
+def _model(result: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: int) -> ModelFolder:
+    if isinstance(result.sets, FeatureSets):
+        carrier = result.sets.encoder
         whole = Encoder(carrier.backbone, lam.encoder.head, normalize=lam.encoder.normalize)
         lam = bound_to(lam, whole.eval())
     lam.encoder.recipe = {"name": cell.network.name, "dim": lam.encoder.dim}
     images = ImageSets(cell.data, data_dir)
     train, validation = (images.loaded(name) for name in (TRAIN, VALIDATION))
     config = cell.resolved()
-    training = found.training
+    training = result.training
     return ModelFolder(
         lam,
         replace(train.preparation, augment=None),
@@ -206,8 +207,8 @@ def _model(found: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: int
 
 
 def bound_to(lam: LAM, encoder: Encoder) -> LAM:
-    """The same posterior for an encoder that has the same head below a backbone, where it was fitted to features."""
-    made = LAM(
+    """Return a posterior that was fitted to features for an encoder with the same head above a backbone."""
+    bound = LAM(
         encoder,
         lam.loss,
         lam.approximation,
@@ -220,15 +221,15 @@ def bound_to(lam: LAM, encoder: Encoder) -> LAM:
     )
     if lam.encoder.head is not encoder.head or lam.fitted is None:
         raise ValueError("the encoder has another head than the one that the posterior is over")
-    made.fitted = replace(lam.fitted, fingerprint=encoder.fingerprint())
+    bound.fitted = replace(lam.fitted, fingerprint=encoder.fingerprint())
     if lam.confidence is not None:
-        made.set_confidence(lam.confidence)
-    return made
+        bound.set_confidence(lam.confidence)
+    return bound
 
 
 def _title(cell: Cell, images: LabelledImages) -> str:
     path = cell.data.options.get("path")
-    return f"{images.name if path is None else last_part(path)}:{images.split.value}"
+    return f"{images.name if path is None else Path(path).resolve().name}:{images.split.value}"
 
 
 def _digests(images: LabelledImages) -> Any:
