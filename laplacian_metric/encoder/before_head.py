@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from laplacian_metric.encoder.checks import is_tracing
 from laplacian_metric.encoder.linear_layers import StandIn, ask, remedy
 from laplacian_metric.encoder.trial import is_raw_or_unit
+
+# The first call of one thread at a time: its tap notes what passes.
+_FIRST_CALLS = threading.RLock()
 
 
 class _Reached(Exception):  # noqa: N818 - it is no error, and never seen outside of this file
@@ -63,8 +67,12 @@ class BeforeHead(nn.Module):
         self.tap[0].training = tapped.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if is_tracing() or not self.verified:
-            return self._to_the_end(args, kwargs, check=not is_tracing())
+        if is_tracing():
+            return self._to_the_end(args, kwargs, check=False)
+        if not self.verified:
+            with _FIRST_CALLS:
+                if not self.verified:
+                    return self._to_the_end(args, kwargs, check=True)
         try:
             self.module(*args, **kwargs)
         except _Reached as reached:

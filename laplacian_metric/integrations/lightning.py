@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.optional import base_class
 from laplacian_metric.laplace.online import OnlineLAM
@@ -117,7 +117,7 @@ class OnlineLAMCallback(_Callback):
         online = self._made()
         if online.steps > self._steps_before:
             return
-        with torch.enable_grad(), _in_evaluation_mode(online.encoder):
+        with torch.enable_grad(), evaluating(online.encoder, gradients=True):
             online.loss(*self.unpack(batch))  # what it returns is not trained on
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,14 +169,3 @@ def _optimizer_of(optimizers: list[torch.optim.Optimizer], encoder: Encoder) -> 
     )
 
 
-@contextmanager
-def _in_evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Neither dropout nor new batch statistics, but gradients; every submodule's mode is as before afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

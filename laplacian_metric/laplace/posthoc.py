@@ -431,7 +431,7 @@ class LAM:
         single = isinstance(inputs, (Tensor, tuple, dict))
         batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
         parts = []
-        with evaluating(self.encoder):
+        with evaluating(self.encoder, shared=True):
             for number, batch in enumerate(batches):
                 h = self.encoder.features(to_device(batch, self.encoder))
                 name = "features" if single else f"the features of batch {number} of the loader"

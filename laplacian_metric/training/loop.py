@@ -18,7 +18,7 @@ from torch import Tensor
 
 from laplacian_metric.core.batch import device_of, to_device
 from laplacian_metric.core.method import Learner
-from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.modes import check_unused, evaluating
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
@@ -252,6 +252,7 @@ class _Run:
     def _step(self, inputs: Any, labels: Tensor) -> None:
         """One step of the optimizer."""
         learner, state = self.learner, self.state
+        check_unused(learner.module)
         learner.train_mode()
         self.optimizer.zero_grad()
         with processes.all_or_none():

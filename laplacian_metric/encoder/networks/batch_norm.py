@@ -50,7 +50,7 @@ def batch_norm_statistics(
                 functional_call(module, {**weights, **statistics, **counters}, (inputs,))
         finally:
             for name, layer in layers.items():
-                layer.momentum = momenta[name]
+                layer.momentum, layer.training = momenta[name], False
     if not seen:
         raise ValueError(
             "there are no training images, which the statistics of the batch norm layers under drawn weights come "

@@ -24,6 +24,7 @@ from hessians.approximations import Approximation
 from hessians.checks import compute_dtype
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
+from laplacian_metric.core.modes import check_unused
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit import bias_is_known
@@ -192,6 +193,7 @@ class OnlineLAM:
 
         A loss, gradient or curvature that is not finite is refused before anything is changed.
         """
+        check_unused(self.encoder)
         before = self.generator.get_state()
         try:
             return self._loss(images, labels)

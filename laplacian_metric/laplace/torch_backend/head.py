@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.checks import check_finite
+from laplacian_metric.core.modes import evaluating
 
 # Relative to the largest entry: what rounding, also that of a reduced matrix product, leaves of an equality.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
@@ -51,7 +51,7 @@ def find_last_layer(model: nn.Module, images: Tensor, name: str | None = None) -
 def embeddings(model: nn.Module, images: Tensor) -> Tensor:
     """What the model makes of images in evaluation mode, (N, Z)."""
     parameter = next(model.parameters(), None)
-    with torch.no_grad(), evaluating(model):
+    with evaluating(model):
         u = model(images if parameter is None else images.to(parameter.device))
     if not isinstance(u, Tensor) or u.ndim != 2 or len(u) != len(images):
         description = f"shape {tuple(u.shape)}" if isinstance(u, Tensor) else f"type {type(u).__name__}"
@@ -67,18 +67,6 @@ def is_normalised(u: Tensor) -> bool:
     """Whether several embeddings all have norm 1."""
     off = (torch.linalg.vector_norm(u.double(), dim=1) - 1).abs()
     return len(u) > 1 and bool((off < _TOLERANCE.get(u.dtype, 1e-2)).all())
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and every module in its own mode again afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _record(inputs: list[Tensor], _: nn.Module, arguments: tuple[Any, ...], __: Any) -> None:
