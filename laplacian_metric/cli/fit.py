@@ -46,6 +46,9 @@ class Posterior:
     distance: Annotated[
         Literal["arccos", "euclidean"], typer.Option(help="Distance of the contrastive loss.")
     ] = "arccos"
+    power: Annotated[
+        int, typer.Option(min=1, max=2, help="Power of the distance in the loss: 2, or 1 for the plain distance.")
+    ] = 2
     structure: Annotated[
         Literal["diag", "kron", "lowrank", "full"],
         typer.Option(help="Structure of the posterior's covariance."),

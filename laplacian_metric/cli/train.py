@@ -32,6 +32,9 @@ def train(
         float | None, typer.Option(help="Weight decay of the optimizer; it sets the prior.")
     ] = None,
     margin: Annotated[float | None, typer.Option(help="Margin of the contrastive loss.")] = None,
+    power: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Power of the distance in the contrastive loss.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other setting of a cell, such as training.schedule=cosine."),
@@ -71,7 +74,7 @@ def train(
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
         },
-        "loss": {"margin": margin},
+        "loss": {"margin": margin, "power": power},
         "method": method,
     }
     cell = combined({} if config is None else read_yaml(config), _passed(flags))

@@ -33,7 +33,7 @@ class FitOptions:
             covariance, "identity" leaves them as they are. None keeps a loaded head, or trains one.
         dim: of a trained or whitening head; by default 64, or the number of features if that is smaller.
         steps: training steps of a head.
-        margin, distance: of the loss.
+        margin, distance, power: of the loss.
         structure, approximation, rank, temperature: of the posterior, see `LAM`.
         prior: "marginal", "validation", or a number.
         confidence: calibrate the probability that a match can be trusted on validation images; otherwise the
@@ -47,6 +47,8 @@ class FitOptions:
     steps: int = 1000
     margin: float = 0.7
     distance: str = "arccos"
+    power: int = 2
+    power: int = 2
     structure: str = "diag"
     approximation: str = "fixed"
     rank: int = 50
@@ -80,7 +82,9 @@ class FitOptions:
 
     def loss(self) -> ContrastiveLoss:
         """Return the loss that the curvature is of, and that a head is trained with."""
-        return ContrastiveLoss(margin=self.margin, distance=self.distance, negatives="active")
+        return ContrastiveLoss(
+            margin=self.margin, distance=self.distance, negatives="active", power=self.power
+        )
 
 
 def fit_model(

@@ -29,11 +29,11 @@ class Reference(NamedTuple):
 
 
 def make_loss(
-    distance: str = "arccos", normalize: bool = True, margin: float | None = None
+    distance: str = "arccos", normalize: bool = True, margin: float | None = None, power: int = 2
 ) -> ContrastiveLoss:
     """A margin at which some negatives are active and some are not."""
     chosen = margin if margin is not None else (1.3 if normalize else 2.0)
-    return ContrastiveLoss(chosen, distance, negative_weight=0.4, normalize=normalize)
+    return ContrastiveLoss(chosen, distance, negative_weight=0.4, normalize=normalize, power=power)
 
 
 def call(model: nn.Module, parameters: dict[str, Tensor], inputs: Any) -> Tensor:
@@ -74,8 +74,8 @@ def brute_force(
     return result
 
 
-def assert_exact(found: dict[str, Tensor], expected: dict[str, Reference]) -> None:
-    """Every entry to 1e-10 of the sum of its absolute contributions."""
+def assert_exact(found: dict[str, Tensor], expected: dict[str, Reference], tolerance: float = 1e-10) -> None:
+    """Every entry to ``tolerance`` of the sum of its absolute contributions."""
     assert list(found) == [name for name in expected if name in found]
     for name, values in found.items():
         diagonal, absolute = expected[name]
@@ -83,7 +83,7 @@ def assert_exact(found: dict[str, Tensor], expected: dict[str, Reference]) -> No
         assert not values.requires_grad
         # Gradients that cancel to zero (the bias of attention's keys) are rounding in the reference too.
         rounding = 1e-20 * absolute.max() if absolute.numel() else 0.0
-        wrong = (values - diagonal).abs() > 1e-10 * absolute + rounding
+        wrong = (values - diagonal).abs() > tolerance * absolute + rounding
         assert not wrong.any(), f"{name}: {values[wrong][:3]} for {diagonal[wrong][:3]}"
 
 
@@ -95,11 +95,12 @@ def check(
     normalize: bool = True,
     approximation: str = "full",
     labels: list[int] | None = None,
+    power: int = 2,
     **options: Any,
 ) -> dict[str, Tensor]:
     """Compare ``ggn_diagonal`` with the definition, and return it."""
     pairs = Pairs.from_labels(LABELS if labels is None else labels)
-    loss = make_loss(distance, normalize)
+    loss = make_loss(distance, normalize, power=power)
     found = ggn_diagonal(model, inputs, pairs, loss, approximation, **options)
     assert_exact(found, brute_force(model, inputs, pairs, loss, approximation))
     return found

@@ -131,15 +131,18 @@ def test_repeats_equal_weights(problem: Problem, times: int) -> None:
         torch.testing.assert_close(problem.loss(problem.u, one_more), expected)
 
 
-def test_rows_on_demand_equal_the_dense_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("power", [1, 2])
+def test_rows_on_demand_equal_the_dense_graph(power: int, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     u = torch.randn(40, 3, dtype=torch.float64, generator=generator)
     pairs = Pairs.from_labels(torch.randint(0, 4, (40,), generator=generator))
-    loss = ContrastiveLoss(margin=1.2)
+    loss = ContrastiveLoss(margin=1.2, power=power)
     dense = loss.output_hessian(u, pairs).dense()
     gradient = loss.gradient(u, pairs)
     monkeypatch.setattr("hessians.contrastive.DENSE_IMAGES", 10)
     torch.testing.assert_close(loss.output_hessian(u, pairs).dense(), dense)
+    for row, blocks in enumerate(loss.output_hessian(u, pairs, "fixed").dense()):
+        torch.testing.assert_close(blocks[:, row], dense[row, :, row])
     torch.testing.assert_close(loss.gradient(u, pairs), gradient)
 
 
@@ -202,6 +205,7 @@ def test_other_pair_losses_need_only_pairs() -> None:
         ({"distance": "cosine"}, "distance is 'cosine', one of 'euclidean', 'arccos'"),
         ({"negatives": "hard"}, "negatives is 'hard', one of 'all', 'active'"),
         ({"normalize": False}, "needs normalize=True"),
+        ({"power": 3}, "power is 3: 2 is needed for the squared distance, or 1"),
     ],
 )
 def test_bad_options_are_named(arguments: dict, message: str) -> None:
@@ -234,3 +238,64 @@ def test_an_empty_batch_and_a_single_image_have_no_loss() -> None:
     single = torch.ones(1, 2, requires_grad=True)
     loss(single, Pairs.from_labels([3])).backward()
     assert torch.equal(single.grad, torch.zeros(1, 2))
+
+
+# --- the un-squared distance ---
+
+
+@pytest.mark.parametrize(("distance", "normalize"), KINDS)
+@pytest.mark.parametrize("approximation", ["full", "fixed", "positive", "clipped"])
+def test_coincident_points_neither_pull_nor_push(distance: str, normalize: bool, approximation: str) -> None:
+    """Four images at one point, of two classes: every d is 0, where |z_i - z_j| has no derivative."""
+    u = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    loss = ContrastiveLoss(0.5, distance, normalize=normalize, power=1)
+    pairs = Pairs.from_labels([0, 0, 1, 1])
+    value = loss(u, pairs)
+    value.backward()
+    assert value.item() == pytest.approx(2 * (0.5 * 0.5 / 1000 + 0.5 * (0.5 - 0.5 / 1000)))
+    assert u.grad is not None
+    for zero in (u.grad, loss.gradient(u, pairs), loss.output_hessian(u, pairs, approximation).dense()):
+        assert torch.equal(zero, torch.zeros_like(zero))
+    first, second = u.detach()[:1], u.detach()[1:2]
+    for positive in (True, False):
+        assert not loss.is_active(first, second, positive)
+        assert all(torch.equal(block, 0 * block) for block in loss.pair_blocks(first, second, positive))
+
+
+@pytest.mark.parametrize("share", [1.001, 2.0, 100.0])
+def test_curvature_of_close_pairs_keeps_its_digits(share: float) -> None:
+    """float32 embeddings a thousandth of the margin apart: the curvature 1/d is that of float64."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(1, 5, generator=generator)
+    u = torch.cat(
+        [u, u + torch.nn.functional.normalize(torch.randn(1, 5, generator=generator)) * share / 1000]
+    )
+    pairs = Pairs.from_labels([0, 0])
+    loss = ContrastiveLoss(1.0, "euclidean", normalize=False, power=1)
+    single = loss.output_hessian(u, pairs, "fixed").dense()
+    wide = loss.output_hessian(u.double(), pairs, "fixed").dense()
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), wide, rtol=1e-4, atol=1e-4 * float(wide.abs().max()))
+    assert float(torch.einsum("nknk->", wide)) == pytest.approx(2 * 4 / (share / 1000), rel=1e-3)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0, 0, 1]])
+def test_a_type_without_pairs_or_active_ones_adds_nothing(labels: list[int]) -> None:
+    """One class only, no class twice, and negatives all beyond the margin."""
+    u = torch.eye(3, dtype=torch.float64, requires_grad=True)
+    loss, pairs = ContrastiveLoss(0.5, power=1, negatives="active"), Pairs.from_labels(labels)
+    value = loss(u, pairs)
+    value.backward()
+    assert value.item() == pytest.approx(2**0.5 if pairs.num_positives else 0.0)
+    found = (loss.output_hessian(u, pairs, kind).dense() for kind in ("full", "positive"))
+    torch.testing.assert_close(*found)  # both average over the positives alone, with weight 1 where w = 1/2
+    torch.testing.assert_close(u.grad, loss.gradient(u, pairs))
+
+
+def test_blocks_of_too_many_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hessians.unsquared.BLOCK_ENTRIES", 20)
+    u, pairs = torch.eye(3, dtype=torch.float64), Pairs.from_labels([0, 0, 1])
+    hessian = ContrastiveLoss(1.5, power=1).output_hessian(u, pairs, "fixed")
+    with pytest.raises(ValueError, match=r'3 blocks of 3 x 3 numbers .* structure "diag"'):
+        hessian.matmul(u)
+    assert hessian.diagonal_per_dimension().shape == (3, 3)

@@ -21,6 +21,7 @@ LOSSES = {
     "arccos": ContrastiveLoss(0.9),
     "euclidean": ContrastiveLoss(0.9, "euclidean", negative_weight=0.3),
     "no norm": ContrastiveLoss(2.0, "euclidean", normalize=False),
+    "un-squared": ContrastiveLoss(0.9, power=1),
 }
 
 

@@ -17,6 +17,7 @@ from tests.hessians.networks import Block, GeM, Residual, two_convolutions
 LOSS = ContrastiveLoss(margin=1.2, negative_weight=0.3)
 EUCLIDEAN = ContrastiveLoss(margin=1.2, distance="euclidean")
 PLAIN = ContrastiveLoss(margin=2.0, distance="euclidean", normalize=False)
+UNSQUARED = ContrastiveLoss(margin=1.2, negative_weight=0.3, power=1)
 
 
 def random(*shape: int, seed: int = 1) -> Tensor:

@@ -36,6 +36,7 @@ LOSSES = {
     "arccos": ContrastiveLoss(1.3, "arccos", negative_weight=0.4),
     "euclidean": ContrastiveLoss(1.3, "euclidean", negative_weight=0.4),
     "no norm": ContrastiveLoss(1.5, "euclidean", negative_weight=0.4, normalize=False),
+    "un-squared": ContrastiveLoss(1.3, "euclidean", negative_weight=0.4, power=1),
 }
 APPROXIMATIONS = ["clipped", "positive", "fixed"]
 HEAD = ["2.weight", "2.bias"]

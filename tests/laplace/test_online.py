@@ -274,6 +274,19 @@ def test_active_negatives_are_trained_on_and_all_are_curved() -> None:
     close(running(online), running(plain), rtol=0, atol=0)
 
 
+def test_the_unsquared_distance_is_trained_and_curved() -> None:
+    loss = ContrastiveLoss(margin=0.7, power=1)
+    online = an_online(loss=loss, rate=0.0)
+    images, labels = a_batch()
+    encoder, pairs = an_encoder(), Pairs.from_labels(labels)
+    value = online.step(images, labels)
+    assert value == pytest.approx(float(loss(encoder.raw(images), pairs).detach()), rel=1e-12)
+    expected = curvature_of(encoder, images, pairs, loss=loss).clamp(min=0)
+    fitted = online.posterior().fitted
+    assert fitted is not None
+    close(fitted.curvature.diagonal(), expected, rtol=1e-8, atol=1e-10)
+
+
 def test_a_miner_chooses_what_is_trained_on() -> None:
     seen = []
 

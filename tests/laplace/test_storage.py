@@ -92,6 +92,7 @@ def same(one: LAM, other: LAM) -> None:
         (False, EUCLIDEAN, "full", torch.float32),
         (True, UNNORMALISED, "positive", torch.float32),  # the bias is not random
         (False, EUCLIDEAN, "clipped", torch.float64),
+        (True, ContrastiveLoss(margin=0.9, power=1), "fixed", torch.float64),
     ],
 )
 def test_what_is_loaded_is_what_was_saved(
