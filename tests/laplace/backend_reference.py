@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from hessians import ContrastiveLoss
+from tests.hessians.reference import pair_value
 
 Batch = tuple[Tensor, Tensor]
 
@@ -29,12 +30,12 @@ def value(
     """The share of a batch in the loss, as a function of the points that distances are taken between."""
     total = points.sum() * 0
     for i, j in itertools.combinations(range(len(labels)), 2):
-        squared = (points[i] - points[j]).square().sum()
-        if labels[i] == labels[j]:
+        positive = bool(labels[i] == labels[j])
+        if positive:
             weight = 1 / population[0] if only_positives else 2 * (1 - loss.negative_weight) / population[0]
-            total = total + weight * squared / 2
-        elif not only_positives and squared.detach() < loss.margin**2:
-            total = total + 2 * loss.negative_weight / population[1] * (loss.margin**2 - squared) / 2
+        else:
+            weight = 0.0 if only_positives else 2 * loss.negative_weight / population[1]
+        total = total + weight * pair_value(points[i], points[j], loss, positive=positive)
     return total
 
 
