@@ -47,7 +47,8 @@ class Posterior:
         Literal["arccos", "euclidean"], typer.Option(help="Distance of the contrastive loss.")
     ] = "arccos"
     power: Annotated[
-        int, typer.Option(min=1, max=2, help="Power of the distance in the loss: 2, or 1 for the plain distance.")
+        int,
+        typer.Option(min=1, max=2, help="Power of the distance in the loss: 2, or 1 for the plain distance."),
     ] = 2
     structure: Annotated[
         Literal["diag", "kron", "lowrank", "full"],

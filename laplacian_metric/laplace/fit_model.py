@@ -48,7 +48,6 @@ class FitOptions:
     margin: float = 0.7
     distance: str = "arccos"
     power: int = 2
-    power: int = 2
     structure: str = "diag"
     approximation: str = "fixed"
     rank: int = 50

@@ -159,6 +159,7 @@ def test_the_file_is_described_without_reading_its_tensors(tmp_path: Path) -> No
         "class": "hessians.ContrastiveLoss",
         "fields": {
             "margin": 0.9, "distance": "euclidean", "negative_weight": 0.25, "normalize": True, "negatives": "all",
+            "power": 2,
         },
     }  # fmt: skip
     assert told["tensors"] == {
