@@ -17,6 +17,7 @@ __all__ = [
     "NetworkLAM",
     "OnlineLAM",
     "StochasticEmbedding",
+    "Trust",
     "__version__",
     "combine",
     "data",
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from laplacian_metric.laplace.network import NetworkLAM
     from laplacian_metric.laplace.online import OnlineLAM
     from laplacian_metric.laplace.posthoc import LAM
+    from laplacian_metric.trust import Trust
 
 _HOMES = {
     "LAM": "laplacian_metric.laplace.posthoc",
@@ -40,6 +42,7 @@ _HOMES = {
     "OnlineLAM": "laplacian_metric.laplace.online",
     "Encoder": "laplacian_metric.encoder",
     "StochasticEmbedding": "laplacian_metric.core.embedding",
+    "Trust": "laplacian_metric.trust",
     "combine": "laplacian_metric.core.combined",
 }
 

@@ -1,0 +1,352 @@
+"""The settings: a frozen encoder, a gallery, validation and test queries, and OOD queries near and far.
+
+Each is computed once and kept outside of the repository, as features and the encoder's linear head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from experiments.trust.features import (
+    CHANGES,
+    Arrays,
+    balanced,
+    cached,
+    changed_lite0_features,
+    images,
+    lite0_features,
+    minilm_features,
+)
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.labelled_gallery import Head
+from laplacian_metric.encoder.heads import train_head, whitening_head
+
+MOST_OOD = 500
+MOST_TEST = 2000
+OUT = (7, 8, 9)  # the classes of ten that are held out
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting with its arrays, by the name of a part: "gallery", "validation", "test", "training" (features only),
+    "calibration" (a gallery of other classes, where the setting is zero-shot), "near/..." and "far/...": OOD queries.
+    """
+
+    name: str
+    seed: int
+    head: Head | None
+    parts: dict[str, NDArray[Any]]
+
+    def h(self, part: str) -> NDArray[Any]:
+        """Return the features of a part in float32."""
+        return self.parts[f"{part}:h"].astype(np.float32)
+
+    def labels(self, part: str) -> NDArray[Any]:
+        """Return the labels of a part."""
+        return self.parts[f"{part}:labels"]
+
+    @property
+    def zero_shot(self) -> bool:
+        """Whether the classes of the gallery are others than those of the calibration."""
+        return "calibration:h" in self.parts
+
+    def ood(self, kind: str = "") -> list[str]:
+        """Return the names of the OOD parts, "near" or "far" or all."""
+        return sorted(
+            {name.split(":")[0] for name in self.parts if name.startswith(kind or ("near/", "far/"))}
+        )
+
+
+def pooled_network(channels: int) -> nn.Sequential:
+    """Return three convolutions and two poolings: 28 or 32 pixels a side -> 1,024 or 1,600 features."""
+    layers = (nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU())
+    return nn.Sequential(*layers, nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+
+
+def lam_network(channels: int) -> nn.Sequential:
+    """Return the LAM paper's network for FashionMNIST: 9,216 features."""
+    layers = (nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU())
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
+
+
+def trained(
+    network: Callable[[int], nn.Sequential], x: Tensor, labels: NDArray[Any], dim: int, epochs: int, seed: int
+) -> nn.Sequential:
+    """Return a backbone and a linear head, trained with the contrastive loss on batches of 16 images a class."""
+    torch.manual_seed(seed)
+    backbone = network(x.shape[1])
+    model = nn.Sequential(backbone, nn.Linear(backbone(x[:1]).shape[1], dim))
+    loss = ContrastiveLoss(margin=0.7, negatives="active")
+    steps = max(1, epochs * len(x) // 256)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = np.random.default_rng(seed)
+    classes = np.unique(labels)
+    for _ in range(steps):
+        chosen = generator.permutation(classes)[:16]
+        count = 256 // len(chosen)
+        rows = np.concatenate(
+            [generator.choice(np.flatnonzero(labels == label), count, replace=True) for label in chosen]
+        )
+        optimizer.zero_grad()
+        loss(model(x[rows]), Pairs.from_labels(torch.from_numpy(labels[rows].astype(np.int64)))).backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+@torch.inference_mode()
+def of_network(model: nn.Sequential, x: Tensor) -> NDArray[np.float16]:
+    """Return the features (N, H) of images."""
+    return torch.cat([model[0](block).half() for block in x.split(250)]).numpy()
+
+
+def saved_head(head: nn.Linear) -> Arrays:
+    """Return the arrays of a head."""
+    return {"head:weight": head.weight.detach().numpy(), "head:bias": head.bias.detach().numpy()}
+
+
+def at(x: Tensor, side: int, channels: int) -> Tensor:
+    """Return images of another size and number of channels."""
+    x = x if x.shape[-1] == side else F.interpolate(x, (side, side), mode="bilinear", antialias=True)
+    return x.expand(-1, channels, -1, -1) if x.shape[1] == 1 else x
+
+
+def network_setting(
+    root: Path,
+    seed: int,
+    *,
+    network: Callable[[int], nn.Sequential],
+    source: str,
+    out: tuple[int, ...],
+    far: tuple[str, ...],
+    per_class: int,
+    new_gallery: int,
+    dim: int,
+    epochs: int,
+) -> Arrays:
+    """Return a setting of a network trained here; the gallery is its training images, or ``new_gallery`` of a class."""
+    x, labels = images(root, source, "train", 700, seed)
+    test_x, test_labels = images(root, source, "test", 250, seed)
+    inside = ~np.isin(labels, out)
+    order = np.flatnonzero(inside)
+    rank = np.zeros(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        rank[labels == label] = np.arange((labels == label).sum())
+    train = order[rank[order] < per_class]
+    validation = order[(rank[order] >= per_class) & (rank[order] < per_class + 150)]
+    gallery = order[rank[order] >= 700 - new_gallery] if new_gallery else train
+    model = trained(network, x[train], labels[train], dim, epochs, seed)
+    parts = saved_head(model[1]) | {"training:h": of_network(model, x[train])}
+    test = np.flatnonzero(~np.isin(test_labels, out))[:MOST_TEST]
+    for name, source_x, source_labels, rows in (
+        ("gallery", x, labels, gallery),
+        ("validation", x, labels, np.random.default_rng(seed).permutation(validation)[:1000]),
+        ("test", test_x, test_labels, test),
+    ):
+        parts |= {f"{name}:h": of_network(model, source_x[rows]), f"{name}:labels": source_labels[rows]}
+    if out:
+        parts["near/held-out classes:h"] = of_network(model, test_x[np.isin(test_labels, out)][:MOST_OOD])
+    for name, change in CHANGES.items():
+        parts[f"far/{name}:h"] = of_network(model, change(test_x[test[-MOST_OOD:]]))
+    for name in far:
+        other = images(root, name, "test", 50 if name != "quickdraw" else 3, seed)[0][:MOST_OOD]
+        parts[f"far/{name}:h"] = of_network(model, at(other, x.shape[-1], x.shape[1]))
+    return parts
+
+
+def lite0_setting(root: Path, cache: Path, *, source: str, head: str, out: tuple[int, ...]) -> Arrays:
+    """Return a setting of EfficientNet-Lite0 with a head by PCA, or trained on other images of the known classes."""
+    train, test = (lite0_features(root, cache, f"{source}-{split}") for split in ("train", "test"))
+    other = {"fashion": "cifar", "cifar": "fashion"}[source]
+    far = {name: lite0_features(root, cache, name)["h"] for name in ("mnist-test", f"{other}-test", "quickdraw-test")}
+    far |= {change: changed_lite0_features(root, cache, f"{source}-test", change)["h"] for change in CHANGES}
+    parts = {f"far/{name}:h": spaced(h, MOST_OOD) for name, h in far.items()}
+    known = ~np.isin(train["labels"], out)
+    h, labels = train["h"][known], train["labels"][known]
+    third = len(h) // 3
+    features = torch.from_numpy(h[:third].astype(np.float32))
+    if head == "pca":
+        layer = whitening_head(features, 32)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        loss = ContrastiveLoss(margin=0.7, negatives="active")
+        layer = train_head(features, torch.from_numpy(labels[:third]), loss, 32, steps=400, generator=generator)
+    parts |= saved_head(layer) | {"training:h": h[:third]}
+    parts |= {"gallery:h": h[third:-1000], "gallery:labels": labels[third:-1000]}
+    parts |= {"validation:h": h[-1000:], "validation:labels": labels[-1000:]}
+    inside = ~np.isin(test["labels"], out)
+    parts |= {"test:h": test["h"][inside][:MOST_TEST], "test:labels": test["labels"][inside][:MOST_TEST]}
+    return parts | {"near/held-out classes:h": test["h"][~inside][:MOST_OOD]}
+
+
+def spaced(rows: NDArray[Any], most: int) -> NDArray[Any]:
+    """Return at most so many rows, evenly spaced."""
+    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+
+
+def halves(labels: NDArray[Any], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of a gallery and of queries: half of each class, in random order."""
+    order = balanced(labels, 10**9, 0)
+    rank = np.empty(len(labels), dtype=np.int64)
+    size = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        rows = order[labels[order] == label]
+        rank[rows], size[rows] = np.arange(len(rows)), len(rows)
+    first = rank[order] < size[order] // 2
+    return order[first], order[~first][:most]
+
+
+def zero_shot(
+    validation: Arrays, test: Arrays, out_share: float, far: dict[str, NDArray[Any]], most: int = MOST_TEST
+) -> Arrays:
+    """Return the parts of a setting whose calibration has other classes than its gallery."""
+    parts = {f"far/{name}:h": spaced(h, MOST_OOD) for name, h in far.items()}
+    gallery, queries = halves(validation["labels"], 1000)
+    parts |= {"calibration:h": validation["h"][gallery], "calibration:labels": validation["labels"][gallery]}
+    parts |= {"validation:h": validation["h"][queries], "validation:labels": validation["labels"][queries]}
+    classes = np.random.default_rng(0).permutation(np.unique(test["labels"]))
+    held_out = np.isin(test["labels"], classes[: round(out_share * len(classes))])
+    parts["near/held-out classes:h"] = spaced(test["h"][held_out], MOST_OOD)
+    h, labels = test["h"][~held_out], test["labels"][~held_out]
+    gallery, queries = halves(labels, most)
+    parts |= {"gallery:h": h[gallery], "gallery:labels": labels[gallery]}
+    return parts | {"test:h": h[queries], "test:labels": labels[queries]}
+
+
+def contrastive_head(h: NDArray[Any], labels: NDArray[Any], dim: int = 64, steps: int = 400) -> nn.Linear:
+    """Return a head trained on features and labels of any kind."""
+    codes = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
+    loss = ContrastiveLoss(margin=0.7, negatives="active")
+    generator = torch.Generator().manual_seed(0)
+    features = torch.from_numpy(h.astype(np.float32))
+    return train_head(features, codes, loss, dim, steps=steps, images_per_class=8, generator=generator)
+
+
+def quickdraw_lite0(root: Path, cache: Path) -> Arrays:
+    """Return Quick, Draw! by EfficientNet-Lite0, zero-shot: a head trained on other classes."""
+    train, validation, test = (
+        lite0_features(root, cache, f"quickdraw-{split}") for split in ("train", "validation", "test")
+    )
+    far = {name: lite0_features(root, cache, f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
+    head = contrastive_head(train["h"], train["labels"])
+    return saved_head(head) | {"training:h": train["h"]} | zero_shot(validation, test, 0.25, far)
+
+
+def quickdraw_network(root: Path, seed: int) -> Arrays:
+    """Return Quick, Draw! by a small network trained here, zero-shot."""
+    x, labels = images(root, "quickdraw", "train", 30, seed)
+    model = trained(pooled_network, x, labels, 32, 10, seed)
+    split = {}
+    for name, per_class in (("validation", 60), ("test", 40)):
+        part, part_labels = images(root, "quickdraw", name, per_class, seed)
+        split[name] = {"h": of_network(model, part), "labels": part_labels}
+    far = {
+        name: of_network(model, images(root, name, "test", 50, seed)[0]) for name in ("mnist", "fashion-mnist")
+    }
+    turned = images(root, "quickdraw", "test", 3, seed)[0]
+    far |= {name: of_network(model, change(turned)) for name, change in CHANGES.items()}
+    parts = saved_head(model[1]) | {"training:h": of_network(model, x)}
+    return parts | zero_shot(split["validation"], split["test"], 0.25, far)
+
+
+def grocery_lite0(root: Path, cache: Path) -> Arrays:
+    """Return photographs of fruit by EfficientNet-Lite0, zero-shot, with a PCA head."""
+    content = lite0_features(root, cache, "grocery")
+    classes = np.random.default_rng(1).permutation(np.unique(content["labels"]))
+    of_test = np.isin(content["labels"], classes[6:])
+    validation, test = (
+        {name: values[rows] for name, values in content.items()} for rows in (~of_test, of_test)
+    )
+    far = {name: lite0_features(root, cache, f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
+    head = whitening_head(torch.from_numpy(validation["h"].astype(np.float32)), 32)
+    return saved_head(head) | zero_shot(validation, test, 0.25, far)
+
+
+def reuters_minilm(root: Path, cache: Path) -> Arrays:
+    """Return newswires by MiniLM with a trained head; a third of the topics are held out."""
+    train = minilm_features(root, cache, "reuters-train", 6000)
+    test = minilm_features(root, cache, "reuters-test", 2500)
+    topics, sizes = np.unique(train["labels"], return_counts=True)
+    out = topics[np.argsort(-sizes)][2::3]
+    inside = ~np.isin(train["labels"], out)
+    h, labels = train["h"][inside], train["labels"][inside]
+    third = (len(h) - 1000) // 2
+    parts = saved_head(contrastive_head(h[:third], labels[:third])) | {"training:h": h[:third]}
+    parts |= {"gallery:h": h[third:-1000], "gallery:labels": labels[third:-1000]}
+    parts |= {"validation:h": h[-1000:], "validation:labels": labels[-1000:]}
+    known = np.isin(test["labels"], np.unique(labels))
+    parts |= {"test:h": test["h"][known], "test:labels": test["labels"][known]}
+    both = {name: np.concatenate([train[name], test[name]]) for name in ("h", "labels")}
+    parts["near/held-out topics:h"] = spaced(both["h"][np.isin(both["labels"], out)], MOST_OOD)
+    parts["far/glosses:h"] = minilm_features(root, cache, "wordnet", 9000)["h"][:MOST_OOD]
+    return parts | {"far/shuffled words:h": minilm_features(root, cache, "reuters-test", 500, "shuffled")["h"]}
+
+
+def wordnet_minilm(root: Path, cache: Path) -> Arrays:
+    """Return WordNet's glosses by MiniLM, whose rows are the embeddings; a quarter of the classes are held out."""
+    content = minilm_features(root, cache, "wordnet", 9000)
+    h, labels = content["h"], content["labels"]
+    classes = np.random.default_rng(0).permutation(np.unique(labels))
+    inside = ~np.isin(labels, classes[: len(classes) // 4])
+    near = spaced(h[~inside], MOST_OOD)
+    h, labels = h[inside], labels[inside]
+    parts = {"gallery:h": h[:-3000], "gallery:labels": labels[:-3000]}
+    parts |= {"validation:h": h[-3000:-2000], "validation:labels": labels[-3000:-2000]}
+    parts |= {"test:h": h[-2000:], "test:labels": labels[-2000:], "near/held-out classes:h": near}
+    parts["far/newswires:h"] = minilm_features(root, cache, "reuters-test", 2500)["h"][:MOST_OOD]
+    return parts | {"far/shuffled words:h": minilm_features(root, cache, "wordnet", 500, "shuffled")["h"]}
+
+
+GREY_FAR = ("mnist", "quickdraw")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "fashion-lam": {"network": lam_network, "source": "fashion-mnist", "out": (), "far": GREY_FAR}
+    | {"per_class": 400, "new_gallery": 0, "dim": 3, "epochs": 6},
+    "fashion-pooled": {"network": pooled_network, "source": "fashion-mnist", "out": (), "far": GREY_FAR}
+    | {"per_class": 400, "new_gallery": 0, "dim": 3, "epochs": 10},
+    "mnist-new-gallery": {"network": pooled_network, "source": "mnist", "out": OUT, "far": ("fashion-mnist", "quickdraw")}
+    | {"per_class": 30, "new_gallery": 200, "dim": 8, "epochs": 20},
+    "cifar-3-out": {"network": pooled_network, "source": "cifar-10", "out": OUT, "far": ("fashion-mnist", "quickdraw")}
+    | {"per_class": 450, "new_gallery": 0, "dim": 16, "epochs": 15},
+    "cifar-500": {"network": pooled_network, "source": "cifar-10", "out": (), "far": ("fashion-mnist", "quickdraw")}
+    | {"per_class": 50, "new_gallery": 0, "dim": 16, "epochs": 40},
+}
+FROZEN: dict[str, Callable[[Path, Path], Arrays]] = {
+    "fashion-lite0": lambda root, cache: lite0_setting(root, cache, source="fashion", head="pca", out=OUT),
+    "cifar-lite0": lambda root, cache: lite0_setting(root, cache, source="cifar", head="trained", out=(0, 3, 8)),
+    "quickdraw-lite0": quickdraw_lite0,
+    "grocery-lite0": grocery_lite0,
+    "reuters-minilm": reuters_minilm,
+    "wordnet-minilm": wordnet_minilm,
+}
+# Those on which anything was chosen.
+DEVELOPMENT = ("fashion-lite0", "cifar-3-out", "quickdraw-lite0", "wordnet-minilm")
+NAMES = (*FROZEN, *NETWORKS, "quickdraw-network")
+
+
+def seeds_of(name: str) -> tuple[int, ...]:
+    """Return the seeds of a setting: three where a network is trained."""
+    return (0,) if name in FROZEN else (0, 1, 2)
+
+
+def setting(root: Path, cache: Path, name: str, seed: int = 0) -> Setting:
+    """Return a setting, from the cache where it has it."""
+
+    def compute() -> Arrays:
+        if name in FROZEN:
+            return FROZEN[name](root, cache)
+        return quickdraw_network(root, seed) if name == "quickdraw-network" else network_setting(root, seed, **NETWORKS[name])
+
+    parts = cached(cache / "settings" / f"{name}-{seed}.npz", compute)
+    weight = parts.pop("head:weight", None)
+    head = None if weight is None else Head(weight, parts.pop("head:bias"))
+    return Setting(name, seed, head, parts)

@@ -1,0 +1,216 @@
+"""From inputs to probabilities: a logistic with signs, tails of a reference, the last sigmoid, and how well it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laplacian_metric.core.vector_search import Floats
+
+RIDGE = 1.0
+TAIL = 0.05  # the share of the reference beyond which a tail is exponential
+NUM_BINS = 10
+FOLDS = 5
+LARGEST_SLOPE = 20.0
+RESAMPLES = 1000
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Return 1/(1 + exp(-x)).
+
+    Example:
+        >>> sigmoid(np.array([0.0])).tolist()
+        [0.5]
+    """
+    return np.exp(-np.logaddexp(0, -x))
+
+
+@dataclass(frozen=True, eq=False)
+class Logistic:
+    """A logistic of standardised inputs: sigmoid(b + sum_j w_j (x_j - m_j)/s_j); ``center`` m, ``scale`` s, (D,)."""
+
+    center: Floats
+    scale: Floats
+    weights: Floats
+    intercept: float
+
+    @staticmethod
+    def fit(inputs: Floats, target: NDArray[np.bool_], signs: NDArray[Any], ridge: float = RIDGE) -> Logistic:
+        """Minimise the sum of log losses + ridge/2 |w|^2 where each weight has the sign given, or is 0.
+
+        Args:
+            inputs: (N, D).
+            target: (N,), what the logistic is to say.
+            signs: (D,), 1 or -1.
+            ridge: the pull on the weights; the intercept is free.
+
+        Example:
+            >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
+            >>> target = np.array([False, True, False, True])
+            >>> [Logistic.fit(x, target, np.array([sign])).weights.round(2).tolist() for sign in (1, -1)]
+            [[0.45], [0.0]]
+        """
+        from scipy.optimize import minimize
+
+        center, scale = inputs.mean(axis=0), inputs.std(axis=0)
+        scale = np.where(scale > 1e-12, scale, 1.0)
+        x = (inputs - center) / scale
+        sign = np.where(target, 1.0, -1.0)
+
+        def loss(parameters: Floats) -> tuple[float, Floats]:
+            margin = sign * (x @ parameters[:-1] + parameters[-1])
+            slope = -sign * np.exp(-np.logaddexp(0, margin))
+            weights = parameters[:-1]
+            value = np.logaddexp(0, -margin).sum() + ridge / 2 * weights @ weights
+            return float(value), np.append(x.T @ slope + ridge * weights, slope.sum())
+
+        bounds = [(0, None) if s > 0 else (None, 0) for s in signs] + [(None, None)]
+        settings = {"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-9}
+        start = np.zeros(x.shape[1] + 1)
+        solution = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=settings).x
+        return Logistic(center, scale, solution[:-1], float(solution[-1]))
+
+    def contributions(self, inputs: Floats) -> Floats:
+        """Return w_j (x_j - m_j)/s_j, (N, D): what each input adds beside the mean query."""
+        return self.weights * (inputs - self.center) / self.scale
+
+    def logit(self, inputs: Floats) -> Floats:
+        """Return the argument of the sigmoid, (N,)."""
+        return self.contributions(inputs).sum(axis=1) + self.intercept
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """How far out a number lies by reference numbers, ascending (N,): -log of the share that is at least as great.
+
+    Beyond the ``threshold``, their 95 % quantile, it goes on as an exponential with their mean ``excess``.
+    """
+
+    reference: Floats
+    threshold: float
+    excess: float
+
+    @staticmethod
+    def fit(values: Floats) -> Tail:
+        """Return the tail of reference numbers (N,).
+
+        Example:
+            >>> tail = Tail.fit(np.arange(101.0))
+            >>> tail(np.array([0.0, 50.0, 95.0, 98.0])).round(3).tolist()
+            [0.0, 0.683, 2.823, 3.996]
+        """
+        threshold, excess = beyond(values, TAIL)
+        return Tail(np.sort(values), threshold, excess)
+
+    def __call__(self, values: Floats) -> Floats:
+        """Return t(x), (N,): 0 for the least of all, -log .05 at the threshold."""
+        at_least = len(self.reference) - np.searchsorted(self.reference, values, side="left")
+        near = np.log(1 / np.maximum(at_least / len(self.reference), TAIL))
+        far = -np.log(TAIL) + (values - self.threshold) / self.excess
+        return np.where(values > self.threshold, far, near)
+
+
+def beyond(values: Floats, share: float) -> tuple[float, float]:
+    """Return the 1 - share quantile of values (N,) and their mean excess beyond it.
+
+    Example:
+        >>> beyond(np.array([0.0, 1.0, 2.0, 4.0]), 0.5)
+        (1.5, 1.5)
+    """
+    threshold = float(np.quantile(values, 1 - share))
+    above = values[values > threshold] - threshold
+    spread = float(values.max() - values.min())
+    # Where nothing lies beyond, as among equal values, anything that does is far out.
+    excess = float(above.mean()) if len(above) else 1e-3 * spread
+    return threshold, max(excess, 1e-6)
+
+
+def fit_sigmoid(logits: Floats, right: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return a and b > 0 of sigmoid(a + b x) by maximum likelihood, with Platt's targets.
+
+    Platt's targets, (n + 1)/(n + 2) for n right answers and 1/(n + 2) for n wrong ones, keep b finite where one
+    threshold separates right from wrong.
+
+    Example:
+        >>> x = np.linspace(-3, 3, 400)
+        >>> right = np.random.default_rng(0).random(400) < sigmoid(1 + 2 * x)
+        >>> [round(value) for value in fit_sigmoid(x, right)]
+        [1, 2]
+    """
+    from scipy.optimize import minimize
+
+    num_right, num_wrong = int(right.sum()), int((~right).sum())
+    target = np.where(right, (num_right + 1) / (num_right + 2), 1 / (num_wrong + 2))
+
+    def loss(parameters: Floats) -> tuple[float, Floats]:
+        x = parameters[0] + parameters[1] * logits
+        value = (np.logaddexp(0, x) - target * x).sum()
+        slope = sigmoid(x) - target
+        return float(value), np.array([slope.sum(), slope @ logits])
+
+    bounds = [(None, None), (1e-3, LARGEST_SLOPE)]
+    a, b = minimize(loss, np.array([0.0, 1.0]), jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(a), float(b)
+
+
+def folds_of(right: NDArray[np.bool_], number: int = FOLDS) -> NDArray[np.int64]:
+    """Return a fold for every query (N,), with an even share of right and of wrong answers in each.
+
+    Example:
+        >>> folds_of(np.array([True, True, False, False]), 2).tolist()
+        [0, 1, 0, 1]
+    """
+    fold = np.empty(len(right), dtype=np.int64)
+    for rows in (np.flatnonzero(right), np.flatnonzero(~right)):
+        fold[rows] = np.arange(len(rows)) % number
+    return fold
+
+
+def calibration_error(probability: Floats, right: NDArray[np.bool_]) -> float:
+    """Return the expected calibration error of probabilities (N,) in ten bins of equal width.
+
+    Example:
+        >>> calibration_error(np.array([0.75, 0.75, 0.75, 0.75]), np.array([True, True, True, False]))
+        0.0
+    """
+    bins = np.minimum((probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    gap = np.bincount(bins, weights=probability - right, minlength=NUM_BINS)
+    return float(np.abs(gap).sum() / len(right))
+
+
+@dataclass(frozen=True)
+class CalibrationError:
+    """The expected calibration error that is to be expected of new queries, with a 95 % interval.
+
+    Measured by cross-validation on ``queries`` validation queries. The interval is the basic bootstrap's, which takes
+    off what the error of few queries is too great by; it starts at 0 where the queries are too few to show any error.
+    """
+
+    value: float
+    low: float
+    high: float
+    queries: int
+
+    @staticmethod
+    def of(probability: Floats, right: NDArray[np.bool_], resamples: int = RESAMPLES) -> CalibrationError:
+        """Return that of probabilities (N,) of queries that they were not fitted on; the draws are seeded.
+
+        Example:
+            >>> generator = np.random.default_rng(0)
+            >>> p = generator.random(500)
+            >>> error = CalibrationError.of(p, generator.random(500) < p)
+            >>> 0 <= error.low < 0.05 < error.high < 0.1
+            True
+        """
+        value = calibration_error(probability, right)
+        generator = np.random.default_rng(0)
+        draws = generator.integers(0, len(right), (resamples, len(right)))
+        errors = np.array([calibration_error(probability[draw], right[draw]) for draw in draws])
+        low, high = 2 * value - np.quantile(errors, [0.975, 0.025])
+        return CalibrationError(value, max(0.0, float(low)), max(value, float(high)), len(right))
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, from {self.queries} queries)"

@@ -1,0 +1,318 @@
+"""`Trust`: the probability that the nearest item is right, and whether the query is like anything seen."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery, Surroundings
+from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.core.vector_search import Floats, Rows, Vectors
+from laplacian_metric.trust.answer import Answer, loudest, reasons
+from laplacian_metric.trust.calibration import CalibrationError, Logistic, fit_sigmoid, folds_of, sigmoid
+from laplacian_metric.trust.inputs import MATCH_INPUTS, match_inputs
+from laplacian_metric.trust.novelty import Novelty, reference_items
+
+LEAST_QUERIES = 50
+SAME = 1e-6  # 1 - cosine of rows that are one and the same but for rounding
+SAME_SHARE = 0.1  # of validation queries that may be in the gallery by chance, as duplicates in the data
+QUERIES_AT_ONCE = 4096
+
+
+@dataclass(eq=False)
+class Trust:
+    """What says how far the nearest item of a query can be trusted, over one gallery.
+
+    Attributes:
+        gallery: what is searched.
+        head: of the encoder, None where the features are the embeddings.
+        alpha: the share of known queries that may count as not quite known.
+        novelty: what counts as known.
+        match: the logistic of the match inputs; None without labels.
+        slope: a and b of the last sigmoid.
+        calibration_error: how far the probability is expected to be off, with an interval; None without labels.
+
+    Example:
+        >>> generator = np.random.default_rng(0)
+        >>> labels = np.arange(500) % 5
+        >>> h = np.eye(5)[labels] + 0.35 * generator.standard_normal((500, 5))
+        >>> trust = Trust.fit((h[:300], labels[:300]), (h[300:], labels[300:]))
+        >>> answer = trust(np.array([[2.0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [-1, -1, -1, -1, -1]]))
+        >>> answer.reason.tolist()
+        ['trusted', 'no reliable match', 'unlike anything seen']
+        >>> bool(answer.probability[0] > 0.9), bool(answer.probability[2] < 0.2)
+        (True, True)
+    """
+
+    gallery: LabelledGallery
+    head: Head | None
+    alpha: float
+    novelty: Novelty
+    match: Logistic | None = None
+    slope: tuple[float, float] = (0.0, 1.0)
+    calibration_error: CalibrationError | None = None
+
+    @staticmethod
+    def fit(
+        gallery: tuple[Any, Any],
+        queries: tuple[Any, Any] | None,
+        *,
+        encoder: Any = None,
+        lam: Any = None,
+        alpha: float = 0.05,
+        training_h: Any = None,
+        gallery_trained_head: bool | None = None,
+        generator: np.random.Generator | None = None,
+    ) -> Trust:
+        """Calibrate on queries whose classes are known and that nothing was trained on.
+
+        Args:
+            gallery: features h (N, H) and labels (N,) of what is searched; numpy arrays, mapped ones too, which stay in
+                their files, or torch tensors. They are not copied. Labels may be of any hashable kind, or None: then
+                the answers say what is known, and no probability.
+            queries: features and labels of validation queries, about 300 of the kind that will come; None calibrates
+                on the items of the gallery, each searched without itself.
+            encoder: whose head makes embeddings of features; None where the rows are the embeddings.
+            lam: a posterior in place of its encoder.
+            alpha: the share of known queries that may count as not quite known.
+            training_h: features that the encoder was trained on, for the second moment; by default the gallery's.
+            gallery_trained_head: without queries, whether the head was trained on the gallery. It has to be answered:
+                items that trained the head are nearer to each other than new queries will be.
+            generator: of the shuffled features; by default with seed 0.
+        """
+        if not 0 < alpha < 0.5:
+            raise ValueError(f"alpha is {alpha}: the share of known queries to flag, such as 0.05, is needed")
+        if encoder is not None and lam is not None:
+            raise ValueError("encoder and lam are both given: one of them is enough")
+        head = Head.of(encoder if encoder is not None else lam)
+        items = LabelledGallery.of(*_pair("gallery", gallery), head)
+        settings = {"training_h": training_h, "generator": generator}
+        if queries is None:
+            _check_may_leave_one_out(items, gallery_trained_head)
+            own = reference_items(items)
+            known = Vectors(np.asarray(items.features.rows[own]), items.features.norms[own])
+            points = Vectors(np.asarray(items.embeddings.rows[own]), items.embeddings.norms[own])
+            around = items.surroundings(known, points, own=own)
+            novelty = Novelty.fit(items, known, around.h, alpha, own=own, **settings)
+            codes = None if items.codes is None else items.codes[own]
+        else:
+            query_h, labels = _pair("queries", queries)
+            known, points = _vectors("query_h", query_h, items, head)
+            around = items.surroundings(known, points)
+            _check_not_items(around)
+            novelty = Novelty.fit(items, known, around.h, alpha, **settings)
+            codes = None if items.codes is None else _query_codes(items, labels, len(known))
+        trust = Trust(items, head, alpha, novelty)
+        if codes is not None:
+            trust._fit_match(around, codes)
+        return trust
+
+    def __call__(
+        self, h: Any, *, neighbours: Neighbours | None = None, feature_neighbours: Neighbours | None = None
+    ) -> Answer:
+        """Answer queries with features h (Q, H).
+
+        Args:
+            h: of the queries, numpy or torch.
+            neighbours: the nearest items in the embedding, at least 50 of each query, where an engine has found them;
+                their ids are rows of the gallery. Without them every item is looked at.
+            feature_neighbours: likewise the nearest in the features, at least 10.
+        """
+        features, embeddings = _vectors("h", h, self.gallery, self.head)
+        parts = []
+        for start in range(0, len(features), QUERIES_AT_ONCE):
+            some = slice(start, start + QUERIES_AT_ONCE)
+            few = Vectors(features.rows[some], features.norms[some])
+            points = few if self.head is None else Vectors(embeddings.rows[some], embeddings.norms[some])
+            around = self.gallery.surroundings(
+                few,
+                points,
+                neighbours=None if neighbours is None else neighbours[some],
+                feature_neighbours=None if feature_neighbours is None else feature_neighbours[some],
+            )
+            parts.append(self._answer(around))
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def with_gallery(self, h: Any, labels: Any = None) -> Trust:
+        """Return the same calibration over another gallery, whose classes may be others.
+
+        What counts as known is measured anew on the items, each compared with the others; the weights stay.
+        """
+        if (labels is None) != (self.gallery.names is None):
+            raise ValueError("labels: a gallery with labels is needed where the calibration has them, else one without")
+        items = LabelledGallery.of(h, labels, self.head, name="h")
+        own = reference_items(items)
+        known = Vectors(np.asarray(items.features.rows[own]), items.features.norms[own])
+        points = Vectors(np.asarray(items.embeddings.rows[own]), items.embeddings.norms[own])
+        around = items.surroundings(known, points, own=own)
+        moment = self.novelty.moment if self.novelty.from_training else None
+        novelty = Novelty.fit(
+            items, known, around.h, self.alpha, own=own, unusual=self.novelty.unusual, moment=moment
+        )
+        return replace(self, gallery=items, novelty=novelty)
+
+    def update(self, *, add: tuple[Any, Any] | None = None, remove: Any = None) -> None:
+        """Let items go and come, in place; the calibration stays.
+
+        Args:
+            add: features and labels of further items, which get the last rows.
+            remove: rows of items; those after them move up.
+        """
+        if add is None and remove is None:
+            raise ValueError("add or remove is needed: there is nothing to update")
+        h, labels = (None, None) if add is None else _pair("add", add)
+        self.gallery = self.gallery.updated(h, labels, remove, self.head)
+
+    def store_scales(self) -> None:
+        """Compute the local scales of all items now, so that no query has to: one search for every item."""
+        every = np.arange(len(self.gallery))
+        for space in ("h", "z"):
+            self.gallery.reached_scales(space, every)
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write everything, the gallery too, into a folder that is there whole or not at all."""
+        from laplacian_metric.trust.storage import save
+
+        save(self, folder, overwrite=overwrite)
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
+        """Read what `save` wrote, after checking it; the gallery's vectors stay in their files unless told otherwise."""
+        from laplacian_metric.trust.storage import load
+
+        return load(folder, mmap=mmap)
+
+    def __repr__(self) -> str:
+        names = self.gallery.names
+        classes = "without labels" if names is None else f"of {len(names)} classes"
+        return f"Trust({len(self.gallery)} items {classes}, calibration error {self.calibration_error})"
+
+    def _fit_match(self, around: Surroundings, codes: Rows) -> None:
+        """Fit the match, the last sigmoid and the expected error on queries of these classes."""
+        assert around.classes is not None
+        right = around.classes == codes
+        _check_enough(right)
+        inputs, signs = match_inputs(around), np.array(list(MATCH_INPUTS.values()))
+        self.match = Logistic.fit(inputs, right, signs)
+        soft = self.novelty.log_soft_known(self.novelty.parts(around.h, around.queries).sum(axis=1))
+        # Logits of queries that their logistic was not fitted on, so that the sigmoid sees how sure it may be.
+        crossed, fold = np.empty(len(right)), folds_of(right)
+        for number in range(fold.max() + 1):
+            inside = fold == number
+            crossed[inside] = Logistic.fit(inputs[~inside], right[~inside], signs).logit(inputs[inside])
+        logits = _discounted(crossed, soft)
+        self.slope = fit_sigmoid(logits, right)
+        probability = np.empty(len(right))
+        for number in range(fold.max() + 1):
+            inside = fold == number
+            a, b = fit_sigmoid(logits[~inside], right[~inside])
+            probability[inside] = sigmoid(a + b * logits[inside])
+        self.calibration_error = CalibrationError.of(probability, right)
+
+    def _answer(self, around: Surroundings) -> Answer:
+        parts = self.novelty.parts(around.h, around.queries)
+        novelty = parts.sum(axis=1)
+        known = self.novelty.known(novelty)
+        probability = match = match_parts = labels = None
+        if self.match is not None and around.classes is not None and self.gallery.names is not None:
+            inputs = match_inputs(around)
+            match_parts, logits = self.match.contributions(inputs), self.match.logit(inputs)
+            match = sigmoid(logits)
+            a, b = self.slope
+            probability = sigmoid(a + b * _discounted(logits, self.novelty.log_soft_known(novelty)))
+            labels = [self.gallery.names[code] for code in around.classes]
+        reason = reasons(known, match)
+        because = loudest(reason, parts, match_parts)
+        distance = around.z.nearest.copy()
+        return Answer(
+            around.nearest, distance, known, novelty, reason, because, parts, match_parts, labels, probability, match
+        )
+
+
+def _discounted(logits: Floats, log_known: Floats) -> Floats:
+    """Return the logit of sigmoid(logits) times exp(log_known), which is below 0."""
+    log_p = -np.logaddexp(0, -logits) + log_known
+    return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-12)))
+
+
+def _pair(name: str, pair: Any) -> tuple[Any, Any]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"{name} is a {type(pair).__name__}: pass a pair of features (N, H) and labels (N,)")
+    return pair[0], pair[1]
+
+
+def _vectors(name: str, h: Any, items: LabelledGallery, head: Head | None) -> tuple[Vectors, Vectors]:
+    """Return the features and the embeddings of queries."""
+    features = Vectors.of(name, h)
+    width = items.features.rows.shape[1]
+    if features.rows.shape[1] != width:
+        raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {width}")
+    return features, features if head is None else head.embed(features.rows)
+
+
+def _query_codes(items: LabelledGallery, labels: Any, num: int) -> Rows:
+    if labels is None:
+        raise ValueError("queries have no labels: pass them, so that right and wrong answers can be told apart")
+    codes = items.codes_of(labels, num)
+    if (missing := int((codes < 0).sum())) > 0:
+        warnings.warn(
+            f"{missing} of {num} validation queries are of classes that the gallery does not have: they count as wrong "
+            "answers and as known queries; leave them out where such queries are not usual",
+            stacklevel=3,
+        )
+    return codes
+
+
+def _check_may_leave_one_out(items: LabelledGallery, gallery_trained_head: bool | None) -> None:
+    if gallery_trained_head is None:
+        raise ValueError(
+            "without validation queries, gallery_trained_head= has to be answered: was the encoder's head trained on "
+            "the items of the gallery? Pass False where it was not, or validation queries"
+        )
+    if gallery_trained_head:
+        raise ValueError(
+            "the gallery trained the head, whose items are nearer to each other than new queries will be: a "
+            "calibration on them would trust too much. Pass queries that nothing was trained on"
+        )
+    if len(items) < LEAST_QUERIES:
+        raise ValueError(f"the gallery has {len(items)} items, at least {LEAST_QUERIES} are needed to calibrate on")
+
+
+def _check_not_items(around: Surroundings) -> None:
+    """Refuse validation queries that are in the gallery, where each of them finds itself."""
+    num = len(around.queries)
+    same = int((around.h.nearest < SAME).sum())
+    if same > SAME_SHARE * num:
+        raise ValueError(
+            f"{same} of {num} validation queries are rows of the gallery, where they find themselves: a calibration "
+            "on them would trust too much. Take queries that are not in the gallery"
+        )
+    if num < LEAST_QUERIES:
+        raise ValueError(
+            f"there are {num} validation queries, at least {LEAST_QUERIES} are needed: {LEAST_QUERIES - num} are missing"
+        )
+
+
+def _check_enough(right: NDArray[np.bool_]) -> None:
+    for kind, number in (("right", int(right.sum())), ("wrong", int((~right).sum()))):
+        if number == 0:
+            raise ValueError(
+                f"none of the {len(right)} nearest items of the validation queries is {kind}: both kinds are needed "
+                "to tell them apart. Add queries, harder ones where none is wrong"
+            )
+
+
+def _joined(parts: list[Answer]) -> Answer:
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if values[0] is None:
+            return None
+        return list(chain(*values)) if isinstance(values[0], list) else np.concatenate(values)
+
+    return Answer(**{name: joined(name) for name in Answer.__dataclass_fields__})

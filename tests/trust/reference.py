@@ -1,0 +1,94 @@
+"""What the inputs of `Trust` are, in loops over plain numbers, as section 3 of the recipe says it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+EPS = 1e-7
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(float), b.astype(float)
+    return float(((a / np.linalg.norm(a) - b / np.linalg.norm(b)) ** 2).sum() / 2)
+
+
+def ranked(x: np.ndarray, items: Sequence[np.ndarray], without: Sequence[int] = ()) -> list[tuple[float, int]]:
+    return sorted((distance(x, item), i) for i, item in enumerate(items) if i not in without)
+
+
+def scale(j: int, items: Sequence[np.ndarray], k: int, without: Sequence[int] = ()) -> float:
+    """The distance of item j to its k-th nearest, or to the last; 2 if it is alone."""
+    found = ranked(items[j], items, [j, *without])
+    return found[min(k, len(found)) - 1][0] if found else 2.0
+
+
+def log_d(d: float) -> float:
+    return math.log(d + EPS)
+
+
+def outlier_factor(x: np.ndarray, items: Sequence[np.ndarray], without: Sequence[int] = ()) -> float:
+    found = ranked(x, items, without)[:10]
+    own = [log_d(scale(j, items, 10, without)) for _, j in found]
+    return log_d(found[-1][0]) - sum(own) / len(own)
+
+
+def match_inputs(
+    h: np.ndarray, z: np.ndarray, hs: np.ndarray, zs: np.ndarray, labels: Sequence[object], own: int | None = None
+) -> list[float]:
+    without = [] if own is None else [own]
+    in_z, in_h = ranked(z, zs, without), ranked(h, hs, without)
+    c = labels[in_z[0][1]]
+
+    def nearest(found: list[tuple[float, int]], same: bool) -> float:
+        return next((d for d, j in found if (labels[j] == c) == same), 2.0)
+
+    first, tenth = in_z[0][0], in_z[min(10, len(in_z)) - 1][0]
+    width = max(tenth - first, 1e-12)
+    weights = [(math.exp(-(d - first) / width), labels[j] == c) for d, j in in_z[:50]]
+    share = sum(w for w, same in weights if same) / sum(w for w, _ in weights)
+    share = min(max(share, 0.001), 0.999)
+    voters = in_h[:10]
+    return [
+        log_d(first),
+        log_d(in_h[0][0]),
+        outlier_factor(z, zs, without),
+        outlier_factor(h, hs, without),
+        log_d(nearest(in_z, False)) - log_d(first),
+        log_d(nearest(in_h, False)) - log_d(nearest(in_h, True)),
+        math.log(share / (1 - share)),
+        sum(labels[j] == c for _, j in voters) / len(voters),
+    ]
+
+
+def unusual_inputs(
+    h: np.ndarray, hs: np.ndarray, moment_rows: np.ndarray, rank: int, own: int | None = None
+) -> list[float]:
+    without = [] if own is None else [own]
+    found = ranked(h, hs, without)
+    first = found[0][0]
+    rows = moment_rows.astype(float)
+    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    x = h.astype(float)
+    rest = values[rank:].sum() / (len(values) - rank) if rank < len(values) else 0.0
+    floor = 1e-12 + 1e-6 * values[0]
+    scaled = 0.0
+    for i in range(len(values)):
+        scaled += (vectors[:, i] @ x) ** 2 / max(values[i] if i < rank else rest, floor)
+    main, energy = 0, 0.0
+    while energy < 0.97 * values.sum() and main < rank:
+        energy += values[main]
+        main += 1
+    outside = 1 - sum((vectors[:, i] @ x) ** 2 for i in range(main)) / (x @ x)
+    return [
+        log_d(first),
+        log_d(found[min(10, len(found)) - 1][0]),
+        log_d(first) - log_d(scale(found[0][1], hs, 1, without)),
+        outlier_factor(h, hs, without),
+        math.log(scaled + 1e-12),
+        math.log(scaled + 1e-12) - math.log(x @ x),
+        math.log(max(outside, 0.0) + 1e-12),
+    ]
