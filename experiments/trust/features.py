@@ -39,9 +39,7 @@ def cached(path: Path, compute: Callable[[], Arrays]) -> Arrays:
 def balanced(labels: NDArray[Any], per_class: int, seed: int) -> NDArray[np.int64]:
     """Return the rows of at most ``per_class`` items of every class, drawn at random, in random order."""
     generator = np.random.default_rng(seed)
-    rows = [
-        generator.permutation(np.flatnonzero(labels == label))[:per_class] for label in np.unique(labels)
-    ]
+    rows = [generator.permutation(np.flatnonzero(labels == label))[:per_class] for label in np.unique(labels)]
     return generator.permutation(np.concatenate(rows))
 
 
@@ -142,7 +140,10 @@ def changed_lite0_features(root: Path, cache: Path, name: str, change: str) -> A
     def compute() -> Arrays:
         data_set, split, _ = IMAGE_SETS[name]
         x, labels = images(root, data_set, split, 50, seed=1)
-        return {"h": image_features(lite0(), CHANGES[change](x), f"{name}, {change}, by Lite0"), "labels": labels}
+        return {
+            "h": image_features(lite0(), CHANGES[change](x), f"{name}, {change}, by Lite0"),
+            "labels": labels,
+        }
 
     return cached(cache / "lite0" / f"{name}-{change}.npz", compute)
 

@@ -168,7 +168,10 @@ def lite0_setting(root: Path, cache: Path, *, source: str, head: str, out: tuple
     """Return a setting of EfficientNet-Lite0 with a head by PCA, or trained on other images of the known classes."""
     train, test = (lite0_features(root, cache, f"{source}-{split}") for split in ("train", "test"))
     other = {"fashion": "cifar", "cifar": "fashion"}[source]
-    far = {name: lite0_features(root, cache, name)["h"] for name in ("mnist-test", f"{other}-test", "quickdraw-test")}
+    far = {
+        name: lite0_features(root, cache, name)["h"]
+        for name in ("mnist-test", f"{other}-test", "quickdraw-test")
+    }
     far |= {change: changed_lite0_features(root, cache, f"{source}-test", change)["h"] for change in CHANGES}
     parts = {f"far/{name}:h": spaced(h, MOST_OOD) for name, h in far.items()}
     known = ~np.isin(train["labels"], out)
@@ -180,7 +183,9 @@ def lite0_setting(root: Path, cache: Path, *, source: str, head: str, out: tuple
     else:
         generator = torch.Generator().manual_seed(0)
         loss = ContrastiveLoss(margin=0.7, negatives="active")
-        layer = train_head(features, torch.from_numpy(labels[:third]), loss, 32, steps=400, generator=generator)
+        layer = train_head(
+            features, torch.from_numpy(labels[:third]), loss, 32, steps=400, generator=generator
+        )
     parts |= saved_head(layer) | {"training:h": h[:third]}
     parts |= {"gallery:h": h[third:-1000], "gallery:labels": labels[third:-1000]}
     parts |= {"validation:h": h[-1000:], "validation:labels": labels[-1000:]}
@@ -251,7 +256,8 @@ def quickdraw_network(root: Path, seed: int) -> Arrays:
         part, part_labels = images(root, "quickdraw", name, per_class, seed)
         split[name] = {"h": of_network(model, part), "labels": part_labels}
     far = {
-        name: of_network(model, images(root, name, "test", 50, seed)[0]) for name in ("mnist", "fashion-mnist")
+        name: of_network(model, images(root, name, "test", 50, seed)[0])
+        for name in ("mnist", "fashion-mnist")
     }
     turned = images(root, "quickdraw", "test", 3, seed)[0]
     far |= {name: of_network(model, change(turned)) for name, change in CHANGES.items()}
@@ -289,7 +295,9 @@ def reuters_minilm(root: Path, cache: Path) -> Arrays:
     both = {name: np.concatenate([train[name], test[name]]) for name in ("h", "labels")}
     parts["near/held-out topics:h"] = spaced(both["h"][np.isin(both["labels"], out)], MOST_OOD)
     parts["far/glosses:h"] = minilm_features(root, cache, "wordnet", 9000)["h"][:MOST_OOD]
-    return parts | {"far/shuffled words:h": minilm_features(root, cache, "reuters-test", 500, "shuffled")["h"]}
+    return parts | {
+        "far/shuffled words:h": minilm_features(root, cache, "reuters-test", 500, "shuffled")["h"]
+    }
 
 
 def wordnet_minilm(root: Path, cache: Path) -> Arrays:
@@ -313,16 +321,33 @@ NETWORKS: dict[str, dict[str, Any]] = {
     | {"per_class": 400, "new_gallery": 0, "dim": 3, "epochs": 6},
     "fashion-pooled": {"network": pooled_network, "source": "fashion-mnist", "out": (), "far": GREY_FAR}
     | {"per_class": 400, "new_gallery": 0, "dim": 3, "epochs": 10},
-    "mnist-new-gallery": {"network": pooled_network, "source": "mnist", "out": OUT, "far": ("fashion-mnist", "quickdraw")}
+    "mnist-new-gallery": {
+        "network": pooled_network,
+        "source": "mnist",
+        "out": OUT,
+        "far": ("fashion-mnist", "quickdraw"),
+    }
     | {"per_class": 30, "new_gallery": 200, "dim": 8, "epochs": 20},
-    "cifar-3-out": {"network": pooled_network, "source": "cifar-10", "out": OUT, "far": ("fashion-mnist", "quickdraw")}
+    "cifar-3-out": {
+        "network": pooled_network,
+        "source": "cifar-10",
+        "out": OUT,
+        "far": ("fashion-mnist", "quickdraw"),
+    }
     | {"per_class": 450, "new_gallery": 0, "dim": 16, "epochs": 15},
-    "cifar-500": {"network": pooled_network, "source": "cifar-10", "out": (), "far": ("fashion-mnist", "quickdraw")}
+    "cifar-500": {
+        "network": pooled_network,
+        "source": "cifar-10",
+        "out": (),
+        "far": ("fashion-mnist", "quickdraw"),
+    }
     | {"per_class": 50, "new_gallery": 0, "dim": 16, "epochs": 40},
 }
 FROZEN: dict[str, Callable[[Path, Path], Arrays]] = {
     "fashion-lite0": lambda root, cache: lite0_setting(root, cache, source="fashion", head="pca", out=OUT),
-    "cifar-lite0": lambda root, cache: lite0_setting(root, cache, source="cifar", head="trained", out=(0, 3, 8)),
+    "cifar-lite0": lambda root, cache: lite0_setting(
+        root, cache, source="cifar", head="trained", out=(0, 3, 8)
+    ),
     "quickdraw-lite0": quickdraw_lite0,
     "grocery-lite0": grocery_lite0,
     "reuters-minilm": reuters_minilm,
@@ -344,7 +369,11 @@ def setting(root: Path, cache: Path, name: str, seed: int = 0) -> Setting:
     def compute() -> Arrays:
         if name in FROZEN:
             return FROZEN[name](root, cache)
-        return quickdraw_network(root, seed) if name == "quickdraw-network" else network_setting(root, seed, **NETWORKS[name])
+        return (
+            quickdraw_network(root, seed)
+            if name == "quickdraw-network"
+            else network_setting(root, seed, **NETWORKS[name])
+        )
 
     parts = cached(cache / "settings" / f"{name}-{seed}.npz", compute)
     weight = parts.pop("head:weight", None)

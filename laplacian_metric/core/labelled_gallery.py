@@ -1,4 +1,4 @@
-"""A gallery in two spaces, features and embeddings, and what surrounds a query in it: numpy only."""
+"""Labelled items in two spaces, features and embeddings, and the search in both: numpy only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.core.surroundings import LOCAL, VOTERS, Place, Surroundings
 from laplacian_metric.core.vector_search import (
     BLOCK_ROWS,
     FARTHEST,
@@ -19,26 +20,14 @@ from laplacian_metric.core.vector_search import (
     Vectors,
     as_rows,
     distance_to,
+    norms_of,
     refined,
     search,
 )
 
-VOTERS = 50  # neighbours in the embedding that vote
-LOCAL = 10  # neighbours by which the local scale is measured
-SMALLEST = 1e-7  # is added to distances before their logarithm
 # The scales of an item that are kept: the distances to its 1st, 2nd, 10th and 11th nearest item.
 KEPT = (0, 1, LOCAL - 1, LOCAL)
 ITEMS_AT_ONCE = 2048
-
-
-def log_distance(distances: Floats) -> Floats:
-    """Return log(d + 1e-7).
-
-    Example:
-        >>> log_distance(np.array([0.0])).round(3).tolist()
-        [-16.118]
-    """
-    return np.log(distances + SMALLEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +57,9 @@ class Head:
         """Return the embeddings of rows of features; float32, of any length."""
         weight = self.weight.astype(np.float32)
         if rows.shape[1] != weight.shape[1]:
-            raise ValueError(f"h has {rows.shape[1]} columns, the encoder's head takes {weight.shape[1]} features")
+            raise ValueError(
+                f"h has {rows.shape[1]} columns, the encoder's head takes {weight.shape[1]} features"
+            )
         embeddings = np.empty((len(rows), len(weight)), dtype=np.float32)
         for start in range(0, len(rows), BLOCK_ROWS):
             some = slice(start, start + BLOCK_ROWS)
@@ -76,75 +67,6 @@ class Head:
             if self.bias is not None:
                 embeddings[some] += self.bias.astype(np.float32)
         return Vectors.of("the embeddings of h", embeddings)
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What surrounds Q queries in one space.
-
-    Attributes:
-        neighbours: the k nearest items; ids are rows of the gallery, labels the numbers of their classes.
-        scales: (Q, 10), the distance of each of the 10 nearest items to its own 10th nearest.
-        first_scale: (Q,), the distance of the nearest item to its own nearest.
-        same, other: (Q,), the distances to the nearest item of the class answered and of another class (2 without one).
-    """
-
-    neighbours: Neighbours
-    scales: Floats
-    first_scale: Floats
-    same: Floats
-    other: Floats
-
-    @property
-    def nearest(self) -> Floats:
-        """The distance to the nearest item, (Q,)."""
-        return self.neighbours.distances[:, 0]
-
-    @property
-    def tenth(self) -> Floats:
-        """The distance to the 10th nearest item, or to the last where there are fewer, (Q,)."""
-        return self.neighbours.distances[:, min(LOCAL, self.neighbours.k) - 1]
-
-    @property
-    def outlier_factor(self) -> Floats:
-        """LOF, (Q,): log d_10 less the mean over the 10 nearest items of the logarithm of their own d_10."""
-        return log_distance(self.tenth) - log_distance(self.scales).mean(axis=1)
-
-    @property
-    def local_scaling(self) -> Floats:
-        """log of d_1 over the nearest item's own d_1, (Q,)."""
-        return log_distance(self.nearest) - log_distance(self.first_scale)
-
-    @property
-    def margin(self) -> Floats:
-        """log of the distance to another class over that to the class answered, (Q,)."""
-        return log_distance(self.other) - log_distance(self.same)
-
-    def share(self, classes: Rows) -> Floats:
-        """Return the share (Q,) of a class among the 50 nearest, with weights exp(-(d - d_1)/(d_10 - d_1))."""
-        d = self.neighbours.distances[:, :VOTERS]
-        width = np.maximum(self.tenth - self.nearest, 1e-12)
-        weights = np.exp(-(d - d[:, :1]) / width[:, None])
-        return (weights * self._is(classes, VOTERS)).sum(axis=1) / weights.sum(axis=1)
-
-    def vote(self, classes: Rows) -> Floats:
-        """Return the share (Q,) of a class among the 10 nearest."""
-        return self._is(classes, LOCAL).mean(axis=1)
-
-    def _is(self, classes: Rows, k: int) -> NDArray[np.bool_]:
-        assert self.neighbours.labels is not None
-        return self.neighbours.labels[:, :k] == classes[:, None]
-
-
-@dataclass(frozen=True, eq=False)
-class Surroundings:
-    """Q queries in the embedding z and in the features h. ``classes`` (Q,) are those of the nearest items in z."""
-
-    queries: Vectors
-    nearest: Rows
-    classes: Rows | None
-    z: Place
-    h: Place
 
 
 @dataclass(eq=False)
@@ -166,7 +88,9 @@ class LabelledGallery:
     scales: dict[str, Floats] = field(default_factory=dict)
 
     @staticmethod
-    def of(h: Any, labels: Any = None, head: Head | None = None, *, name: str = "gallery_h") -> LabelledGallery:
+    def of(
+        h: Any, labels: Any = None, head: Head | None = None, *, name: str = "gallery_h"
+    ) -> LabelledGallery:
         """Return a gallery of features with labels of any hashable kind.
 
         Example:
@@ -193,7 +117,9 @@ class LabelledGallery:
         """Return the numbers (Q,) of queries' labels, -1 for those that no item has."""
         assert self.names is not None
         numbers = {name: number for number, name in enumerate(self.names)}
-        return np.array([numbers.get(label, -1) for label in as_labels("query_labels", labels, num)], dtype=np.int64)
+        return np.array(
+            [numbers.get(label, -1) for label in as_labels("query_labels", labels, num)], dtype=np.int64
+        )
 
     def surroundings(
         self,
@@ -241,18 +167,26 @@ class LabelledGallery:
             self.scales[space][items] = distances[:, np.minimum(KEPT, distances.shape[1] - 1)]
         return self.scales[space][rows]
 
-    def updated(self, h: Any = None, labels: Any = None, remove: Any = None, head: Head | None = None) -> LabelledGallery:
+    def updated(
+        self, h: Any = None, labels: Any = None, remove: Any = None, head: Head | None = None
+    ) -> LabelledGallery:
         """Return a gallery without some rows and with further items at its end; scales that changed are forgotten."""
         keep = np.ones(len(self), dtype=bool)
         gone = np.unique(np.asarray([] if remove is None else remove, dtype=np.int64))
         if len(gone) and (gone[0] < 0 or gone[-1] >= len(self)):
-            raise IndexError(f"remove names row {gone[-1] if gone[0] >= 0 else gone[0]} of a gallery of {len(self)}")
+            raise IndexError(
+                f"remove names row {gone[-1] if gone[0] >= 0 else gone[0]} of a gallery of {len(self)}"
+            )
         keep[gone] = False
         if h is None and not keep.any():
             raise ValueError(f"remove names all {len(self)} items: a gallery needs at least one")
         new = None if h is None else LabelledGallery.of(h, labels, head, name="add")
         if new is not None and (new.names is None) != (self.names is None):
             raise ValueError("add needs labels where the gallery has them, and none where it has none")
+        if new is not None and new.features.rows.shape[1] != self.features.rows.shape[1]:
+            raise ValueError(
+                f"add has {new.features.rows.shape[1]} columns, the gallery has {self.features.rows.shape[1]}"
+            )
         scales = {}
         for space in ("h", "z"):
             vectors = self.features if space == "h" else self.embeddings
@@ -266,7 +200,11 @@ class LabelledGallery:
             scales[space] = np.concatenate([known[keep], fresh])
         features = _joined(self.features, keep, None if new is None else new.features)
         same_space = self.embeddings is self.features
-        embeddings = features if same_space else _joined(self.embeddings, keep, None if new is None else new.embeddings)
+        embeddings = (
+            features
+            if same_space
+            else _joined(self.embeddings, keep, None if new is None else new.embeddings)
+        )
         names, codes = self.names, self.codes
         if codes is not None and names is not None:
             kept: list[Hashable] = [names[code] for code in codes[keep]]
@@ -385,14 +323,6 @@ def _within_scale(vectors: Vectors, others: Vectors, scales: Floats) -> NDArray[
 def _joined(vectors: Vectors, keep: NDArray[np.bool_], new: Vectors | None) -> Vectors:
     if new is None:
         return Vectors(vectors.rows[keep], vectors.norms[keep])
-    if new.rows.shape[1] != vectors.rows.shape[1]:
-        raise ValueError(f"add has {new.rows.shape[1]} columns, the gallery has {vectors.rows.shape[1]}")
     rows = np.concatenate([vectors.rows[keep], new.rows.astype(vectors.rows.dtype)])
     # Rows may have been rounded to the gallery's own precision.
-    return Vectors(rows, np.concatenate([vectors.norms[keep], norms_rounded(rows[keep.sum() :])]))
-
-
-def norms_rounded(rows: NDArray[Any]) -> Floats:
-    """Return the norms of rows in float64."""
-    norms: Floats = np.linalg.norm(rows.astype(np.float64), axis=1)
-    return norms
+    return Vectors(rows, np.concatenate([vectors.norms[keep], norms_of("add", rows[keep.sum() :])]))

@@ -36,7 +36,9 @@ class Neighbours:
             raise ValueError(f"distances has shape {distances.shape}: (queries, neighbours) is needed")
         if np.isnan(distances).any():
             row = int(np.isnan(distances).any(axis=1).argmax())
-            raise ValueError(f"distances has NaN in row {row}: leave out neighbours that the engine did not find")
+            raise ValueError(
+                f"distances has NaN in row {row}: leave out neighbours that the engine did not find"
+            )
         if distances.size and distances.min() < -ROUNDING:
             raise ValueError(
                 f"distances has {distances.min():.3g}: pass distances, such as 1 - cosine, and not similarities"
@@ -66,7 +68,7 @@ class Neighbours:
     @property
     def k(self) -> int:
         """The number of neighbours of each query."""
-        return self.distances.shape[1]
+        return int(self.distances.shape[1])
 
     def __getitem__(self, queries: slice | NDArray[Any]) -> Neighbours:
         """Return the neighbours of some of the queries."""
@@ -82,5 +84,7 @@ def _frozen(values: NDArray[Any]) -> NDArray[Any]:
 def _alike(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
     array = np.array(values)
     if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, distances has {shape}: one for each distance is needed")
+        raise ValueError(
+            f"{name} has shape {array.shape}, distances has {shape}: one for each distance is needed"
+        )
     return _frozen(array)

@@ -79,7 +79,9 @@ class SecondMoment:
             squares = np.square(block @ self.directions.T)
             total = np.einsum("nd,nd->n", block, block)
             beyond = np.maximum(total - squares.sum(axis=1), 0)
-            scaled[some] = (squares / np.maximum(self.moments, floor)).sum(axis=1) + beyond / max(self.rest, floor)
+            scaled[some] = (squares / np.maximum(self.moments, floor)).sum(axis=1) + beyond / max(
+                self.rest, floor
+            )
             outside[some] = 1 - squares[:, : self.main].sum(axis=1) / np.maximum(total, TINY)
         return scaled, np.clip(outside, 0, 1)
 

@@ -88,7 +88,8 @@ class Vectors:
     def unit(self, rows: Any) -> Floats:
         """Return some of the directions, (..., D), in float64."""
         taken = np.asarray(self.rows[rows], dtype=np.float64)
-        return taken / self.norms[rows][..., None]
+        directions: Floats = taken / self.norms[rows][..., None]
+        return directions
 
     def blocks(self, at_once: int = BLOCK_ROWS) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield all directions in float32, a block at a time, each with its first row."""

@@ -77,14 +77,16 @@ def reasons(known: Floats, match: Floats | None) -> NDArray[Any]:
         ['trusted', 'unlike anything seen', 'no reliable match']
     """
     otherwise = KNOWN if match is None else np.where(match < 0.5, UNRELIABLE, TRUSTED)
-    return np.where(known < 1, NOVEL, otherwise)
+    named: NDArray[Any] = np.where(known < 1, NOVEL, otherwise)
+    return named
 
 
 def loudest(reason: NDArray[Any], novelty_parts: Floats, match_parts: Floats | None) -> NDArray[Any]:
     """Return the name of the input that adds most to each query's reason."""
     novelty_names, match_names = np.array(NOVELTY_INPUTS), np.array(list(MATCH_INPUTS))
-    named = novelty_names[novelty_parts.argmax(axis=1)]
-    if match_parts is None:
-        return np.where(reason == NOVEL, named, novelty_names[novelty_parts.argmin(axis=1)])
-    named = np.where(reason == UNRELIABLE, match_names[match_parts.argmin(axis=1)], named)
-    return np.where(reason == TRUSTED, match_names[match_parts.argmax(axis=1)], named)
+    for_known = novelty_names[novelty_parts.argmin(axis=1)]
+    if match_parts is not None:
+        against, supporting = match_names[match_parts.argmin(axis=1)], match_names[match_parts.argmax(axis=1)]
+        for_known = np.where(reason == UNRELIABLE, against, supporting)
+    named: NDArray[Any] = np.where(reason == NOVEL, novelty_names[novelty_parts.argmax(axis=1)], for_known)
+    return named

@@ -25,7 +25,8 @@ def sigmoid(x: Floats) -> Floats:
         >>> sigmoid(np.array([0.0])).tolist()
         [0.5]
     """
-    return np.exp(-np.logaddexp(0, -x))
+    p: Floats = np.exp(-np.logaddexp(0, -x))
+    return p
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +76,13 @@ class Logistic:
 
     def contributions(self, inputs: Floats) -> Floats:
         """Return w_j (x_j - m_j)/s_j, (N, D): what each input adds beside the mean query."""
-        return self.weights * (inputs - self.center) / self.scale
+        parts: Floats = self.weights * (inputs - self.center) / self.scale
+        return parts
 
     def logit(self, inputs: Floats) -> Floats:
         """Return the argument of the sigmoid, (N,)."""
-        return self.contributions(inputs).sum(axis=1) + self.intercept
+        logits: Floats = self.contributions(inputs).sum(axis=1) + self.intercept
+        return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +189,8 @@ class CalibrationError:
     """The expected calibration error that is to be expected of new queries, with a 95 % interval.
 
     Measured by cross-validation on ``queries`` validation queries. The interval is the basic bootstrap's, which takes
-    off what the error of few queries is too great by; it starts at 0 where the queries are too few to show any error.
+    off what the error of few queries is too great by. It starts at 0 where perfectly calibrated probabilities show as
+    great an error on so few queries in more than 5 % of all cases.
     """
 
     value: float
@@ -208,8 +212,13 @@ class CalibrationError:
         value = calibration_error(probability, right)
         generator = np.random.default_rng(0)
         draws = generator.integers(0, len(right), (resamples, len(right)))
+        chance = generator.random((resamples, len(right)))
         errors = np.array([calibration_error(probability[draw], right[draw]) for draw in draws])
         low, high = 2 * value - np.quantile(errors, [0.975, 0.025])
+        if value <= np.quantile(
+            [calibration_error(probability, draw < probability) for draw in chance], 0.95
+        ):
+            low = 0.0
         return CalibrationError(value, max(0.0, float(low)), max(value, float(high)), len(right))
 
     def __str__(self) -> str:

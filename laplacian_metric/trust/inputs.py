@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from laplacian_metric.core.labelled_gallery import Place, Surroundings, log_distance
 from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.core.surroundings import Place, Surroundings, log_distance
 from laplacian_metric.core.vector_search import Floats
 
 # Each with the sign that its weight may have.

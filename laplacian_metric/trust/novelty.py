@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from laplacian_metric.core.labelled_gallery import LabelledGallery, Place, log_distance
+from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.core.surroundings import Place, log_distance
 from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.calibration import Logistic, Tail, beyond
 from laplacian_metric.trust.inputs import UNUSUAL_INPUTS, held_out_distances, unusual_inputs

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.labelled_gallery import Head, LabelledGallery, Surroundings
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, fit_sigmoid, folds_of, sigmoid
@@ -145,7 +146,9 @@ class Trust:
         What counts as known is measured anew on the items, each compared with the others; the weights stay.
         """
         if (labels is None) != (self.gallery.names is None):
-            raise ValueError("labels: a gallery with labels is needed where the calibration has them, else one without")
+            raise ValueError(
+                "labels: a gallery with labels is needed where the calibration has them, else one without"
+            )
         items = LabelledGallery.of(h, labels, self.head, name="h")
         own = reference_items(items)
         known = Vectors(np.asarray(items.features.rows[own]), items.features.norms[own])
@@ -183,7 +186,7 @@ class Trust:
 
     @staticmethod
     def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
-        """Read what `save` wrote, after checking it; the gallery's vectors stay in their files unless told otherwise."""
+        """Read and check what `save` wrote; with ``mmap`` the gallery's vectors stay in their files."""
         from laplacian_metric.trust.storage import load
 
         return load(folder, mmap=mmap)
@@ -231,7 +234,17 @@ class Trust:
         because = loudest(reason, parts, match_parts)
         distance = around.z.nearest.copy()
         return Answer(
-            around.nearest, distance, known, novelty, reason, because, parts, match_parts, labels, probability, match
+            around.nearest,
+            distance,
+            known,
+            novelty,
+            reason,
+            because,
+            parts,
+            match_parts,
+            labels,
+            probability,
+            match,
         )
 
 
@@ -258,7 +271,9 @@ def _vectors(name: str, h: Any, items: LabelledGallery, head: Head | None) -> tu
 
 def _query_codes(items: LabelledGallery, labels: Any, num: int) -> Rows:
     if labels is None:
-        raise ValueError("queries have no labels: pass them, so that right and wrong answers can be told apart")
+        raise ValueError(
+            "queries have no labels: pass them, so that right and wrong answers can be told apart"
+        )
     codes = items.codes_of(labels, num)
     if (missing := int((codes < 0).sum())) > 0:
         warnings.warn(
@@ -281,7 +296,9 @@ def _check_may_leave_one_out(items: LabelledGallery, gallery_trained_head: bool 
             "calibration on them would trust too much. Pass queries that nothing was trained on"
         )
     if len(items) < LEAST_QUERIES:
-        raise ValueError(f"the gallery has {len(items)} items, at least {LEAST_QUERIES} are needed to calibrate on")
+        raise ValueError(
+            f"the gallery has {len(items)} items, at least {LEAST_QUERIES} are needed to calibrate on"
+        )
 
 
 def _check_not_items(around: Surroundings) -> None:
@@ -295,7 +312,8 @@ def _check_not_items(around: Surroundings) -> None:
         )
     if num < LEAST_QUERIES:
         raise ValueError(
-            f"there are {num} validation queries, at least {LEAST_QUERIES} are needed: {LEAST_QUERIES - num} are missing"
+            f"there are {num} validation queries, at least {LEAST_QUERIES} are needed: {LEAST_QUERIES - num} are "
+            "missing"
         )
 
 

@@ -15,7 +15,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(((a / np.linalg.norm(a) - b / np.linalg.norm(b)) ** 2).sum() / 2)
 
 
-def ranked(x: np.ndarray, items: Sequence[np.ndarray], without: Sequence[int] = ()) -> list[tuple[float, int]]:
+def ranked(
+    x: np.ndarray, items: Sequence[np.ndarray], without: Sequence[int] = ()
+) -> list[tuple[float, int]]:
     return sorted((distance(x, item), i) for i, item in enumerate(items) if i not in without)
 
 
@@ -36,7 +38,12 @@ def outlier_factor(x: np.ndarray, items: Sequence[np.ndarray], without: Sequence
 
 
 def match_inputs(
-    h: np.ndarray, z: np.ndarray, hs: np.ndarray, zs: np.ndarray, labels: Sequence[object], own: int | None = None
+    h: np.ndarray,
+    z: np.ndarray,
+    hs: np.ndarray,
+    zs: np.ndarray,
+    labels: Sequence[object],
+    own: int | None = None,
 ) -> list[float]:
     without = [] if own is None else [own]
     in_z, in_h = ranked(z, zs, without), ranked(h, hs, without)

@@ -31,7 +31,9 @@ def drawn(seed: int, items: int, queries: int, classes: int, width: int = 5, dim
     with_head=st.booleans(),
     of_items=st.booleans(),
 )
-def test_match_inputs_are_those_of_loops(seed: int, items: int, classes: int, with_head: bool, of_items: bool) -> None:
+def test_match_inputs_are_those_of_loops(
+    seed: int, items: int, classes: int, with_head: bool, of_items: bool
+) -> None:
     # Of fewer than 13 items, leaving one out changes how many neighbours an item has.
     items = max(items, 13) if of_items else items
     hs, labels, h, head = drawn(seed, items, 4, classes)
@@ -62,7 +64,8 @@ def test_unusual_inputs_are_those_of_loops(seed: int, items: int, of_items: bool
     found = unusual_inputs(place, moment.distances(h), features.norms)
     rank = len(moment.moments)
     expected = [
-        reference.unusual_inputs(h[i], hs, hs, rank, None if own is None else int(own[i])) for i in range(len(h))
+        reference.unusual_inputs(h[i], hs, hs, rank, None if own is None else int(own[i]))
+        for i in range(len(h))
     ]
     np.testing.assert_allclose(found[:, :6], expected_columns(expected, slice(0, 6)), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(np.exp(found[:, 6]), np.exp(expected_columns(expected, 6)), atol=1e-7)
@@ -81,7 +84,9 @@ def test_unlabelled_inputs_are_the_first_four() -> None:
     np.testing.assert_allclose(bare, labelled[:, :4])
 
 
-def test_the_second_moment_of_many_dimensions_is_nearly_the_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_moment_of_many_dimensions_is_nearly_the_exact_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 60)) * np.geomspace(3, 0.05, 60)
     exact = SecondMoment.of(rows, rank=20)

@@ -1,0 +1,169 @@
+"""A `Trust` in a folder: the gallery's vectors in files that stay mapped, everything else in small arrays."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laplacian_metric.core import artifact
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
+from laplacian_metric.core.manifest import Manifest, Strict
+from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.core.vector_search import Vectors
+from laplacian_metric.trust.calibration import CalibrationError, Logistic, Tail
+from laplacian_metric.trust.novelty import Novelty
+from laplacian_metric.trust.trust import Trust
+
+PLAIN = (str, int, float, bool)
+MAPPED = ("h", "z")  # the rest is small, and read into memory
+
+
+class Stored(Strict):
+    """The shape and the dtype of an array."""
+
+    shape: list[int]
+    dtype: str
+
+
+class TrustManifest(Manifest):
+    """What a saved `Trust` says about itself: its numbers, its classes' names, and the shape of every array."""
+
+    FORMAT: ClassVar[str] = "laplacian_metric trust"
+
+    arrays: dict[str, Stored]
+    numbers: dict[str, float]
+    names: str | None  # of the classes, in JSON
+    from_training: bool
+    calibration_error: dict[str, float] | None
+
+    def payloads(self) -> set[str]:
+        """Return the files of all arrays."""
+        return {f"{name}.npy" for name in self.arrays}
+
+
+def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a `Trust` into a folder, which is there whole or not at all."""
+    arrays, novelty, gallery = _arrays(trust), trust.novelty, trust.gallery
+    numbers = {
+        "alpha": trust.alpha,
+        "slope.a": trust.slope[0],
+        "slope.b": trust.slope[1],
+        "moment.rest": novelty.moment.rest,
+        "moment.main": novelty.moment.main,
+        "unusual.intercept": novelty.unusual.intercept,
+        **{name: getattr(novelty, name) for name in ("threshold", "excess", "soft_threshold", "soft_excess")},
+        **{
+            f"tail{i}.{name}": getattr(tail, name)
+            for i, tail in enumerate(novelty.tails)
+            for name in ("threshold", "excess")
+        },
+    }
+    if trust.match is not None:
+        numbers["match.intercept"] = trust.match.intercept
+    error = trust.calibration_error
+    manifest = TrustManifest(
+        arrays={
+            name: Stored(shape=list(array.shape), dtype=array.dtype.str) for name, array in arrays.items()
+        },
+        numbers={name: float(value) for name, value in numbers.items()},
+        names=None if gallery.names is None else _names_to_json(gallery.names),
+        from_training=novelty.from_training,
+        calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
+    )
+    payloads = {f"{name}.npy": array for name, array in arrays.items()}
+    artifact.save(folder, manifest, payloads, overwrite=overwrite)
+
+
+def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
+    """Read what `save` wrote, after its files were found to be as they were written."""
+    with artifact.load(folder, TrustManifest) as opened:
+        manifest = opened.manifest
+        arrays = {
+            name: opened.array(
+                f"{name}.npy", shape=tuple(stored.shape), dtype=stored.dtype, mmap=mmap and name in MAPPED
+            )
+            for name, stored in manifest.arrays.items()
+        }
+    numbers = manifest.numbers
+    head = Head(arrays["head.weight"], arrays.get("head.bias")) if "head.weight" in arrays else None
+    features = Vectors(arrays["h"], arrays["h.norms"])
+    embeddings = Vectors(arrays["z"], arrays["z.norms"]) if "z" in arrays else features
+    names = None if manifest.names is None else _names_from_json(manifest.names)
+    scales = {space: arrays[f"scales.{space}"].copy() for space in ("h", "z")}
+    gallery = LabelledGallery(features, embeddings, names, arrays.get("codes"), scales)
+    tails = [
+        Tail(arrays[f"tail{i}"], numbers[f"tail{i}.threshold"], numbers[f"tail{i}.excess"]) for i in range(3)
+    ]
+    novelty = Novelty(
+        SecondMoment(
+            arrays["moment.directions"],
+            arrays["moment.moments"],
+            numbers["moment.rest"],
+            int(numbers["moment.main"]),
+        ),
+        manifest.from_training,
+        _logistic("unusual", arrays, numbers),
+        (tails[0], tails[1], tails[2]),
+        *(numbers[name] for name in ("threshold", "excess", "soft_threshold", "soft_excess")),
+    )
+    error = manifest.calibration_error
+    return Trust(
+        gallery,
+        head,
+        numbers["alpha"],
+        novelty,
+        _logistic("match", arrays, numbers) if "match.intercept" in numbers else None,
+        (numbers["slope.a"], numbers["slope.b"]),
+        None
+        if error is None
+        else CalibrationError(error["value"], error["low"], error["high"], int(error["queries"])),
+    )
+
+
+def _arrays(trust: Trust) -> dict[str, NDArray[Any]]:
+    gallery, novelty = trust.gallery, trust.novelty
+    arrays: dict[str, NDArray[Any] | None] = {
+        "h": gallery.features.rows,
+        "h.norms": gallery.features.norms,
+        "codes": gallery.codes,
+        "scales.h": gallery.scales["h"],
+        "scales.z": gallery.scales["z"],
+        "moment.directions": novelty.moment.directions,
+        "moment.moments": novelty.moment.moments,
+        **{f"tail{i}": tail.reference for i, tail in enumerate(novelty.tails)},
+    }
+    if gallery.embeddings is not gallery.features:
+        arrays |= {"z": gallery.embeddings.rows, "z.norms": gallery.embeddings.norms}
+    if trust.head is not None:
+        arrays |= {"head.weight": trust.head.weight, "head.bias": trust.head.bias}
+    for name, logistic in (("unusual", novelty.unusual), ("match", trust.match)):
+        if logistic is not None:
+            arrays[name] = np.stack([logistic.center, logistic.scale, logistic.weights])
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+
+
+def _logistic(name: str, arrays: dict[str, NDArray[Any]], numbers: dict[str, float]) -> Logistic:
+    return Logistic(*arrays[name], numbers[f"{name}.intercept"])
+
+
+def _names_to_json(names: list[Hashable]) -> str:
+    """Return the classes' names as JSON, which has texts, numbers and None; tuples of these become lists."""
+    for name in names:
+        if name is not None and not all(
+            isinstance(part, PLAIN) for part in (name if isinstance(name, tuple) else (name,))
+        ):
+            raise TypeError(
+                f"the label {name!r} is a {type(name).__name__}, which a file cannot hold: use texts, numbers or "
+                "tuples of them as labels"
+            )
+    return json.dumps(names)
+
+
+def _names_from_json(text: str) -> list[Hashable]:
+    return [tuple(name) if isinstance(name, list) else name for name in json.loads(text)]
