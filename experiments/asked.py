@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.refusal.embedded import is_trained
 from experiments.run import CELLS
-from laplacian_metric.report.result_files import read_results
+from laplacian_metric.runs.results import read_results
 
 
 def add_places(parser: argparse.ArgumentParser, described: Path) -> None:

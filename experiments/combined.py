@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.common import save, show
 from experiments.asked import add_places, done
 from laplacian_metric import metrics, runs
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.files import atomic_write
@@ -33,8 +34,7 @@ from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.results import spread as spread_of
+from laplacian_metric.report.seeds import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
 from laplacian_metric.runs.features import FeatureSets
 from laplacian_metric.runs.images import OUT, TEST, VALIDATION, ImageSets, spread

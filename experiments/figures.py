@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.common import environment, origin, write_text
 from experiments.images import ImagesOfResults
 from experiments.tables import HERE
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.report.columns import find
@@ -37,14 +38,12 @@ from laplacian_metric.report.descriptions import (
 )
 from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.pictures import PictureRow, extreme_pictures
-from laplacian_metric.report.provenance import cells_record
 from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
-from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.result_files import read_results
-from laplacian_metric.report.results import OWN, Cell, Result
+from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.styles import Style, styles
 from laplacian_metric.report.summary import summary_figure
 from laplacian_metric.report.tables import cells_of
+from laplacian_metric.runs.results import OWN, Result, read_results
 
 SHOWN = 8  # images in a row of each half
 
@@ -134,13 +133,15 @@ def draw_calibration(figure: FigureDescription, material: Material) -> Drawn:
 
 
 def draw_roc(figure: FigureDescription, material: Material) -> Drawn:
-    shown = material.panels(figure, lambda result: bool(result.roc))
+    shown = material.panels(figure, lambda result: result.curves is not None and bool(result.curves.roc))
     groups = {panel.title: (panel.cells, panel.table.out) for panel in shown}
     return (roc_curves(groups, material.looks), shown) if shown else None
 
 
 def draw_sparsification(figure: FigureDescription, material: Material) -> Drawn:
-    shown = material.panels(figure, lambda result: OWN in result.sparsification)
+    shown = material.panels(
+        figure, lambda result: result.curves is not None and OWN in result.curves.sparsification
+    )
     return (sparsification_curves(_joined(shown), material.looks, figure.title), shown) if shown else None
 
 

@@ -28,12 +28,10 @@ from laplacian_metric.core.files import atomic_write
 from laplacian_metric.report.bins import bin_curves, own_bins
 from laplacian_metric.report.descriptions import TableDescription, read_tables
 from laplacian_metric.report.plane import plane_maps
-from laplacian_metric.report.provenance import cells_record
 from laplacian_metric.report.published import read_published
-from laplacian_metric.report.result_files import read_results
-from laplacian_metric.report.results import OWN, Cell, Result
+from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.tables import cells_of
-from laplacian_metric.report.verification import Space
+from laplacian_metric.runs.results import OWN, Result, Space, read_results
 
 PREFIX = "n_digit_"
 SETS = {"test": "clean", "corrupt": "corrupt"}

@@ -37,9 +37,9 @@ from experiments.refusal.tables import (
     refusal_rows,
     safe_rows,
 )
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
-from laplacian_metric.report.read_yaml import read_yaml
 
 HERE = Path(__file__).resolve().parent
 

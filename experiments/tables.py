@@ -18,12 +18,11 @@ from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
 from laplacian_metric.report.descriptions import TableDescription, read_tables
-from laplacian_metric.report.provenance import cells_record, cells_sentence
 from laplacian_metric.report.published import PublishedTable, read_published
-from laplacian_metric.report.result_files import read_results
-from laplacian_metric.report.results import TRIVIAL, Result
+from laplacian_metric.report.seeds import TRIVIAL, cells_record, cells_sentence
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import build_table, cells_of
+from laplacian_metric.runs.results import Result, read_results
 
 HERE = Path(__file__).resolve().parent
 

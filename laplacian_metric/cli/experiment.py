@@ -121,9 +121,9 @@ def tables(
     from laplacian_metric.core.output_folder import output_folder
     from laplacian_metric.report.descriptions import read_tables
     from laplacian_metric.report.published import read_published
-    from laplacian_metric.report.result_files import read_results
     from laplacian_metric.report.table_text import latex, markdown
     from laplacian_metric.report.tables import build_table
+    from laplacian_metric.runs.results import read_results
 
     descriptions = read_tables(description, only or [])
     others: dict[str, Any] = {} if published is None else read_published(published)

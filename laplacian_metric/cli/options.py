@@ -24,7 +24,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Take the defaults of this command's options from a file; options on the command line win."""
     if path is None or ctx.resilient_parsing:
         return path
-    from laplacian_metric.report.read_yaml import read_yaml
+    from laplacian_metric.core.checked import read_yaml
 
     try:
         content = read_yaml(path)

@@ -61,7 +61,7 @@ def train(
 
     Example: lam train --config cell.yaml --epochs 5 --out model
     """
-    from laplacian_metric.report.read_yaml import read_yaml
+    from laplacian_metric.core.checked import read_yaml
     from laplacian_metric.runs.single import train_single, work_of
     from laplacian_metric.runs.single_cell import combined, merged, settings_of_data
 

@@ -167,5 +167,3 @@ def _optimizer_of(optimizers: list[torch.optim.Optimizer], encoder: Encoder) -> 
     raise ValueError(
         "no optimizer of the module trains the encoder's head: return one over its parameters from configure_optimizers"
     )
-
-

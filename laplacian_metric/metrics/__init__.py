@@ -8,9 +8,16 @@ expectation.
 
 from __future__ import annotations
 
-from laplacian_metric.metrics.calibration import Consensus, consensus, ece_at_k, retrieval_ece
+from laplacian_metric.metrics.calibration import (
+    Calibration,
+    Consensus,
+    consensus,
+    ece_at_k,
+    reliability,
+    retrieval_ece,
+)
 from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
-from laplacian_metric.metrics.evaluation import Evaluation, evaluate, evaluate_ranking
+from laplacian_metric.metrics.evaluation import Evaluation, Uncertainties, evaluate, evaluate_ranking
 from laplacian_metric.metrics.out_of_distribution import (
     crop_test,
     label_entropy,
@@ -19,6 +26,7 @@ from laplacian_metric.metrics.out_of_distribution import (
     ood_average_precision,
     rank_correlation,
     rank_mixture,
+    roc,
 )
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.ranking import Ranking, rank
@@ -33,6 +41,7 @@ from laplacian_metric.metrics.trivial import (
 )
 
 __all__ = [
+    "Calibration",
     "Consensus",
     "Evaluation",
     "Interval",
@@ -40,6 +49,7 @@ __all__ = [
     "Positives",
     "Ranking",
     "Sparsification",
+    "Uncertainties",
     "ausc",
     "bootstrap",
     "compare_paired",
@@ -64,6 +74,8 @@ __all__ = [
     "rank_correlation",
     "rank_mixture",
     "recall_at_k",
+    "reliability",
     "retrieval_ece",
+    "roc",
     "sparsify",
 ]

@@ -2,20 +2,90 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from laplacian_metric.core.search import DEFAULT_MEMORY, search
+from laplacian_metric.metrics.json_types import Number
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, rank
 from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap
+from laplacian_metric.metrics.uncertainty import check_uncertainty
 
 NUM_BINS = 10
 
 Samples = Tensor | Iterable[Tensor]
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The queries with a confidence between `low` and `high`; NaN where there are none."""
+
+    low: float
+    high: float
+    count: int
+    confidence: Number
+    accuracy: Number
+
+
+class Calibration(BaseModel):
+    """How well a confidence agrees with the share of right answers.
+
+    Attributes:
+        ece: the expected calibration error, over ten bins.
+        brier: the mean squared distance of the confidence from 1 (right) or 0 (wrong).
+        samples: how many sampled embeddings the confidence is a vote of; 0 where it is a predicted probability.
+        bins: the ten bins, for a reliability diagram.
+    """
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    ece: Number
+    brier: Number = math.nan
+    samples: int = 0
+    bins: tuple[Bin, ...] = Field(default=(), alias="table")
+
+    @classmethod
+    def of(cls, right: Tensor, confidence: Tensor, bins: Tensor, samples: int = 0) -> Calibration:
+        """Return the calibration of confidences (A,) with whether each answer is right (A,) and its bin (A,)."""
+        right, confidence = right.double(), confidence.double()
+        member = torch.nn.functional.one_hot(bins, NUM_BINS).double()
+        counts = member.sum(0)
+        means = [((values @ member) / counts).tolist() for values in (confidence, right)]
+        rows = zip(counts.long().tolist(), *means, strict=True)
+        ones = torch.ones_like(right)
+        return cls(
+            ece=float(calibration_gap(right, confidence, bins, ones, NUM_BINS)),
+            brier=float((confidence - right).square().mean()),
+            samples=samples,
+            bins=tuple(Bin(at / NUM_BINS, (at + 1) / NUM_BINS, *row) for at, row in enumerate(rows)),
+        )
+
+
+def reliability(right: Tensor, probability: Tensor) -> Calibration:
+    """Return the calibration of a predicted probability (N,) that an answer is right, with whether it is (N,).
+
+    Example:
+        >>> calibration = reliability(torch.tensor([1.0, 0.0]), torch.tensor([0.8, 0.8]))
+        >>> round(calibration.ece, 4), round(calibration.brier, 4), calibration.bins[8].count
+        (0.3, 0.34, 2)
+    """
+    predicted = check_uncertainty("probability", probability, len(right), "answers")
+    if bool(((predicted < 0) | (predicted > 1)).any()):
+        raise ValueError(
+            f"probability reaches from {predicted.min():g} to {predicted.max():g}, not from 0 to 1"
+        )
+    return Calibration.of(right.to(predicted.device), predicted, probability_bins(predicted))
+
+
+def probability_bins(probability: Tensor) -> Tensor:
+    """Return the bin of each probability (N,), 0 to 9; 1 is in the last."""
+    return (NUM_BINS * probability).long().clamp_max(NUM_BINS - 1)
 
 
 @dataclass(frozen=True)
@@ -52,23 +122,12 @@ class Consensus:
     @property
     def error(self) -> float:
         """The expected calibration error: the gap of each bin, weighted by its share of the queries."""
-        right = self.right.double()
-        return float(calibration_gap(right, self.confidence, self.bins, torch.ones_like(right), NUM_BINS))
+        return self.calibration.ece
 
-    def table(self) -> list[dict[str, float | int | None]]:
-        """For each bin the number of queries, their mean confidence and accuracy (None where it is empty)."""
-        rows: list[dict[str, float | int | None]] = []
-        for number in range(NUM_BINS):
-            inside = self.bins == number
-            some = bool(inside.any())
-            rows.append(
-                {
-                    "count": int(inside.sum()),
-                    "confidence": float(self.confidence[inside].mean()) if some else None,
-                    "accuracy": float(self.right[inside].double().mean()) if some else None,
-                }
-            )
-        return rows
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration error with the bins that it is made of."""
+        return Calibration.of(self.right, self.confidence, self.bins, self.num_samples)
 
 
 def retrieval_ece(

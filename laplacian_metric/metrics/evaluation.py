@@ -1,75 +1,219 @@
-"""All metrics of one method on one data set, from one search."""
+"""The one evaluator: every number of an embedding and its uncertainties, from one search, in one `Evaluation`.
+
+`lam evaluate`, reports, the cells of tables, the demo and benchmarks show numbers of it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from laplacian_metric.metrics import statistics
-from laplacian_metric.metrics.calibration import NUM_BINS, Consensus, Samples, consensus
-from laplacian_metric.metrics.out_of_distribution import crop_outcome, stacked
+from laplacian_metric.metrics.calibration import (
+    NUM_BINS,
+    Calibration,
+    Consensus,
+    Samples,
+    consensus,
+    probability_bins,
+    reliability,
+)
+from laplacian_metric.metrics.json_types import Number, Numbers, OrEmpty, Vector
+from laplacian_metric.metrics.out_of_distribution import SUREST, Roc, crop_outcome, detection_statistics, roc
 from laplacian_metric.metrics.positives import Labels, Positives
 from laplacian_metric.metrics.ranking import Normalisation, Ranking, rank
+from laplacian_metric.metrics.refusals import Refusal, refusals
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
 from laplacian_metric.metrics.retrieval import at_r
+from laplacian_metric.metrics.sparsification import sparsify
 from laplacian_metric.metrics.uncertainty import check_uncertainty
 
+OWN = "own"  # the method's uncertainty among the scores
+TEST = "test"  # the evaluated queries among what else was retrieved
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The metrics by name, with their intervals, and what was counted on the way.
 
-    ``values`` has those metrics whose inputs were given: recall@k, map@k, map@r, r_precision; with an
-    uncertainty r_auroc, ausc, ausc_oracle, ausc_random, ausc_gap and ece@k; with samples retrieval_ece;
-    ood_auroc and ood_average_precision; crop_test; rank_correlation. A value that is not defined on these
-    data is NaN, such as the R-AUROC of a perfect retrieval. ``intervals`` are over queries; those
-    of calibration errors lie a little high, since a draw with repeats is less even than the set.
-    Crop test, correlation and detection need no positives and are over all images.
+class Score(BaseModel):
+    """What one uncertainty is worth: its numbers by name, and for each set of OOD images those of detecting it.
+
+    In a file the numbers stand beside ``ood``. Files of earlier versions call this "out", and ece@1 "ece_at_1".
+
+    Example:
+        >>> score = Score.model_validate_json('{"r_auroc": 0.8, "ece_at_1": null, "out": {"mnist": {"auroc": 0.9}}}')
+        >>> score.values, score.ood["mnist"]["auroc"]
+        ({'r_auroc': 0.8, 'ece@1': nan}, 0.9)
     """
 
-    values: dict[str, float]
-    num_queries: int
-    num_answerable: int
-    gallery_size: int
-    num_tied_queries: int
-    num_samples: int = 0
-    num_out: int = 0
-    intervals: dict[str, Interval] = field(default_factory=dict)
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Number]
+
+    ood: dict[str, Numbers] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier_names(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        renamed = {str(name).replace("ece_at_", "ece@"): value for name, value in content.items()}
+        out = renamed.pop("out", None)
+        return {**renamed, "ood": renamed.get("ood") or out or {}}
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers by name, without those of OOD images."""
+        return self.__pydantic_extra__
+
+
+class Curves(BaseModel):
+    """The curves of the method's uncertainty: ROC by set of OOD images, and recall@1 of what refusing leaves.
+
+    The latter (100,) are by "own" uncertainty, by an "oracle" of the errors, and at "random".
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    roc: dict[str, Roc] = Field(default_factory=dict)
+    sparsification: dict[str, Vector] = Field(default_factory=dict)
+
+
+class Counts(BaseModel):
+    """How many images there were; queries without a positive in the gallery are unanswerable and left out.
+
+    ``samples`` are the sampled embeddings, ``ood`` all OOD images, ``images`` those of each set.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    queries: int = 0
+    answerable: int = 0
+    unanswerable: int = 0
+    gallery: int = 0
+    tied_queries: int = 0
+    samples: int = 0
+    ood: int = 0
+    images: dict[str, int] = Field(default_factory=dict)
+
+
+class Evaluation(BaseModel):
+    """Every number of one evaluation, with intervals and counts; what is not defined on these data is NaN.
+
+    ``evaluation["recall@1"]`` is one of ``values``, all numbers of the queries and of the method's own uncertainty.
+    ``model_dump_json()`` writes it, with null for NaN, and ``model_validate_json(text)`` reads and checks it.
+
+    Attributes:
+        retrieval: recall@k, map@k, map@r, r_precision of the queries, under "test"; cells of tables add others.
+        scores: by name, the method's uncertainty under "own": r_auroc, ausc with ausc_oracle, ausc_random and ausc_gap,
+            surest_error (among the surest 40 %), ece@k, crop_test, rank_correlation; for each set of OOD images auroc,
+            average_precision, open_set_auroc and open_set_surest_error.
+        calibration: of the consensus of sampled embeddings.
+        reliability: of the predicted probability that the nearest item is right; unanswerable queries count as wrong.
+        curves: of the method's uncertainty.
+        refusals: the errors among the answers where the least certain queries are refused, for 0 to 99 %.
+        intervals: by the names of ``values``, by bootstrap over images. Those of calibration errors lie a little high,
+            since a draw with repeats is less even than the set.
+        counts: of the images.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    retrieval: dict[str, Numbers] = Field(default_factory=dict)
+    scores: dict[str, Score] = Field(default_factory=dict)
+    calibration: Calibration | None = None
+    reliability: Calibration | None = None
+    curves: Curves | None = None
+    refusals: tuple[Refusal, ...] = ()
+    intervals: Annotated[dict[str, Interval], OrEmpty] = Field(default_factory=dict)
+    counts: Counts = Counts()
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The numbers of the queries and of the method's uncertainty, by name; "auroc digits" is of OOD set digits."""
+        values = dict(self.retrieval.get(TEST, {}))
+        if self.calibration is not None:
+            values["retrieval_ece"] = self.calibration.ece
+        if self.reliability is not None:
+            values |= {"probability_ece": self.reliability.ece, "brier": self.reliability.brier}
+        if OWN in self.scores:
+            values |= self.scores[OWN].values
+            for label, numbers in self.scores[OWN].ood.items():
+                values |= {ood_name(name, label): value for name, value in numbers.items()}
+        return values
 
     def __getitem__(self, name: str) -> float:
-        if name not in self.values:
-            raise KeyError(f"{name} was not evaluated, there are: {', '.join(self.values)}")
-        return self.values[name]
+        if name not in (values := self.values):
+            raise KeyError(f"{name} was not evaluated, there are: {', '.join(values)}")
+        return values[name]
+
+    @property
+    def num_queries(self) -> int:
+        """How many queries there were."""
+        return self.counts.queries
+
+    @property
+    def num_answerable(self) -> int:
+        """How many of them have a positive in the gallery."""
+        return self.counts.answerable
 
     @property
     def num_unanswerable(self) -> int:
-        """How many queries have no positive in the gallery; they are left out of every metric of retrieval."""
-        return self.num_queries - self.num_answerable
+        """How many have none; they are left out of every number of retrieval."""
+        return self.counts.unanswerable
+
+    @property
+    def gallery_size(self) -> int:
+        """How many images were searched."""
+        return self.counts.gallery
+
+    @property
+    def num_tied_queries(self) -> int:
+        """For how many queries the index decided among equal distances."""
+        return self.counts.tied_queries
+
+    @property
+    def num_samples(self) -> int:
+        """How many sampled embeddings the consensus is of."""
+        return self.counts.samples
+
+    @property
+    def num_out(self) -> int:
+        """How many OOD images there were."""
+        return self.counts.ood
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for a result file; what is not defined is None, since JSON has no NaN."""
-        return {
-            "values": {name: _plain(value) for name, value in self.values.items()},
-            "intervals": {
-                name: {key: _plain(value) for key, value in asdict(interval).items()}
-                for name, interval in self.intervals.items()
-            },
-            "counts": {
-                "queries": self.num_queries,
-                "answerable": self.num_answerable,
-                "unanswerable": self.num_unanswerable,
-                "gallery": self.gallery_size,
-                "tied_queries": self.num_tied_queries,
-                "samples": self.num_samples,
-                "out": self.num_out,
-            },
-        }
+        """Return plain values for a result file, with all numbers under "values" too."""
+        plain = self.model_dump(mode="json", by_alias=True)
+        values = {name: None if value != value else value for name, value in self.values.items()}
+        return {"values": values, **plain}
+
+
+def ood_name(name: str, label: str) -> str:
+    """Return what the number of one set of OOD images is called; the set of a single tensor is called "ood".
+
+    Example:
+        >>> ood_name("average_precision", "ood"), ood_name("average_precision", "digits")
+        ('ood_average_precision', 'average precision digits')
+    """
+    return f"{label}_{name}" if label == "ood" else f"{name.replace('_', ' ')} {label}"
+
+
+@dataclass(frozen=True, eq=False)
+class Uncertainties:
+    """One uncertainty of every query (Q,), of each set of OOD images (M,) and, where there are any, of crops (Q,).
+
+    Example:
+        >>> Uncertainties(torch.tensor([0.1, 0.2]), {"digits": torch.tensor([0.9])}).ood.keys()
+        dict_keys(['digits'])
+    """
+
+    queries: Tensor
+    ood: Mapping[str, Tensor] = field(default_factory=dict)
+    crops: Tensor | None = None
 
 
 def evaluate(
@@ -81,26 +225,41 @@ def evaluate(
     database_labels: Labels | None = None,
     samples: Samples | None = None,
     database_samples: Samples | None = None,
-    ood_uncertainty: Tensor | None = None,
+    ood_uncertainty: Tensor | Mapping[str, Tensor] | None = None,
     crop_uncertainty: Tensor | None = None,
     label_entropy: Tensor | None = None,
+    scores: Mapping[str, Uncertainties] | None = None,
+    probability: Tensor | None = None,
     ks: Sequence[int] = (1, 5, 10),
     normalisation: Normalisation = "min",
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Evaluation:
-    """Every metric for which the inputs are there, from one search of the embeddings.
+    """Return every number for which the inputs are there, from one search of the embeddings.
 
-    Embeddings (Q, Z) are unit vectors with labels (Q,) or `Positives`, uncertainty is (Q,), samples are (S,
-    Q, Z) or an iterator of (Q, Z). ``ood_uncertainty`` (O,) is of images from elsewhere, ``crop_uncertainty``
-    (Q,) of a crop of each image, ``label_entropy`` (Q,) of what people said about it. Without ``resamples``
-    (0) there are no intervals.
+    Args:
+        embeddings: (Q, Z), unit vectors.
+        labels: (Q,), or `Positives`.
+        uncertainty: (Q,), the greater the less sure; without it 1 - probability, where that is given.
+        database, database_labels: the gallery (M, Z), (M,); without it every query searches the others.
+        samples, database_samples: (S, Q, Z) or an iterator of (Q, Z), jointly sampled.
+        ood_uncertainty: (M,), the same uncertainty of out-of-distribution images; several sets by name.
+        crop_uncertainty: (Q,), of a crop of each image.
+        label_entropy: (Q,), of what people said about each image.
+        scores: other uncertainties by name, such as trivial scores; they get no intervals. "own" is the method's again,
+            in place of the arguments above.
+        probability: (Q,), predicted, that the nearest item is right.
+        ks: of recall@k, map@k and ece@k.
+        normalisation: of map@k, see `Ranking.average_precision`.
+        resamples: draws of the bootstrap; 0 leaves the intervals out.
+        level: of the intervals.
+        generator: of the draws.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
-        >>> found = evaluate(z, [0, 0, 1, 0], torch.tensor([0.1, 0.2, 9.0, 0.3]), ks=(1, 2))
-        >>> round(found["recall@1"], 4), found["r_auroc"], found.num_unanswerable
+        >>> evaluation = evaluate(z, [0, 0, 1, 0], torch.tensor([0.1, 0.2, 9.0, 0.3]), ks=(1, 2))
+        >>> round(evaluation["recall@1"], 4), evaluation["r_auroc"], evaluation.counts.unanswerable
         (0.6667, 1.0, 1)
     """
     if samples is not None and (database is None) != (database_samples is None):
@@ -127,6 +286,8 @@ def evaluate(
         ood_uncertainty=ood_uncertainty,
         crop_uncertainty=crop_uncertainty,
         label_entropy=label_entropy,
+        scores=scores,
+        probability=probability,
         ks=ks,
         normalisation=normalisation,
         resamples=resamples,
@@ -136,20 +297,22 @@ def evaluate(
 
 
 def evaluate_ranking(
-    ranking: Ranking,
+    ranking: Ranking | None,
     uncertainty: Tensor | None = None,
     *,
     agreed: Consensus | None = None,
-    ood_uncertainty: Tensor | None = None,
+    ood_uncertainty: Tensor | Mapping[str, Tensor] | None = None,
     crop_uncertainty: Tensor | None = None,
     label_entropy: Tensor | None = None,
+    scores: Mapping[str, Uncertainties] | None = None,
+    probability: Tensor | None = None,
     ks: Sequence[int] = (1,),
     normalisation: Normalisation = "min",
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Evaluation:
-    """As `evaluate`, of a search that was done before: for several uncertainties, or a mixture of two sets.
+    """Return the same of a search that was done before; without one (None), what needs no retrieval.
 
     Example:
         >>> from laplacian_metric.metrics.ranking import rank
@@ -159,104 +322,205 @@ def evaluate_ranking(
         1.0
         0.0
     """
-    needs = {
+    if uncertainty is None and probability is not None:
+        uncertainty = 1 - probability
+    optional = {
         "ood_uncertainty": ood_uncertainty,
         "crop_uncertainty": crop_uncertainty,
         "label_entropy": label_entropy,
     }
-    for name, given in needs.items():
-        if given is not None and uncertainty is None:
+    for name, values in optional.items():
+        if values is not None and uncertainty is None and (name != "label_entropy" or not scores):
             raise ValueError(f"{name} is given without uncertainty, which it is compared with")
-    device = ranking.hits.device
-    metrics = _retrieval(ranking, ks, normalisation)
-    if agreed is not None:
-        right, confidence, bins = (
-            agreed.right.to(device),
-            agreed.confidence.to(device),
-            agreed.bins.to(device),
-        )
-        metrics["retrieval_ece"] = partial(
-            statistics.calibration_gap, right, confidence, bins, num_bins=NUM_BINS
-        )
-    groups: list[tuple[dict[str, Statistic], tuple[int, ...]]] = [(metrics, (int(ranking.answerable.sum()),))]
+    scores = dict(scores or {})
     if uncertainty is not None:
-        metrics |= _errors(ranking, ranking.of_answerable(uncertainty), ks)
-        groups += _whole_set(uncertainty.to(device), crop_uncertainty, label_entropy, ood_uncertainty)
-    values: dict[str, float] = {}
-    intervals: dict[str, Interval] = {}
-    for group, sizes in groups:
-        ones = torch.ones(sum(sizes), dtype=torch.float64, device=device)
-        values |= {name: float(statistic(ones)) for name, statistic in group.items()}
-        if resamples:
-            intervals |= bootstrap_all(
-                group, sizes, resamples=resamples, level=level, generator=generator, device=device
-            )
+        ood = {"ood": ood_uncertainty} if isinstance(ood_uncertainty, Tensor) else ood_uncertainty or {}
+        scores = {OWN: Uncertainties(uncertainty, ood, crop_uncertainty), **scores}
+    retrieval = (
+        _Group({}, (), torch.device("cpu")) if ranking is None else _retrieval(ranking, ks, normalisation)
+    )
+    groups = {name: _score_groups(score, ranking, ks, label_entropy) for name, score in scores.items()}
+    calibrated, predicted = [], None
+    if agreed is not None:
+        calibrated.append(_calibration(agreed))
+    if probability is not None and ranking is not None:
+        right = ranking.hits[:, 0].double()
+        predicted = reliability(right, probability)
+        calibrated.append(_reliability(right, probability))
     return Evaluation(
-        values=values,
-        num_queries=len(ranking.hits),
-        num_answerable=int(ranking.answerable.sum()),
-        gallery_size=ranking.gallery_size,
-        num_tied_queries=int((ranking.ties > 0).sum()),
-        num_samples=0 if agreed is None else agreed.num_samples,
-        num_out=0 if ood_uncertainty is None else len(ood_uncertainty),
-        intervals=intervals,
+        retrieval={} if ranking is None else {TEST: retrieval.values()},
+        scores={name: _score(score_groups) for name, score_groups in groups.items()},
+        calibration=None if agreed is None else agreed.calibration,
+        reliability=predicted,
+        curves=_curves(scores[OWN], ranking) if OWN in scores else None,
+        refusals=_refusals(scores[OWN], ranking) if OWN in scores and ranking is not None else (),
+        intervals=_intervals(
+            [retrieval, *calibrated, *groups.get(OWN, ())],
+            resamples=resamples,
+            level=level,
+            generator=generator,
+        )
+        if resamples
+        else {},
+        counts=_counts(ranking, scores, agreed),
     )
 
 
-def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation) -> dict[str, Statistic]:
-    metrics: dict[str, Statistic] = {}
+@dataclass(frozen=True)
+class _Group:
+    """Statistics by name over the same images: as many of each stratum as `sizes` says; `label` is an OOD set's."""
+
+    statistics: dict[str, Statistic]
+    sizes: tuple[int, ...]
+    device: torch.device
+    label: str | None = None
+
+    def values(self) -> dict[str, float]:
+        ones = torch.ones(sum(self.sizes), dtype=torch.float64, device=self.device)
+        return {name: float(statistic(ones)) for name, statistic in self.statistics.items()}
+
+
+def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation) -> _Group:
+    outcomes: dict[str, Tensor] = {}
     for k in ks:
-        metrics[f"recall@{k}"] = partial(statistics.mean, ranking.recall(k))
-        metrics[f"map@{k}"] = partial(statistics.mean, ranking.average_precision(k, normalisation))
+        outcomes[f"recall@{k}"] = ranking.recall(k)
+        outcomes[f"map@{k}"] = ranking.average_precision(k, normalisation)
     if ranking.precision_at_r is not None:
-        hits, precision = at_r(ranking)
-        metrics["map@r"] = partial(statistics.mean, precision)
-        metrics["r_precision"] = partial(statistics.mean, hits)
-    return metrics
+        outcomes["r_precision"], outcomes["map@r"] = at_r(ranking)
+    means: dict[str, Statistic] = {
+        name: partial(statistics.mean, values) for name, values in outcomes.items()
+    }
+    return _Group(means, (int(ranking.answerable.sum()),), ranking.hits.device)
+
+
+def _calibration(agreed: Consensus) -> _Group:
+    gap = partial(statistics.calibration_gap, agreed.right, agreed.confidence, agreed.bins, num_bins=NUM_BINS)
+    return _Group({"retrieval_ece": gap}, (len(agreed.right),), agreed.right.device)
+
+
+def _reliability(right: Tensor, probability: Tensor) -> _Group:
+    predicted = probability.detach().double().to(right.device)
+    bins = probability_bins(predicted)
+    errors: dict[str, Statistic] = {
+        "probability_ece": partial(statistics.calibration_gap, right, predicted, bins, num_bins=NUM_BINS),
+        "brier": partial(statistics.mean, (predicted - right).square()),
+    }
+    return _Group(errors, (len(right),), right.device)
+
+
+def _score_groups(
+    score: Uncertainties, ranking: Ranking | None, ks: Sequence[int], entropy: Tensor | None
+) -> list[_Group]:
+    """What an uncertainty says of the answerable queries, of all queries, and of each set of OOD images."""
+    device = score.queries.device if ranking is None else ranking.hits.device
+    inside = check_uncertainty(
+        "uncertainty", score.queries, None if ranking is None else len(ranking.hits)
+    ).to(device)
+    groups = []
+    if ranking is not None:
+        errors = _errors(ranking, inside[ranking.answerable], ks)
+        groups.append(_Group(errors, (int(ranking.answerable.sum()),), device))
+    whole: dict[str, Statistic] = {}
+    if score.crops is not None:
+        whole["crop_test"] = partial(statistics.mean, crop_outcome(inside, score.crops))
+    if entropy is not None:
+        reference = check_uncertainty("label_entropy", entropy, len(inside)).to(device)
+        whole["rank_correlation"] = partial(statistics.spearman, inside, reference)
+    if whole:
+        groups.append(_Group(whole, (len(inside),), device))
+    right = None if ranking is None else ranking.hits[:, 0]
+    return groups + [
+        _Group(detection_statistics(inside, ood, right), (len(inside), len(ood)), device, label)
+        for label, ood in score.ood.items()
+    ]
 
 
 def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[str, Statistic]:
-    """What an uncertainty says about the errors of the answerable queries."""
+    """What an uncertainty (A,) says about the errors of the answerable queries."""
     right = ranking.first_is_right()
 
-    def area(score: Tensor, weights: Tensor) -> Tensor:
-        return statistics.area(statistics.sparsification_curve(score, right, weights))
+    def curve(score: Tensor, weights: Tensor) -> Tensor:
+        return statistics.sparsification_curve(score, right, weights)
 
-    metrics: dict[str, Statistic] = {
+    def area(score: Tensor, weights: Tensor) -> Tensor:
+        return statistics.area(curve(score, weights))
+
+    errors: dict[str, Statistic] = {
         "r_auroc": partial(statistics.auroc, uncertainty, 1 - right),
         "ausc": partial(area, uncertainty),
         "ausc_oracle": partial(area, -right),
         "ausc_random": partial(statistics.mean, right),
         "ausc_gap": lambda weights: area(-right, weights) - area(uncertainty, weights),
+        "surest_error": lambda weights: 1 - curve(uncertainty, weights)[..., 100 - SUREST],
     }
     for k in ks:
-        metrics[f"ece@{k}"] = partial(
+        errors[f"ece@{k}"] = partial(
             statistics.rank_calibration_gap, uncertainty, ranking.average_precision(k), num_bins=NUM_BINS
         )
-    return metrics
+    return errors
 
 
-def _whole_set(
-    uncertainty: Tensor, crop: Tensor | None, entropy: Tensor | None, out: Tensor | None
-) -> list[tuple[dict[str, Statistic], tuple[int, ...]]]:
-    """Metrics that need no retrieval, over all images, with the number of items that each draw has."""
-    inside = check_uncertainty("uncertainty", uncertainty)
-    images: dict[str, Statistic] = {}
-    if crop is not None:
-        images["crop_test"] = partial(statistics.mean, crop_outcome(inside, crop))
-    if entropy is not None:
-        reference = check_uncertainty("label_entropy", entropy, len(inside)).to(inside.device)
-        images["rank_correlation"] = partial(statistics.spearman, inside, reference)
-    groups: list[tuple[dict[str, Statistic], tuple[int, ...]]] = [(images, (len(inside),))] if images else []
-    if out is not None:
-        scores, outside = stacked(inside, out)
-        detection: dict[str, Statistic] = {
-            "ood_auroc": partial(statistics.auroc, scores, outside),
-            "ood_average_precision": partial(statistics.average_precision, scores, outside),
+def _score(groups: Sequence[_Group]) -> Score:
+    numbers: dict[str, float] = {}
+    ood: dict[str, dict[str, float]] = {}
+    for group in groups:
+        if group.label is None:
+            numbers |= group.values()
+        else:
+            ood[group.label] = group.values()
+    return Score(ood=ood, **numbers)
+
+
+def _intervals(groups: Sequence[_Group], **options: Any) -> dict[str, Interval]:
+    """All statistics of as many images meet the same draws."""
+    by_size: dict[tuple[int, ...], dict[str, Statistic]] = {}
+    for group in groups:
+        named = {
+            ood_name(name, group.label) if group.label is not None else name: statistic
+            for name, statistic in group.statistics.items()
         }
-        groups.append((detection, (len(inside), len(scores) - len(inside))))
-    return groups
+        by_size.setdefault(group.sizes, {}).update(named)
+    intervals: dict[str, Interval] = {}
+    for sizes, named in by_size.items():
+        if named:
+            intervals |= bootstrap_all(named, sizes, device=groups[-1].device, **options)
+    return intervals
 
 
-def _plain(value: float) -> float | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _curves(score: Uncertainties, ranking: Ranking | None) -> Curves:
+    curves = {}
+    if ranking is not None:
+        areas = sparsify(ranking, score.queries)
+        curves = {
+            "own": areas.curve.cpu().numpy(),
+            "oracle": areas.oracle_curve.cpu().numpy(),
+            "random": np.full(len(areas.curve), areas.random),
+        }
+    return Curves(
+        roc={label: roc(score.queries, ood) for label, ood in score.ood.items()}, sparsification=curves
+    )
+
+
+def _refusals(score: Uncertainties, ranking: Ranking) -> tuple[Refusal, ...]:
+    ood = {label: values.detach().cpu().numpy() for label, values in score.ood.items()}
+    wrong = ranking.first_is_right() == 0
+    return tuple(refusals(ranking.of_answerable(score.queries).cpu().numpy(), wrong.cpu().numpy(), ood))
+
+
+def _counts(ranking: Ranking | None, scores: Mapping[str, Uncertainties], agreed: Consensus | None) -> Counts:
+    images = {label: len(values) for score in scores.values() for label, values in score.ood.items()}
+    shared: dict[str, Any] = {
+        "samples": 0 if agreed is None else agreed.num_samples,
+        "ood": sum(images.values()),
+        "images": images,
+    }
+    if ranking is None:
+        return Counts(**shared)
+    return Counts(
+        queries=len(ranking.hits),
+        answerable=int(ranking.answerable.sum()),
+        unanswerable=ranking.num_unanswerable,
+        gallery=ranking.gallery_size,
+        tied_queries=int((ranking.ties > 0).sum()),
+        **shared,
+    )

@@ -4,15 +4,23 @@ queries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
+from laplacian_metric.metrics.json_types import Vector
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.resampling import Statistic
 from laplacian_metric.metrics.sparsification import error_auroc
-from laplacian_metric.metrics.statistics import auroc, average_precision, spearman
+from laplacian_metric.metrics.statistics import auroc, average_precision, sparsification_curve, spearman
 from laplacian_metric.metrics.uncertainty import check_uncertainty
+
+ROC_POINTS = 201
+SUREST = 40  # percent of the queries, whose share of errors is measured
 
 
 def ood_auroc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> float:
@@ -44,6 +52,67 @@ def stacked(uncertainty_in: Tensor, uncertainty_out: Tensor) -> tuple[Tensor, Te
     inside = check_uncertainty("uncertainty_in", uncertainty_in)
     outside = check_uncertainty("uncertainty_out", uncertainty_out).to(inside.device)
     return torch.cat([inside, outside]), torch.cat([torch.zeros_like(inside), torch.ones_like(outside)])
+
+
+def detection_statistics(
+    inside: Tensor, outside: Tensor, right: Tensor | None = None
+) -> dict[str, Statistic]:
+    """Return the statistics of detecting out-of-distribution (OOD) images (M,) among queries (N,) by uncertainty.
+
+    With ``right`` (N,), whether each query's answer is right (1.0), also those of the open set, in which an OOD image
+    is always answered wrongly and both sides have equal weight: the AUROC of right against wrong answers, and the
+    share of errors among the surest 40 %. The statistics take the weights of the N + M images.
+    """
+    scores, is_out = stacked(inside, outside)
+    statistics: dict[str, Statistic] = {
+        "auroc": partial(auroc, scores, is_out),
+        "average_precision": partial(average_precision, scores, is_out),
+    }
+    if right is not None:
+        wrong = torch.cat([1 - right.double().to(scores.device), is_out[len(right) :]])
+        # Whole numbers, as the curve counts items: each query stands for M, each OOD image for N.
+        balance = torch.where(is_out > 0, len(right), len(scores) - len(right))
+        statistics["open_set_auroc"] = lambda weights: auroc(scores, wrong, weights * balance)
+        statistics["open_set_surest_error"] = lambda weights: sparsification_curve(
+            scores, wrong, weights * balance
+        )[..., 100 - SUREST]
+    return statistics
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """A curve in both rates (K,)."""
+
+    false_positive_rate: Vector
+    true_positive_rate: Vector
+
+    def __post_init__(self) -> None:
+        false, true = len(self.false_positive_rate), len(self.true_positive_rate)
+        if false != true:
+            raise ValueError(f"has {false} false positive rates for {true} true positive rates")
+
+
+def roc(uncertainty_in: Tensor, uncertainty_out: Tensor) -> Roc:
+    """Return the rates of true and false positives where the threshold goes down, at no more than 201 thresholds.
+
+    Example:
+        >>> curve = roc(torch.tensor([0.1, 0.5]), torch.tensor([0.5, 0.9]))
+        >>> curve.false_positive_rate.tolist(), curve.true_positive_rate.tolist()
+        ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    scores, is_out = (values.cpu() for values in stacked(uncertainty_in, uncertainty_out))
+    ordered, order = scores.sort(descending=True)
+    last = torch.ones(len(scores), dtype=torch.bool)
+    last[:-1] = ordered[:-1] != ordered[1:]  # of equal scores all are above the threshold, or none
+    rates = [kind[order].cumsum(0)[last] / kind.sum() for kind in (1 - is_out, is_out)]
+    false, true = (torch.cat([torch.zeros(1, dtype=torch.float64), rate]) for rate in rates)
+    if len(true) > ROC_POINTS:
+        # Half of the length of the curve is across and half is up: steps along both keep its shape.
+        along = true + false
+        steps = torch.linspace(0, 2, ROC_POINTS, dtype=torch.float64)
+        chosen = torch.searchsorted(along, steps).clamp_max(len(along) - 1).unique()
+        true, false = true[chosen], false[chosen]
+    return Roc(false.numpy(), true.numpy())
 
 
 def crop_test(uncertainty: Tensor, crop_uncertainty: Tensor) -> float:

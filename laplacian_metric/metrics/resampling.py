@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laplacian_metric.metrics.json_types import Number
+
 CHUNK = 1 << 20  # weights that are in memory at a time
 
 Statistic = Callable[[Tensor], Tensor]
@@ -19,8 +21,8 @@ class Interval:
     left out.
     """
 
-    low: float
-    high: float
+    low: Number
+    high: Number
     level: float
     resamples: int
     undefined: int = 0
@@ -48,8 +50,8 @@ def bootstrap(
         >>> 0.38 < interval.low < 0.42 < 0.58 < interval.high < 0.62
         True
     """
-    found = bootstrap_all({"it": statistic}, sizes, resamples=resamples, level=level, generator=generator)
-    return found["it"]
+    intervals = bootstrap_all({"": statistic}, sizes, resamples=resamples, level=level, generator=generator)
+    return intervals[""]
 
 
 def bootstrap_all(

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from laplacian_metric.metrics.json_types import Array
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.results import OWN, Array, Cell, Result
+from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import (
     GRID,
     SMALL,
@@ -18,6 +19,7 @@ from laplacian_metric.report.styles import (
     shared_legend,
     style_of,
 )
+from laplacian_metric.runs.results import OWN, Result
 
 PERFORMANCES = {"average_precision": "average precision of pairs", "knn": "accuracy of the vote"}
 

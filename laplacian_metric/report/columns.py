@@ -6,7 +6,9 @@ import difflib
 import math
 from dataclasses import dataclass, replace
 
-from laplacian_metric.report.results import OWN, Cell, Result, Score
+from laplacian_metric.metrics.evaluation import Score
+from laplacian_metric.report.seeds import Cell
+from laplacian_metric.runs.results import OWN, Result
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Column:
         found = result.scores[score]
         if room == "excess":
             return _excess(found, result, rest[0])
-        numbers = found.values if room == "scores" else found.out.get(self.out, {})
+        numbers = found.values if room == "scores" else found.ood.get(self.out, {})
         return numbers.get(rest[0], math.nan)
 
     def values(self, cell: Cell, score: str = OWN) -> list[float]:
@@ -62,7 +64,7 @@ class Column:
 def _excess(found: Score, result: Result, k: str) -> float:
     """How far ECE@k is above what no uncertainty could bring it below: the distance of mAP@k from 1/2."""
     precision = result.retrieval.get("test", {}).get(f"map@{k}", math.nan)
-    return found.values.get(f"ece_at_{k}", math.nan) - abs(precision - 0.5)
+    return found.values.get(f"ece@{k}", math.nan) - abs(precision - 0.5)
 
 
 _RETRIEVAL = {
@@ -106,7 +108,7 @@ _COLUMNS = (
     Column("AUSC", ("scores", "ausc")),
     Column("AUSC, oracle", ("scores", "ausc_oracle")),
     Column("AUSC, random", ("scores", "ausc_random")),
-    *(Column(f"ECE@{k}", ("scores", f"ece_at_{k}"), higher=False) for k in (1, 5, 10)),
+    *(Column(f"ECE@{k}", ("scores", f"ece@{k}"), higher=False) for k in (1, 5, 10)),
     *(Column(f"ECE@{k}, excess", ("excess", str(k)), higher=False) for k in (1, 5, 10)),
     *(
         Column(f"ECE@{k}{suffix}", ("retrieval", part, f"ece@{k}"), higher=False)

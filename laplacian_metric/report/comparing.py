@@ -95,20 +95,12 @@ def _of_evaluation(path: Path, content: dict[str, Any]) -> Measured:
 
 
 def _of_run(path: Path) -> Measured:
-    from laplacian_metric.report.result_files import read_result as read_run
+    from laplacian_metric.runs.results import read_result as read_run
 
     found = read_run(path)
-    if found.error is not None:
+    if not found.done:
         raise ValueError(f"{path} is of a run that failed ({found.error}): leave it out, or run it again")
-    values = dict(found.retrieval["test"])
-    if found.calibration is not None:
-        values["retrieval_ece"] = found.calibration.ece
-    own = found.scores.get("own")
-    if own is not None:
-        values |= {name: value for name, value in own.values.items() if not name.startswith("validation")}
-        for label, measured in own.out.items():
-            values |= {f"{name.replace('_', ' ')} {label}": value for name, value in measured.items()}
-    return Measured(found.cell, found.seed, values)
+    return Measured(found.cell, found.seed, found.values)
 
 
 def _number(value: Any) -> float:

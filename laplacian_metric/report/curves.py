@@ -13,9 +13,11 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from laplacian_metric.metrics.calibration import Bin
+from laplacian_metric.metrics.out_of_distribution import Roc
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.results import Bin, Cell, Roc, Training, spread
+from laplacian_metric.report.seeds import Cell, spread
 from laplacian_metric.report.styles import (
     GRID,
     SMALL,
@@ -26,6 +28,7 @@ from laplacian_metric.report.styles import (
     shared_legend,
     style_of,
 )
+from laplacian_metric.runs.results import Training
 
 Array = npt.NDArray[np.float64]
 Cells = Mapping[str, Cell]
@@ -119,7 +122,7 @@ def draw_roc(axes: Axes, cells: Cells, out: str, looks: Looks = None) -> None:
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="chance, 0.5")
     column = find("AUROC", out=out)
     for label, cell in cells.items():
-        curves = [one.roc[out] for one in cell.done if out in one.roc]
+        curves = [one.curves.roc[out] for one in cell.done if one.curves and out in one.curves.roc]
         if say_absent(axes, label, cell, curves):
             continue
         x, found = on_one_grid(curves)
@@ -165,16 +168,13 @@ def draw_sparsification(axes: Axes, cells: Cells, chosen: str, looks: Looks = No
     """The curve of one cell between those of the oracle and of a random order; the others' in grey behind it."""
     others = "other methods"
     for label, cell in cells.items():
-        curves = [one.sparsification["own"] for one in cell.done if "own" in one.sparsification]
+        curves = _sparsifications(cell, "own")
         if curves and label != chosen:
             mean = band(curves)[0]
             axes.plot(_shares(mean), mean, color="#cccccc", linewidth=0.8, zorder=1, label=others)
             others = "_"
     cell, style = cells[chosen], style_of(chosen, looks, cells)
-    found = {
-        name: [one.sparsification[name] for one in cell.done if name in one.sparsification]
-        for name in ("oracle", "random", "own")
-    }
+    found = {name: _sparsifications(cell, name) for name in ("oracle", "random", "own")}
     # One legend for all panels: these two look the same in each.
     for name, dashes in (("oracle", (0, (4, 2))), ("random", (0, (1, 1.5)))):
         if found[name]:
@@ -190,6 +190,11 @@ def draw_sparsification(axes: Axes, cells: Cells, chosen: str, looks: Looks = No
     axes.set_xlim(0, 1)
     axes.grid(alpha=GRID)
     axes.tick_params(labelsize=SMALL)
+
+
+def _sparsifications(cell: Cell, name: str) -> list[Array]:
+    curves = [one.curves.sparsification for one in cell.done if one.curves]
+    return [known[name] for known in curves if name in known]
 
 
 def _shares(curve: Array) -> Array:

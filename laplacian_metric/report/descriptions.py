@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.report import columns
 from laplacian_metric.report.columns import Column
-from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.results import OWN, TRIVIAL
+from laplacian_metric.report.seeds import TRIVIAL
+from laplacian_metric.runs.results import OWN
 
 
 @dataclass(frozen=True)

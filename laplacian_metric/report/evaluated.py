@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import PureWindowsPath
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hessians.checks import check_finite
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.metrics import Consensus
+from laplacian_metric.metrics import Consensus, Uncertainties
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 from laplacian_metric.metrics.uncertainty import check_uncertainty
 from laplacian_metric.report.thumbnails import as_pixels
 
-
-@dataclass(frozen=True, eq=False)
-class OtherScore:
-    """Another uncertainty of the same images (N,), and of each set of strangers that it is known for.
-
-    Example:
-        >>> OtherScore(torch.tensor([0.1, 0.2]), {"digits": torch.tensor([0.9])}).strangers.keys()
-        dict_keys(['digits'])
-    """
-
-    inside: Tensor
-    strangers: Mapping[str, Tensor] = field(default_factory=dict)
+OtherScore = Uncertainties  # an uncertainty to compare with, by its earlier name
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +32,12 @@ class Evaluated:
         class_names: the name of every label, from 0; None names them by their number.
         thumbnails: (N, h, w) or (N, h, w, 3), uint8; None leaves all images out of the page.
         file_names: of the images; only what follows the last slash is shown.
-        strangers: sets of images from elsewhere by name, each with its embedding and its thumbnails or None.
+        ood: sets of out-of-distribution images by name, each with its embedding and its thumbnails or None.
         consensus: what jointly sampled spaces agree on, `metrics.consensus`; without it calibration is left out.
         diagnostics: of the posterior.
         scores: other uncertainties by name, which the embedding's has to beat.
         provenance: versions, seeds and settings, in pairs of what and which.
+        strangers: the earlier name of ``ood``.
 
     Example:
         >>> e = StochasticEmbedding(torch.eye(3), torch.eye(3), torch.ones(3), torch.ones(3))
@@ -63,13 +53,17 @@ class Evaluated:
     class_names: Sequence[str] | None = None
     thumbnails: Any = None
     file_names: Sequence[str] | None = None
-    strangers: Mapping[str, tuple[StochasticEmbedding, Any]] = field(default_factory=dict)
+    ood: Mapping[str, tuple[StochasticEmbedding, Any]] = field(default_factory=dict)
     consensus: Consensus | None = None
     diagnostics: Diagnostics | None = None
-    scores: Mapping[str, OtherScore] = field(default_factory=dict)
+    scores: Mapping[str, Uncertainties] = field(default_factory=dict)
     provenance: Sequence[tuple[str, str]] = ()
+    strangers: InitVar[Mapping[str, tuple[StochasticEmbedding, Any]] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, strangers: Mapping[str, tuple[StochasticEmbedding, Any]] | None) -> None:
+        if strangers is not None:
+            warnings.warn("Evaluated(strangers=...) is now called ood=...", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "ood", strangers)
         if not self.title.strip():
             raise ValueError("title is empty; say what was evaluated")
         number = len(self.embedding)
@@ -89,15 +83,15 @@ class Evaluated:
         _check_embedding("embedding", self.embedding)
         if self.thumbnails is not None:
             as_pixels("thumbnails", self.thumbnails, number)
-        for name, (strangers, thumbnails) in self.strangers.items():
-            _check_embedding(f"strangers[{name!r}]", strangers)
-            if strangers.dim != self.embedding.dim:
+        for name, (outside, thumbnails) in self.ood.items():
+            _check_embedding(f"ood[{name!r}]", outside)
+            if outside.dim != self.embedding.dim:
                 raise ValueError(
-                    f"strangers[{name!r}] has {strangers.dim} dimensions and the embedding {self.embedding.dim}: both "
+                    f"ood[{name!r}] has {outside.dim} dimensions and the embedding {self.embedding.dim}: both "
                     "come from one encoder"
                 )
             if thumbnails is not None:
-                as_pixels(f"the thumbnails of strangers[{name!r}]", thumbnails, len(strangers))
+                as_pixels(f"the thumbnails of ood[{name!r}]", thumbnails, len(outside))
         if self.consensus is not None and len(self.consensus.answerable) != number:
             raise ValueError(
                 f"consensus is of {len(self.consensus.answerable)} images, there are {number} embeddings"
@@ -105,15 +99,15 @@ class Evaluated:
         for name, score in self.scores.items():
             self._check_score(name, score)
 
-    def _check_score(self, name: str, score: OtherScore) -> None:
-        check_uncertainty(f"scores[{name!r}]", score.inside, len(self.embedding))
-        for other, values in score.strangers.items():
-            if other not in self.strangers:
+    def _check_score(self, name: str, score: Uncertainties) -> None:
+        check_uncertainty(f"scores[{name!r}]", score.queries, len(self.embedding))
+        for other, values in score.ood.items():
+            if other not in self.ood:
                 raise ValueError(
-                    f"scores[{name!r}] is given for the strangers {other!r}, there are: "
-                    + (", ".join(self.strangers) or "none")
+                    f"scores[{name!r}] is given for the OOD images {other!r}, there are: "
+                    + (", ".join(self.ood) or "none")
                 )
-            check_uncertainty(f"scores[{name!r}] of {other!r}", values, len(self.strangers[other][0]))
+            check_uncertainty(f"scores[{name!r}] of {other!r}", values, len(self.ood[other][0]))
 
     def class_name(self, label: int) -> str:
         """The name of a label; its number where it has none."""

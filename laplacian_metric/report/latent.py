@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
 from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
-from laplacian_metric.report.results import Cloud, Latent
 from laplacian_metric.report.styles import SMALL, panels, shared_legend
+from laplacian_metric.runs.results import Cloud, Latent
 
 Array = npt.NDArray[np.float64]
 
@@ -242,7 +242,7 @@ def latent_maps(
     """
     if not groups:
         raise ValueError("there is no space to draw: none of the cells has one of two or three dimensions")
-    shown = list(next(iter(groups.values())).out) if strangers is None else list(strangers)
+    shown = list(next(iter(groups.values())).ood) if strangers is None else list(strangers)
     width, height = (
         (4.6, 2.75) if all(len(one.test.points[0]) == 3 for one in groups.values()) else (3.4, 3.7)
     )
@@ -263,9 +263,9 @@ def latent_maps(
         for name in shown:
             axes = next(places)
             draw(axes, latent.test, names, plain=True)
-            if name in latent.out:
-                draw(axes, latent.out[name])
-            axes.set_title(f"{space}: {name}" if name in latent.out else f"{space}: no {name}", fontsize=9)
+            if name in latent.ood:
+                draw(axes, latent.ood[name])
+            axes.set_title(f"{space}: {name}" if name in latent.ood else f"{space}: no {name}", fontsize=9)
             _settle(axes, dim)
     if title:
         figure.suptitle(title, fontsize=10)

@@ -11,7 +11,7 @@ from matplotlib.collections import EllipseCollection, LineCollection
 
 from laplacian_metric.report.plots import COLOURS, as_png
 from laplacian_metric.report.styles import SMALL, panels
-from laplacian_metric.report.verification import Space
+from laplacian_metric.runs.results import Space
 
 DEVIATIONS = 3.0  # an ellipse is as wide as so many standard deviations on each side
 WRITTEN = 100  # classes, up to which the centres have their names

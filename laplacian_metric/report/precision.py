@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from laplacian_metric.core.method import Method, Start
 from laplacian_metric.methods import find, names
-from laplacian_metric.report.results import Cell, Result, seeds_in_words
+from laplacian_metric.report.seeds import Cell, seeds_in_words
+from laplacian_metric.runs.results import Result
 from laplacian_metric.training.options import Precision
 
 
@@ -29,9 +30,9 @@ class Precisions:
 
         Example:
             >>> asked = {"training": {"precision": "bfloat16"}}
-            >>> here = Result("a", 0, config=asked, environment={"bfloat16": False})
-            >>> there = Result("a", 1, config=asked, environment={"bfloat16": True})
-            >>> head = Result("b", 1, config={"base": "a", "method": {"name": "laplace"}})
+            >>> here = Result(cell="a", seed=0, config=asked, environment={"bfloat16": False})
+            >>> there = Result(cell="a", seed=1, config=asked, environment={"bfloat16": True})
+            >>> head = Result(cell="b", seed=1, config={"base": "a", "method": {"name": "laplace"}})
             >>> precisions = Precisions([here, there, head])
             >>> precisions.of(here), precisions.of(there), precisions.of(head)
             ('float32', 'bfloat16', 'bfloat16')

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.report.columns import Column
-from laplacian_metric.report.read_yaml import read_yaml
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ LEAST_CERTAIN = (
     "neighbours, with the angle between the two directions."
 )
 
-Key = tuple[str | None, int]  # the set of strangers, None for the images themselves, and the row
+Key = tuple[str | None, int]  # the set of OOD images, None for the images themselves, and the row
 
 
 class Pictures:
@@ -37,9 +37,9 @@ class Pictures:
         pixels: dict[str | None, Pixels] = {}
         if evaluated.thumbnails is not None:
             pixels[None] = as_pixels("thumbnails", evaluated.thumbnails, len(evaluated.embedding))
-        for name, (embedding, thumbnails) in evaluated.strangers.items():
+        for name, (embedding, thumbnails) in evaluated.ood.items():
             if thumbnails is not None:
-                pixels[name] = as_pixels(f"the thumbnails of strangers[{name!r}]", thumbnails, len(embedding))
+                pixels[name] = as_pixels(f"the thumbnails of ood[{name!r}]", thumbnails, len(embedding))
         self._uses = Counter(key for key in keys if key[0] in pixels)
         wanted = list(self._uses)
         encoded = encode_within(
@@ -65,7 +65,7 @@ class Galleries:
     """The galleries of the known images and of each set of strangers, and how much of the page their images take."""
 
     known: list[Gallery]
-    strangers: dict[str, Gallery]
+    ood: dict[str, Gallery]
     pictures: Pictures
 
 
@@ -85,49 +85,49 @@ class _Chosen:
         return mine + [(None, row) for row in self.neighbours.flatten().tolist()]
 
 
-def make_galleries(evaluated: Evaluated, found: Measured) -> Galleries:
+def make_galleries(evaluated: Evaluated, measured: Measured) -> Galleries:
     """Least certain, surest, surest of the wrong; and the strangers that would be let through."""
-    chosen = _known(found) + [
+    chosen = _known(measured) + [
         _choose(
-            found,
+            measured,
             f"{name}: strangers that look most familiar",
             "Of these images, which are of no class that is known, the ones with the least uncertainty. Whatever "
             "retrieval answers to them is wrong.",
-            strangers.uncertainty.argsort(stable=True)[: CARDS // 2],
+            images.uncertainty.argsort(stable=True)[: CARDS // 2],
             name,
         )
-        for name, strangers in found.strangers.items()
+        for name, images in measured.ood.items()
     ]
     pictures = Pictures(evaluated, [key for one in chosen for key in one.images()], GALLERY_BUDGET)
-    made = [(one.source, _gallery(evaluated, found, one, pictures)) for one in chosen]
+    galleries = [(one.source, _gallery(evaluated, measured, one, pictures)) for one in chosen]
     return Galleries(
-        [gallery for source, gallery in made if source is None],
-        {source: gallery for source, gallery in made if source is not None},
+        [gallery for source, gallery in galleries if source is None],
+        {source: gallery for source, gallery in galleries if source is not None},
         pictures,
     )
 
 
-def _known(found: Measured) -> list[_Chosen]:
-    order = found.least_certain_first
+def _known(measured: Measured) -> list[_Chosen]:
+    order = measured.least_certain_first
     count = min(CARDS, max(1, len(order) // 2))
-    chosen = [_choose(found, "Least certain", LEAST_CERTAIN, order[:count])]
+    chosen = [_choose(measured, "Least certain", LEAST_CERTAIN, order[:count])]
     if len(order) > 1:
         caption = "The images with the least uncertainty; their neighbours should be right."
-        chosen.append(_choose(found, "Surest", caption, order.flip(0)[: min(count, CARDS // 2)]))
-    if found.right is not None:
+        chosen.append(_choose(measured, "Surest", caption, order.flip(0)[: min(count, CARDS // 2)]))
+    if measured.right is not None:
         wrong = order.flip(0)
-        wrong = wrong[(~found.right & found.answerable)[wrong]][:CARDS]
+        wrong = wrong[(~measured.right & measured.answerable)[wrong]][:CARDS]
         if len(wrong):
             caption = (
                 "Of the images whose nearest neighbour is of another class, those with the least uncertainty: refusing "
                 "does not catch them early. Wrong labels often turn up here."
             )
-            chosen.append(_choose(found, "Wrong, and yet sure", caption, wrong))
+            chosen.append(_choose(measured, "Wrong, and yet sure", caption, wrong))
     return chosen
 
 
-def _choose(found: Measured, title: str, caption: str, rows: Tensor, source: str | None = None) -> _Chosen:
-    point = found.embedding.point.detach()
+def _choose(measured: Measured, title: str, caption: str, rows: Tensor, source: str | None = None) -> _Chosen:
+    point = measured.embedding.point.detach()
     if source is None:
         count = min(NEIGHBOURS, len(point) - 1)
         if count == 0:
@@ -135,37 +135,40 @@ def _choose(found: Measured, title: str, caption: str, rows: Tensor, source: str
             return _Chosen(title, caption, source, rows, none.long(), none)
         near = search(point[rows], count, database=point, own=rows)
     else:
-        asked = found.strangers[source].embedding.point.detach()[rows]
-        near = search(asked, min(NEIGHBOURS, len(point)), database=point)
+        queries = measured.ood[source].embedding.point.detach()[rows]
+        near = search(queries, min(NEIGHBOURS, len(point)), database=point)
     return _Chosen(title, caption, source, rows, near.indices, near.similarities)
 
 
-def _gallery(evaluated: Evaluated, found: Measured, one: _Chosen, pictures: Pictures) -> Gallery:
+def _gallery(evaluated: Evaluated, measured: Measured, one: _Chosen, pictures: Pictures) -> Gallery:
     cards = []
-    place = torch.empty(len(found.uncertainty), dtype=torch.int64)
-    place[found.least_certain_first] = torch.arange(len(place))
+    place = torch.empty(len(measured.uncertainty), dtype=torch.int64)
+    place[measured.least_certain_first] = torch.arange(len(place))
     for row, near, similar in zip(
         one.rows.tolist(), one.neighbours.tolist(), one.similarities.tolist(), strict=True
     ):
-        label = None if one.source is not None else int(found.labels[row])
+        label = None if one.source is not None else int(measured.labels[row])
         neighbours = [
             Neighbour(
-                evaluated.class_name(int(found.labels[other])),
-                label is not None and int(found.labels[other]) == label,
+                evaluated.class_name(int(measured.labels[other])),
+                label is not None and int(measured.labels[other]) == label,
                 cosine,
                 pictures.get(None, other),
             )
             for other, cosine in zip(near, similar, strict=True)
         ]
         if one.source is None:
-            name, verdict = evaluated.class_name(int(found.labels[row])), _verdict(found, row, neighbours)
-            uncertainty, kappa = found.uncertainty[row], found.embedding.kappa[row]
+            name, verdict = (
+                evaluated.class_name(int(measured.labels[row])),
+                _verdict(measured, row, neighbours),
+            )
+            uncertainty, kappa = measured.uncertainty[row], measured.embedding.kappa[row]
             ranked = f" (place {int(place[row]) + 1:,} of {len(place):,})"
         else:
             name, verdict = f"stranger of {one.source}", (False, f"answered with {neighbours[0].label}")
-            strangers = found.strangers[one.source]
-            uncertainty, kappa = strangers.uncertainty[row], strangers.embedding.kappa[row]
-            refused = float((found.uncertainty < uncertainty).double().mean())
+            images = measured.ood[one.source]
+            uncertainty, kappa = images.uncertainty[row], images.embedding.kappa[row]
+            refused = float((measured.uncertainty < uncertainty).double().mean())
             ranked = f" (greater than that of {100 * refused:.0f} % of the known images)"
         cards.append(
             Card(
@@ -184,8 +187,8 @@ def _gallery(evaluated: Evaluated, found: Measured, one: _Chosen, pictures: Pict
     return Gallery(one.title, one.caption, cards)
 
 
-def _verdict(found: Measured, row: int, neighbours: Sequence[Neighbour]) -> tuple[bool | None, str]:
-    if not bool(found.answerable[row]):
+def _verdict(measured: Measured, row: int, neighbours: Sequence[Neighbour]) -> tuple[bool | None, str]:
+    if not bool(measured.answerable[row]):
         return None, "no other image of its class"
     first = neighbours[0]
     return (True, "nearest is right") if first.right else (False, f"nearest is wrong: {first.label}")
@@ -197,70 +200,70 @@ class Map:
 
     plot: Scatter
     rows: Tensor
-    strangers: dict[str, Tensor]
+    ood: dict[str, Tensor]
     pictures: Pictures
 
 
-def make_map(evaluated: Evaluated, found: Measured, *, limit: int = MAPPED, seed: int = 0) -> Map:
+def make_map(evaluated: Evaluated, measured: Measured, *, limit: int = MAPPED, seed: int = 0) -> Map:
     """Some of the images and strangers in the plane, by t-SNE of their directions."""
-    rows, strangers = _sample(found, limit, seed)
-    names = list(strangers)
+    rows, ood_rows = _sample(measured, limit, seed)
+    names = list(ood_rows)
     directions = torch.cat(
-        [found.embedding.mean.detach()[rows]]
-        + [found.strangers[name].embedding.mean.detach()[strangers[name]].to(rows.device) for name in names]
+        [measured.embedding.mean.detach()[rows]]
+        + [measured.ood[name].embedding.mean.detach()[ood_rows[name]].to(rows.device) for name in names]
     )
     places = tsne_plane(directions, seed)
     keys: list[Key] = [(None, row) for row in rows.tolist()]
-    keys += [(name, row) for name in names for row in strangers[name].tolist()]
+    keys += [(name, row) for name in names for row in ood_rows[name].tolist()]
     pictures = Pictures(evaluated, keys, MAP_BUDGET)
-    classes = sorted(set(found.labels.tolist()))
+    classes = sorted(set(measured.labels.tolist()))
     group_of = {label: position for position, label in enumerate(classes)}
     points = []
     for (x, y), (source, row) in zip(places.tolist(), keys, strict=True):
         known = source is None
-        embedding = found.embedding if source is None else found.strangers[source].embedding
-        uncertainty = found.uncertainty if source is None else found.strangers[source].uncertainty
+        embedding = measured.embedding if source is None else measured.ood[source].embedding
+        uncertainty = measured.uncertainty if source is None else measured.ood[source].uncertainty
         points.append(
             Point(
                 x=x,
                 y=y,
-                group=group_of[int(found.labels[row])]
+                group=group_of[int(measured.labels[row])]
                 if source is None
                 else len(classes) + names.index(source),
-                uncertainty=float(found.position(uncertainty[row])),
+                uncertainty=float(measured.position(uncertainty[row])),
                 lines=[
-                    evaluated.class_name(int(found.labels[row])) if known else f"stranger of {source}",
+                    evaluated.class_name(int(measured.labels[row])) if known else f"stranger of {source}",
                     f"uncertainty {number(float(uncertainty[row]), 4)}",
                     f"kappa {number(float(embedding.kappa[row]))}",
-                    *_nearest_line(evaluated, found, source, row),
+                    *_nearest_line(evaluated, measured, source, row),
                 ],
                 image=pictures.get(source, row),
             )
         )
     groups = [evaluated.class_name(label) for label in classes] + names
-    return Map(Scatter("Map of the embedding", points, groups, len(classes)), rows, strangers, pictures)
+    return Map(Scatter("Map of the embedding", points, groups, len(classes)), rows, ood_rows, pictures)
 
 
-def _nearest_line(evaluated: Evaluated, found: Measured, source: str | None, row: int) -> list[str]:
+def _nearest_line(evaluated: Evaluated, measured: Measured, source: str | None, row: int) -> list[str]:
     if source is not None:
-        other = int(found.strangers[source].nearest[row])
-        return [f"nearest known image: {evaluated.class_name(int(found.labels[other]))}"]
+        other = int(measured.ood[source].nearest[row])
+        return [f"nearest known image: {evaluated.class_name(int(measured.labels[other]))}"]
     lines = []
-    if found.nearest is not None and found.right is not None:
-        name = evaluated.class_name(int(found.labels[found.nearest[row]]))
-        lines.append(f"nearest neighbour: {name} ({'right' if found.right[row] else 'wrong'})")
+    if measured.nearest is not None and measured.right is not None:
+        name = evaluated.class_name(int(measured.labels[measured.nearest[row]]))
+        lines.append(f"nearest neighbour: {name} ({'right' if measured.right[row] else 'wrong'})")
     file_name = evaluated.file_name(row)
     return lines if file_name is None else [*lines, file_name]
 
 
-def _sample(found: Measured, limit: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _sample(measured: Measured, limit: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Rows of the known images and of each set of strangers, at most `limit` together, drawn without replacement."""
     generator = torch.Generator().manual_seed(seed)
-    inside = limit if not found.strangers else 2 * limit // 3
-    each = (limit - inside) // max(1, len(found.strangers))
+    inside = limit if not measured.ood else 2 * limit // 3
+    each = (limit - inside) // max(1, len(measured.ood))
 
     def drawn(count: int, most: int) -> Tensor:
         return torch.randperm(count, generator=generator)[:most].sort().values
 
-    rows = drawn(len(found.uncertainty), inside)
-    return rows, {name: drawn(len(one.uncertainty), each) for name, one in found.strangers.items()}
+    rows = drawn(len(measured.uncertainty), inside)
+    return rows, {name: drawn(len(one.uncertainty), each) for name, one in measured.ood.items()}

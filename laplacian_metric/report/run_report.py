@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report.blocks.texts import plain, share
 from laplacian_metric.report.evaluated import Evaluated, OtherScore
-from laplacian_metric.report.measured import Measured, Value, measure
+from laplacian_metric.report.measured import Measured, measure
 from laplacian_metric.report.page import Block, Page, Paragraph, Section, Table
 from laplacian_metric.report.run_pictures import MAPPED, Galleries, Map, make_galleries, make_map
 from laplacian_metric.report.run_sections import (
@@ -13,9 +14,9 @@ from laplacian_metric.report.run_sections import (
     concentration,
     embedding_map,
     errors_found,
+    out_of_distribution,
     posterior,
     refusing,
-    strangers,
     with_interval,
 )
 
@@ -44,36 +45,36 @@ def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAP
     """
     if mapped < 3:
         raise ValueError(f"mapped is {mapped}, at least 3 images are needed for a map")
-    found = measure(evaluated, resamples=resamples, seed=seed)
-    galleries = make_galleries(evaluated, found)
-    drawn = make_map(evaluated, found, limit=mapped, seed=seed)
+    measured = measure(evaluated, resamples=resamples, seed=seed)
+    galleries = make_galleries(evaluated, measured)
+    drawn = make_map(evaluated, measured, limit=mapped, seed=seed)
     sections = [
-        _summary(evaluated, found, galleries, drawn),
-        refusing(found),
+        _summary(evaluated, measured, galleries, drawn),
+        refusing(measured),
         Section("Which images cannot be trusted", list(galleries.known)),
-        embedding_map(evaluated, found, drawn),
-        strangers(found, galleries),
-        concentration(found),
-        errors_found(evaluated, found),
-        calibration(evaluated),
+        embedding_map(evaluated, measured, drawn),
+        out_of_distribution(measured, galleries),
+        concentration(measured),
+        errors_found(evaluated, measured),
+        calibration(measured.evaluation),
         posterior(evaluated),
-        about(evaluated, found, resamples, seed),
+        about(evaluated, measured, resamples, seed),
     ]
     return Page(plain(evaluated.title), [section for section in sections if section.blocks])
 
 
-def _summary(evaluated: Evaluated, found: Measured, galleries: Galleries, drawn: Map) -> Section:
-    classes = len(set(found.labels.tolist()))
+def _summary(evaluated: Evaluated, measured: Measured, galleries: Galleries, drawn: Map) -> Section:
+    classes = len(set(measured.labels.tolist()))
     text = (
-        f"{len(found.labels):,} image{'s' if len(found.labels) > 1 else ''} of {classes:,} "
-        f"class{'es' if classes > 1 else ''}, embedded in {found.embedding.dim:,} dimensions. "
+        f"{len(measured.labels):,} image{'s' if len(measured.labels) > 1 else ''} of {classes:,} "
+        f"class{'es' if classes > 1 else ''}, embedded in {measured.embedding.dim:,} dimensions. "
     )
-    blocks: list[Block] = [Paragraph(text + told(found))]
-    rows = _summary_rows(found)
+    blocks: list[Block] = [Paragraph(text + told(measured))]
+    rows = _summary_rows(measured)
     if rows:
         blocks.append(
             Table(
-                f"The run in numbers, with 95 % intervals over queries.{_counted(found)}",
+                f"The run in numbers, with 95 % intervals over queries.{_counted(measured)}",
                 ("What", "Value", "95 % interval"),
                 rows,
                 numeric=frozenset({1, 2}),
@@ -83,11 +84,11 @@ def _summary(evaluated: Evaluated, found: Measured, galleries: Galleries, drawn:
     return Section("In short", blocks)
 
 
-def told(found: Measured) -> str:
+def told(measured: Measured) -> str:
     """What the numbers say, in two or three sentences."""
-    if found.refusals is None:
-        return f"Retrieval cannot be judged: {found.reason}."
-    whole, some = found.refusals[0], found.refusals[REFUSED]
+    if not measured.evaluation.refusals:
+        return f"Retrieval cannot be judged: {measured.reason}."
+    whole, some = measured.evaluation.refusals[0], measured.evaluation.refusals[REFUSED]
     text = (
         f"The nearest neighbour of {whole.wrong:,} of the {whole.total:,} that have another of their class is of "
         f"another class: an error of {share(whole.error)}. "
@@ -99,28 +100,28 @@ def told(found: Measured) -> str:
     elif some.error < whole.error:
         text += (
             f"If the {share(some.share)} that are least certain are refused, {share(some.error)} of the answers are "
-            f"wrong.{_doubt(found)}"
+            f"wrong.{_doubt(measured)}"
         )
     else:
         text += (
             f"Refusing by this uncertainty does not help: without the {share(some.share)} least certain the error "
             f"is {share(some.error)}."
         )
-    for name, refused in some.strangers.items():
+    for name, refused in some.ood.items():
         text += f" The threshold that refuses {share(some.share)} also refuses {share(refused)} of the strangers of "
         text += f"{plain(name)}."
     return text
 
 
-def _doubt(found: Measured) -> str:
+def _doubt(measured: Measured) -> str:
     """Whether what refusing improves here may be chance."""
-    interval = None if found.evaluation is None else found.evaluation.intervals.get("r_auroc")
+    interval = measured.evaluation.intervals.get("r_auroc")
     if interval is None or not interval.low <= 0.5 <= interval.high:
         return ""
     return " That may be chance: the interval of the R-AUROC has 0.5 in it."
 
 
-def _summary_rows(found: Measured) -> list[tuple[str, str, str]]:
+def _summary_rows(measured: Measured) -> list[tuple[str, str, str]]:
     names = {
         "recall@1": "Recall at 1: the nearest neighbour is right",
         "map@5": "Mean average precision at 5",
@@ -131,21 +132,21 @@ def _summary_rows(found: Measured) -> list[tuple[str, str, str]]:
         "ausc_oracle": "… if it is known which answers are wrong",
         "retrieval_ece": "Calibration error of retrieval (0 is best)",
     }
-    rows = []
-    if found.evaluation is not None:
-        for name, text in names.items():
-            if name in found.evaluation.values:
-                value = Value(found.evaluation[name], found.evaluation.intervals.get(name))
-                rows.append((text, *with_interval(value)))
-    for name, one in found.strangers.items():
-        rows.append(
-            (f"AUROC: strangers of {name} are more uncertain (0.5 is chance)", *with_interval(one.auroc))
+    evaluation = measured.evaluation
+    rows = [
+        (text, *with_interval(evaluation, name)) for name, text in names.items() if name in evaluation.values
+    ]
+    return rows + [
+        (
+            f"AUROC: strangers of {name} are more uncertain (0.5 is chance)",
+            *with_interval(evaluation, ood_name("auroc", name)),
         )
-    return rows
+        for name in measured.ood
+    ]
 
 
-def _counted(found: Measured) -> str:
-    left_out = 0 if found.evaluation is None else found.evaluation.num_unanswerable
+def _counted(measured: Measured) -> str:
+    left_out = measured.evaluation.counts.unanswerable
     if not left_out:
         return ""
     return f" Left out of what concerns retrieval, since they have no other of their class: {left_out:,}."

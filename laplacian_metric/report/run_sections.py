@@ -7,14 +7,17 @@ import math
 import torch
 
 from laplacian_metric import __version__
+from laplacian_metric.laplace.diagnostics import Diagnostics
+from laplacian_metric.metrics import Evaluation
+from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.report.blocks import RefusalSlider
-from laplacian_metric.report.blocks.texts import number, plain
+from laplacian_metric.report.blocks.texts import number, plain, share
 from laplacian_metric.report.evaluated import Evaluated
-from laplacian_metric.report.measured import Measured, Value
+from laplacian_metric.report.measured import Measured
 from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
 from laplacian_metric.report.run_pictures import Galleries, Map
 from laplacian_metric.report.run_plots import (
-    bins,
+    THIS,
     calibration_plot,
     kappa_plot,
     kappa_values,
@@ -22,22 +25,29 @@ from laplacian_metric.report.run_plots import (
     sparsification_plot,
     sphere_plot,
 )
-from laplacian_metric.report.run_words import diagnostics_table
 from laplacian_metric.runs.provenance import without_paths
 
+# Rules of thumb, which the table states.
+CLAMPED = 0.5
+PRIOR = 100.0
+EFFECTIVE = 1.0
 
-def with_interval(value: Value) -> tuple[str, str]:
-    """A number and its interval."""
-    digits = "not defined" if math.isnan(value.value) else f"{value.value:.3f}"
-    if value.interval is None or math.isnan(value.interval.low):
+FINE, BAD, NONE = "✓ fine", "✗ look at this", "–"
+
+
+def with_interval(evaluation: Evaluation, name: str) -> tuple[str, str]:
+    """Return a number and its interval as texts."""
+    value, interval = evaluation[name], evaluation.intervals.get(name)
+    digits = "not defined" if math.isnan(value) else f"{value:.3f}"
+    if interval is None or math.isnan(interval.low):
         return digits, "–"
-    return digits, f"{value.interval.low:.3f} to {value.interval.high:.3f}"
+    return digits, f"{interval.low:.3f} to {interval.high:.3f}"
 
 
-def refusing(found: Measured) -> Section:
+def refusing(measured: Measured) -> Section:
     """The slider."""
-    if found.refusals is None:
-        return Section("What refusing is worth", [Paragraph(f"This cannot be said: {found.reason}.")])
+    if not measured.evaluation.refusals:
+        return Section("What refusing is worth", [Paragraph(f"This cannot be said: {measured.reason}.")])
     return Section(
         "What refusing is worth",
         [
@@ -45,7 +55,7 @@ def refusing(found: Measured) -> Section:
                 "A query whose uncertainty is above a threshold can be refused: left to a person, say. The fewer are "
                 "answered, the fewer of the answers should be wrong."
             ),
-            RefusalSlider("Refusing the most uncertain queries", found.refusals),
+            RefusalSlider("Refusing the most uncertain queries", measured.evaluation.refusals),
             Paragraph(
                 "Each line is what its threshold does on these images, and a threshold chosen for its error here looks "
                 "better here than it will be. laplacian_metric.retrieval.abstention.choose_threshold finds one with a "
@@ -55,35 +65,35 @@ def refusing(found: Measured) -> Section:
     )
 
 
-def embedding_map(evaluated: Evaluated, found: Measured, drawn: Map) -> Section:
+def embedding_map(evaluated: Evaluated, measured: Measured, drawn: Map) -> Section:
     """The map, and the space itself where it can be drawn."""
     blocks: list[Block] = [
         Paragraph(
             f"{len(drawn.plot.points):,} images by t-SNE of the angles between their directions: what is close here "
             "was close there, but neither distances between far groups nor the sizes of groups mean anything. The "
             "larger and paler a point, the more uncertain it is among the known images. Each class has a colour and a "
-            "shape" + ("; strangers are black lines." if found.strangers else ".")
+            "shape" + ("; strangers are black lines." if measured.ood else ".")
         ),
         drawn.plot,
     ]
-    png = sphere_plot(evaluated, found, drawn.rows, drawn.strangers)
+    png = sphere_plot(evaluated, measured, drawn.rows, drawn.ood)
     if png is not None:
-        what = "circle" if found.embedding.dim == 2 else "sphere"
+        what = "circle" if measured.embedding.dim == 2 else "sphere"
         blocks.append(
             Picture(
                 png,
                 alt=f"The {what} of the embedding with some of the images by class"
-                + (", and beside it the strangers." if found.strangers else "."),
+                + (", and beside it the strangers." if measured.ood else "."),
                 caption=f"The whole {what}, with one standard deviation around some of the images.",
             )
         )
     return Section("The embedding", blocks)
 
 
-def strangers(found: Measured, galleries: Galleries) -> Section:
-    """How strangers are told."""
+def out_of_distribution(measured: Measured, galleries: Galleries) -> Section:
+    """Return how out-of-distribution images are detected."""
     blocks: list[Block] = []
-    if found.strangers:
+    if measured.ood:
         blocks.append(
             Table(
                 "Telling strangers from known images by uncertainty, with 95 % intervals over images",
@@ -92,16 +102,18 @@ def strangers(found: Measured, galleries: Galleries) -> Section:
                     (
                         name,
                         f"{len(one.uncertainty):,}",
-                        *with_interval(one.auroc),
-                        *with_interval(one.average_precision),
+                        *with_interval(measured.evaluation, ood_name("auroc", name)),
+                        *with_interval(measured.evaluation, ood_name("average_precision", name)),
                     )
-                    for name, one in found.strangers.items()
+                    for name, one in measured.ood.items()
                 ],
                 numeric=frozenset(range(1, 6)),
             )
         )
-    for names, png in roc_plots(found):
-        said = ", ".join(f"{name} {with_interval(found.strangers[name].auroc)[0]}" for name in names)
+    for names, png in roc_plots(measured):
+        said = ", ".join(
+            f"{name} {with_interval(measured.evaluation, ood_name('auroc', name))[0]}" for name in names
+        )
         blocks.append(
             Picture(
                 png,
@@ -109,12 +121,12 @@ def strangers(found: Measured, galleries: Galleries) -> Section:
                 caption="How many strangers are noticed (up) at each share of known images that are refused (across).",
             )
         )
-    return Section("Strangers", [*blocks, *galleries.strangers.values()])
+    return Section("Strangers", [*blocks, *galleries.ood.values()])
 
 
-def concentration(found: Measured) -> Section:
+def concentration(measured: Measured) -> Section:
     """kappa inside and outside."""
-    values = kappa_values(found)
+    values = kappa_values(measured)
     median = "; ".join(f"{name} {number(float(kappa.median()))}" for name, kappa in values.items())
     infinite = sum(int(kappa.isinf().sum()) for kappa in values.values())
     png = kappa_plot(values)
@@ -126,38 +138,38 @@ def concentration(found: Measured) -> Section:
     return Section("Concentration", [Picture(png, alt=alt, caption=caption)])
 
 
-def errors_found(evaluated: Evaluated, found: Measured) -> Section:
-    """Sparsification, and the other scores."""
+def errors_found(evaluated: Evaluated, measured: Measured) -> Section:
+    """Return sparsification, and the other scores."""
     blocks: list[Block] = []
-    if found.sparsification is not None:
-        curve = found.sparsification
+    evaluation, curves = measured.evaluation, measured.evaluation.curves
+    if curves is not None and curves.sparsification:
+        own, oracle = curves.sparsification[OWN], curves.sparsification["oracle"]
+        recall = evaluation["ausc_random"]
         blocks.append(
             Picture(
-                sparsification_plot(curve),
-                alt=f"Recall at 1 of what is left when the most uncertain are left out: {curve.random:.3f} with all, "
-                f"{float(curve.curve[50]):.3f} with half of them; an oracle reaches "
-                f"{float(curve.oracle_curve[50]):.3f}.",
-                caption=f"The area is {curve.area:.3f}; {curve.oracle:.3f} if the wrong ones were known, "
-                f"{curve.random:.3f} in random order.",
+                sparsification_plot(evaluation),
+                alt=f"Recall at 1 of what is left when the most uncertain are left out: {recall:.3f} with all, "
+                f"{own[50]:.3f} with half of them; an oracle reaches {oracle[50]:.3f}.",
+                caption=f"The area is {evaluation['ausc']:.3f}; {evaluation['ausc_oracle']:.3f} if the wrong ones were "
+                f"known, {recall:.3f} in random order.",
             )
         )
-    strangers = list(found.strangers)
-    if found.sparsification is not None or strangers:
+    names = list(measured.ood)
+    if blocks or names:
         rows = [
             (
-                plain(row.name),
-                _number(row.r_auroc),
-                _number(row.ausc),
-                *(_number(row.strangers.get(name, math.nan)) for name in strangers),
+                THIS if name == OWN else plain(name),
+                *(_number(score.values.get(key, math.nan)) for key in ("r_auroc", "ausc")),
+                *(_number(score.ood.get(label, {}).get("auroc", math.nan)) for label in names),
             )
-            for row in found.scores
+            for name, score in evaluation.scores.items()
         ]
         blocks.append(
             Table(
                 "Scores beside each other: wrong neighbours (R-AUROC, AUSC) and strangers (AUROC)",
-                ("Score", "R-AUROC", "AUSC", *(f"AUROC, {name}" for name in strangers)),
+                ("Score", "R-AUROC", "AUSC", *(f"AUROC, {name}" for name in names)),
                 rows,
-                numeric=frozenset(range(1, 3 + len(strangers))),
+                numeric=frozenset(range(1, 3 + len(names))),
             )
         )
         if evaluated.scores:
@@ -174,9 +186,9 @@ def _number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.3f}"
 
 
-def calibration(evaluated: Evaluated) -> Section:
-    """Whether confidence is what it says."""
-    agreed = evaluated.consensus
+def calibration(evaluation: Evaluation) -> Section:
+    """Return whether confidence is what it says."""
+    agreed = evaluation.calibration
     if agreed is None:
         return Section("Calibration", [])
     rows = [
@@ -186,19 +198,19 @@ def calibration(evaluated: Evaluated) -> Section:
             _number(one.confidence),
             _number(one.accuracy),
         )
-        for one in bins(agreed)
+        for one in agreed.bins
     ]
     return Section(
         "Calibration",
         [
             Paragraph(
-                f"{agreed.num_samples:,} networks drawn from the posterior each name the class of a query's nearest "
+                f"{agreed.samples:,} networks drawn from the posterior each name the class of a query's nearest "
                 "neighbour. Their agreement is the confidence. It is calibrated if 80 % are right of those queries "
-                f"whose confidence is 0.8. The mean gap is {agreed.error:.3f}."
+                f"whose confidence is 0.8. The mean gap is {agreed.ece:.3f}."
             ),
             Picture(
-                calibration_plot(agreed),
-                alt=f"Accuracy over confidence in ten bins; the calibration error is {agreed.error:.3f}.",
+                calibration_plot(evaluation),
+                alt=f"Accuracy over confidence in ten bins; the calibration error is {agreed.ece:.3f}.",
                 caption="On the diagonal confidence is what it says; below it is too great.",
             ),
             Table(
@@ -218,16 +230,76 @@ def posterior(evaluated: Evaluated) -> Section:
     return Section("Is the posterior to be trusted?", [diagnostics_table(evaluated.diagnostics)])
 
 
-def about(evaluated: Evaluated, found: Measured, resamples: int, seed: int) -> Section:
+def about(evaluated: Evaluated, measured: Measured, resamples: int, seed: int) -> Section:
     """Where the numbers come from."""
     rows = [(plain(what), without_paths(plain(which))) for what, which in evaluated.provenance]
     known = {what for what, _ in rows}
     own = [
         ("laplacian_metric", __version__),
         ("PyTorch", str(torch.__version__)),
-        ("Posterior", found.embedding.source),
+        ("Posterior", measured.embedding.source),
         ("Draws of the bootstrap", f"{resamples:,}"),
         ("Seed of the report", str(seed)),
     ]
     rows += [(what, which) for what, which in own if which and what not in known]
     return Section("About this run", [Table("Versions and settings", ("What", "Value"), rows)])
+
+
+def diagnostics_table(found: Diagnostics) -> Table:
+    """Every number with its meaning, when it is bad, and whether it is.
+
+    Example:
+        >>> found = Diagnostics(0.1, 0.01, 0.5, 3.0, 0.2, 0.01, 9.0, 64)
+        >>> [row[4] for row in diagnostics_table(found).rows]
+        ['–', '–', '✓ fine', '✓ fine', '✓ fine', '✓ fine']
+    """
+    return Table(
+        "The posterior of the weights",
+        ("What", "Value", "What it means", "When it is bad", "Here"),
+        [
+            (
+                "Loss",
+                number(found.loss_value, 4),
+                "The loss of the trained network over the pairs that the curvature is of.",
+                "Only beside that of another run.",
+                NONE,
+            ),
+            (
+                "Length of the gradient",
+                number(found.gradient_norm, 4),
+                "How steep the loss still is at the trained weights; 0 at a minimum.",
+                "By itself it has no scale; the next line gives it one.",
+                NONE,
+            ),
+            (
+                "Steps to the mode",
+                f"{number(found.steps_to_mode)} (a typical draw: {number(found.expected_steps)})",
+                "How far the trained weights are from the mode of the posterior, in its standard deviations.",
+                "Where it is further than a typical draw: the posterior is then around the wrong place. Train longer, "
+                "or with the loss that is fitted.",
+                FINE if found.is_mode else BAD,
+            ),
+            (
+                "Clamped curvature",
+                share(found.clamped),
+                "The share of the curvature that was negative and was set to 0, since a precision cannot be negative.",
+                f"Above {share(CLAMPED)}: of most weights the prior alone then says how uncertain they are.",
+                BAD if found.clamped > CLAMPED else FINE,
+            ),
+            (
+                "Prior over data",
+                number(found.prior_to_data),
+                "The precision of the prior over the mean precision that the data give a weight.",
+                f"Above {PRIOR:g}: the data hardly count, and uncertainties are those of the prior.",
+                FINE if found.prior_to_data <= PRIOR else BAD,
+            ),
+            (
+                "Effective parameters",
+                f"{number(found.effective_parameters, 4)} of {found.parameters:,}",
+                "How many weights the data determine rather than the prior.",
+                f"Below {EFFECTIVE:g}: nothing was learnt about the weights.",
+                FINE if found.effective_parameters >= EFFECTIVE else BAD,
+            ),
+        ],
+        numeric=frozenset({1}),
+    )

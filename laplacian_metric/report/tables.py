@@ -15,7 +15,8 @@ from laplacian_metric.report.columns import Column
 from laplacian_metric.report.descriptions import PairDescription, RowDescription, TableDescription
 from laplacian_metric.report.precision import Precisions
 from laplacian_metric.report.published import PublishedTable
-from laplacian_metric.report.results import Cell, Result, Spread, pick, seeds_in_words, spread
+from laplacian_metric.report.seeds import Cell, Spread, pick, seeds_in_words, spread
+from laplacian_metric.runs.results import Result
 
 FAILED, MISSING, NONE = "failed", "missing", "–"
 
@@ -170,7 +171,8 @@ def shown(found: Spread, column: Column, cell: Cell) -> str:
 
     Example:
         >>> from laplacian_metric.report.columns import find
-        >>> shown(spread([0.85, 0.86]), find("mAP@1"), Cell("a", done=(Result("a", 0), Result("a", 1))))
+        >>> cell = Cell("a", done=(Result(cell="a", seed=0), Result(cell="a", seed=1)))
+        >>> shown(spread([0.85, 0.86]), find("mAP@1"), cell)
         '0.855 ± 0.007'
     """
     if not cell.done:
@@ -213,7 +215,7 @@ def _gaps(
 def _unknown_strangers(description: TableDescription, cells: Mapping[str, Cell]) -> list[str]:
     """Columns about strangers that no result has, which a misspelt name would be."""
     scores = [score for cell in cells.values() for result in cell.done for score in result.scores.values()]
-    known = sorted({name for score in scores for name in score.out})
+    known = sorted({name for score in scores for name in score.ood})
     return [
         f"{column.title or column.metric}: no cell has strangers called `{column.out}`; there are: {', '.join(known)}."
         for column in description.columns

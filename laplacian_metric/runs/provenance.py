@@ -1,12 +1,14 @@
-"""Where a result comes from: the commit of the sources, the command, versions. Nothing that names a machine."""
+"""Where a result or a failure comes from: commit, command, versions, places. Nothing that names a machine."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import laplacian_metric
 from laplacian_metric.training.precision import has_bfloat16
 
 ROOT = Path(laplacian_metric.__file__).resolve().parents[1]
+FRAMES = 6  # of a traceback, the innermost
 SOURCES = ("hessians", "laplacian_metric", "experiments")
 
 # A path from the root of a file system, up to its last part.
@@ -81,3 +84,27 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         # Whether networks computed in it where their cell has it; without it they did so in float32.
         "bfloat16": has_bfloat16(torch.device(device)),
     }
+
+
+def failure(error: BaseException) -> str:
+    """What went wrong, with the innermost places of this project's sources, and no folder of this machine."""
+    places = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_absolute() and path.is_relative_to(ROOT):
+            places.append(f"{path.relative_to(ROOT).as_posix()}:{frame.lineno} in {frame.name}")
+        else:
+            places.append(f"{path.name}:{frame.lineno} in {frame.name}")
+    said = without_paths(f"{type(error).__name__}: {error}")
+    return f"{said} ({'; '.join(places[-FRAMES:])})" if places else said
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that there is no space left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if "No space left on device" in str(error):  # as the writer of safetensors says it
+            return True
+        error = error.__cause__ or error.__context__
+    return False

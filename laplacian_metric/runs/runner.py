@@ -11,11 +11,12 @@ from typing import Any
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.evaluation import evaluate, label_entropy
 from laplacian_metric.runs.fitting import Place, check_network, fit
 from laplacian_metric.runs.images import TEST, ImageSets
+from laplacian_metric.runs.measurements import evaluate, label_entropy
+from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.reading import Cells
-from laplacian_metric.runs.results import DONE, FAILED, Results, failure, is_disk_full
+from laplacian_metric.runs.results import DONE, FAILED, Result, Results
 from laplacian_metric.runs.space import space
 from laplacian_metric.runs.tasks import Summary, Task, headline
 from laplacian_metric.runs.work import Busy, ChangedError, RunError, Work
@@ -127,7 +128,7 @@ class _Runs:
             return "to do"
         if self.results.changes(cell.name, seed, self.cells.config(cell.name)):
             return "changed"
-        return str(found["status"])
+        return found.status
 
     # --- what was made with another configuration ---
 
@@ -212,7 +213,7 @@ class _Runs:
         found = self.results.read(task.cell.name, task.seed)
         if found is None:
             return False
-        if found["status"] == DONE or not retry_failed:
+        if found.done or not retry_failed:
             return True
         # What another process tried again since this one began is not tried once more.
         return self.results.path(task.cell.name, task.seed).stat().st_mtime > self.begun
@@ -220,7 +221,7 @@ class _Runs:
     def pass_over(self, task: Task, summary: Summary) -> None:
         """Count a run that is finished already."""
         found = self.results.read(task.cell.name, task.seed)
-        done = found is not None and found["status"] == DONE
+        done = found is not None and found.done
         (summary.skipped if done else summary.failed_before).append(task.name)
 
     def one(self, task: Task, others: list[Task], retry_failed: bool, summary: Summary) -> None:
@@ -232,7 +233,7 @@ class _Runs:
                 return
             try:
                 content = self._measured(task, others)
-                self._write(task, {"status": DONE, "error": None, **content})
+                result = self._write(task, {"status": DONE, "error": None, **content})
             except (Busy, KeyboardInterrupt):
                 raise
             except MissingDataError as error:
@@ -242,7 +243,7 @@ class _Runs:
                 self._failed(task, error, summary)
             else:
                 summary.done.append(task.name)
-                self.say(f"{task.name}: {headline(content)}")
+                self.say(f"{task.name}: {headline(result)}")
 
     def _failed(self, task: Task, error: Exception, summary: Summary) -> None:
         """Record a failure, so that the others go on; without space there is nothing to go on with."""
@@ -262,13 +263,13 @@ class _Runs:
         summary.failed[task.name] = said
         self.say(f"{task.name}: failed, {said}")
 
-    def _write(self, task: Task, content: dict[str, Any]) -> None:
+    def _write(self, task: Task, content: dict[str, Any]) -> Result:
         head = {
             "config": self.cells.config(task.cell.name),
             **self.origin,
             "environment": provenance.environment(self.place.device),
         }
-        self.results.write(task.cell.name, task.seed, {**content, **head})
+        return self.results.write(task.cell.name, task.seed, {**content, **head})
 
     def _measured(self, task: Task, others: list[Task]) -> dict[str, Any]:
         """Fit and evaluate."""

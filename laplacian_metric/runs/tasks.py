@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from laplacian_metric.metrics.evaluation import OWN, TEST
 from laplacian_metric.runs.config import Cell
+from laplacian_metric.runs.results import Result
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,15 @@ class Summary:
         return not self.failed and not self.failed_before and not self.without_data
 
 
-def headline(content: dict[str, Any]) -> str:
-    """The main numbers of a result in one line."""
-    test, scores = content["retrieval"]["test"], content["scores"]
-    parts = [f"{name} {test[name]:.4f}" for name in test if name in ("recall@1", "map@5")]
-    for name in ["own"] if "own" in scores else scores:
-        found = [f"{out} {measured['auroc']:.4f}" for out, measured in scores[name]["out"].items()]
-        strangers = f"AUROC {' '.join(found)}, " if found else ""
-        parts.append(f"{name}: {strangers}R-AUROC {scores[name]['r_auroc']:.4f}")
-    if content["calibration"] is not None:
-        parts.append(f"ECE {content['calibration']['ece']:.4f}")
-    seconds = content["seconds"]
-    parts.append(" + ".join(f"{seconds[key]:.0f}" for key in ("training", "fit", "evaluation")) + " s")
-    return ", ".join(parts)
+def headline(result: Result) -> str:
+    """Return the main numbers of a result in one line."""
+    retrieval, scores = result.retrieval[TEST], result.scores
+    parts = [f"{name} {retrieval[name]:.4f}" for name in retrieval if name in ("recall@1", "map@5")]
+    for name in [OWN] if OWN in scores else scores:
+        detected = [f"{label} {numbers['auroc']:.4f}" for label, numbers in scores[name].ood.items()]
+        auroc = f"AUROC {' '.join(detected)}, " if detected else ""
+        parts.append(f"{name}: {auroc}R-AUROC {scores[name].values['r_auroc']:.4f}")
+    if result.calibration is not None:
+        parts.append(f"ECE {result.calibration.ece:.4f}")
+    seconds = [f"{result.seconds[key]:.0f}" for key in ("training", "fit", "evaluation")]
+    return ", ".join([*parts, f"{' + '.join(seconds)} s"])

@@ -42,15 +42,15 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
         labels,
         e.uncertainty,
         samples=lam_.sample_embeddings(features, 5, generator=torch.Generator().manual_seed(0)),
-        ood_uncertainty=strangers.uncertainty,
+        ood_uncertainty={"strangers": strangers.uncertainty},
         resamples=20,
         generator=torch.Generator().manual_seed(0),
     )
     for name, value in found["values"].items():
         assert value == pytest.approx(expected[name]), name
     of_strangers = found["strangers"]["strangers"]["values"]
-    assert of_strangers["ood_auroc"] == pytest.approx(expected["ood_auroc"])
-    assert of_strangers["ood_average_precision"] == pytest.approx(expected["ood_average_precision"])
+    assert of_strangers["ood_auroc"] == pytest.approx(expected["auroc strangers"])
+    assert of_strangers["ood_average_precision"] == pytest.approx(expected["average precision strangers"])
     interval = found["intervals"]["recall@1"]
     assert interval["low"] == pytest.approx(expected.intervals["recall@1"].low)
     # Refusing nobody leaves the error of retrieval, and refusing some makes it smaller here.

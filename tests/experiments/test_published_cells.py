@@ -171,8 +171,8 @@ def check(result: dict[str, Any], outs: set[str]) -> None:
         assert all(0 <= value <= 1 for value in result["retrieval"][part].values())
     assert result["scores"]
     for score in result["scores"].values():
-        assert set(score["out"]) == outs
-        for found in score["out"].values():
+        assert set(score["ood"]) == outs
+        for found in score["ood"].values():
             assert 0 <= found["auroc"] <= 1
             assert 0 < found["average_precision"] <= 1
         assert 0 <= score["ausc"] <= score["ausc_oracle"] <= 1

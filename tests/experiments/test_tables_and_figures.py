@@ -12,11 +12,11 @@ import torch
 from experiments import figures, tables
 from experiments.images import ImagesOfResults
 from laplacian_metric import data
+from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.report import columns
 from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_tables
 from laplacian_metric.report.published import read_published
-from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.results import Result
+from laplacian_metric.runs.results import Result
 from tests.report.synthetic import failure, result, write
 
 FOLDER = Path(tables.__file__).parent
@@ -189,7 +189,7 @@ def test_data_that_are_not_there_leave_out_one_figure(
 
 
 def of(config: dict[str, Any]) -> Result:
-    return Result("a", 0, config=config)
+    return Result(cell="a", seed=0, config=config)
 
 
 def test_positions_lead_to_the_images_that_were_embedded(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -117,12 +118,37 @@ def test_the_table_sums_up_to_the_error() -> None:
     votes = [[0, 0, 0, 1], [2, 2, 2, 0], [1, 2, 2, 1], [0, 0, 0, 0]]
     samples, labels, axes, axes_labels = voting(votes, [0, 1, 1, 0])
     agreed = metrics.consensus(samples, labels, database=axes, database_labels=axes_labels)
-    rows = agreed.table()
-    assert [row["count"] for row in rows] == [0, 0, 0, 0, 0, 1, 0, 2, 0, 1]
-    assert rows[0] == {"count": 0, "confidence": None, "accuracy": None}
-    assert rows[7] == {"count": 2, "confidence": 0.75, "accuracy": 0.5}
-    gaps = [row["count"] * abs(row["accuracy"] - row["confidence"]) for row in rows if row["count"]]  # type: ignore[operator]
+    bins = agreed.calibration.bins
+    assert [one.count for one in bins] == [0, 0, 0, 0, 0, 1, 0, 2, 0, 1]
+    assert math.isnan(bins[0].confidence)
+    assert math.isnan(bins[0].accuracy)
+    assert (bins[7].confidence, bins[7].accuracy, bins[7].low) == (0.75, 0.5, 0.7)
+    gaps = [one.count * abs(one.accuracy - one.confidence) for one in bins if one.count]
     assert sum(gaps) / 4 == pytest.approx(agreed.error)
+
+
+@given(st.integers(1, 60), st.integers(0, 1000))
+def test_the_reliability_of_a_probability_is_its_definition(number: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    predicted = (torch.rand(number, generator=generator, dtype=torch.float64) * 20).round() / 20
+    right = (torch.rand(number, generator=generator) < 0.5).double()
+    calibration = metrics.reliability(right, predicted)
+    bins: dict[int, list[tuple[float, float]]] = {}
+    for p, y in zip(predicted.tolist(), right.tolist(), strict=True):
+        bins.setdefault(min(int(10 * p), 9), []).append((p, y))
+    gaps = [abs(sum(y - p for p, y in inside)) / number for inside in bins.values()]
+    assert calibration.ece == pytest.approx(sum(gaps))
+    assert calibration.brier == pytest.approx(float((predicted - right).square().mean()))
+    assert [one.count for one in calibration.bins] == [len(bins.get(at, ())) for at in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("probability", "message"),
+    [([0.5, 1.2], "not from 0 to 1"), ([0.5], "probability has 1 entries for 2 answers")],
+)
+def test_what_is_no_probability_is_named(probability: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.reliability(torch.tensor([1.0, 0.0]), torch.tensor(probability))
 
 
 def test_unanswerable_queries_are_counted_but_not_used() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from laplacian_metric import metrics
@@ -40,6 +41,20 @@ def found(given: dict[str, Any]) -> metrics.Evaluation:
     return metrics.evaluate(**given, resamples=200)
 
 
+def open_set(right: Tensor, inside: Tensor, outside: Tensor) -> tuple[float, float]:
+    """AUROC of right answers, and the error among the surest 40 %; both sides have half of the weight."""
+    wrong = torch.cat([~right, torch.ones(len(outside), dtype=torch.bool)]).numpy()
+    scores = torch.cat([inside, outside]).double()
+    weights = torch.cat(
+        [torch.full_like(inside, len(outside)), torch.full_like(outside, len(inside))]
+    ).double()
+    area = float(roc_auc_score(wrong, scores.numpy(), sample_weight=weights.numpy()))
+    # Each image as often as its weight says.
+    repeated = torch.repeat_interleave(torch.arange(len(scores)), weights.long())
+    kept = repeated[scores[repeated].argsort()][: len(repeated) - 60 * len(repeated) // 100]
+    return area, float(torch.from_numpy(wrong)[kept].double().mean())
+
+
 def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metrics.Evaluation) -> None:
     z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
     expected = {
@@ -59,6 +74,11 @@ def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metri
         expected[f"ece@{k}"] = metrics.ece_at_k(z, labels, uncertainty, k)
     curve = metrics.sparsify(metrics.rank(z, labels), uncertainty)
     expected |= {"ausc_oracle": curve.oracle, "ausc_random": curve.random, "ausc_gap": curve.gap}
+    right = metrics.rank(z, labels).hits[:, 0]
+    expected["surest_error"] = 1 - float(curve.curve[60])
+    expected["ood_open_set_auroc"], expected["ood_open_set_surest_error"] = open_set(
+        right, uncertainty, given["ood_uncertainty"]
+    )
     assert found.values == pytest.approx(expected, abs=1e-12)
     assert found["recall@5"] == found.values["recall@5"]
 
@@ -73,7 +93,7 @@ def test_every_interval_holds_its_value(found: metrics.Evaluation) -> None:
     for name, interval in found.intervals.items():
         # Calibration errors are biased upwards in a bootstrap: only their order can be asked for.
         assert interval.low <= interval.high
-        if "ece" not in name:
+        if "ece" not in name and name != "brier":
             assert interval.low <= found[name] <= interval.high
 
 
@@ -88,8 +108,13 @@ def test_it_can_be_written_to_a_file(found: metrics.Evaluation) -> None:
         "gallery": 200,
         "tied_queries": 0,
         "samples": 7,
-        "out": 90,
+        "ood": 90,
+        "images": {"ood": 90},
     }
+    assert (
+        metrics.Evaluation.model_validate_json(found.model_dump_json(by_alias=True)).to_dict()
+        == found.to_dict()
+    )
 
 
 def test_what_is_not_defined_is_none_in_a_file() -> None:
@@ -183,6 +208,56 @@ def test_ties_are_counted_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
     # A query has 13 positives, or 12: of its first 14 (13) members 9 are its copies, and 5 (4) are at sqrt(2).
     assert counts[0] == [12 if label == 0 else 11 for label in labels.tolist()]
     assert metrics.evaluate(z, labels, ks=(1,), resamples=0).num_tied_queries == 40
+
+
+def test_scores_sets_and_probabilities_side_by_side(given: dict[str, Any]) -> None:
+    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
+    sets = {"digits": given["ood_uncertainty"], "letters": given["ood_uncertainty"][:50] + 1}
+    other = metrics.Uncertainties(1 - uncertainty, {"digits": -sets["digits"]}, given["crop_uncertainty"])
+    both = metrics.evaluate(
+        z,
+        labels,
+        uncertainty,
+        ood_uncertainty=sets,
+        scores={"other": other},
+        probability=1 - uncertainty,
+        resamples=20,
+    )
+    assert both["auroc letters"] == metrics.ood_auroc(uncertainty, sets["letters"])
+    assert both.scores["own"].ood["digits"]["auroc"] == metrics.ood_auroc(uncertainty, sets["digits"])
+    assert both.scores["other"].ood["digits"]["auroc"] == pytest.approx(
+        metrics.ood_auroc(1 - uncertainty, -sets["digits"])
+    )
+    assert both.scores["other"].values["r_auroc"] == pytest.approx(1 - both["r_auroc"])
+    right = metrics.rank(z, labels).hits[:, 0].double()
+    assert both.reliability == metrics.reliability(right, 1 - uncertainty)
+    assert (both["brier"], both.counts.ood) == (both.reliability.brier, 140)
+    assert both.intervals["auroc digits"].low < both["auroc digits"] < both.intervals["auroc digits"].high
+    assert both.intervals["brier"].low < both["brier"] < both.intervals["brier"].high
+    assert both.curves is not None
+    assert set(both.curves.roc) == set(sets)
+    assert both.refusals[20].answered == 159  # of 198 answerable queries
+    assert both.refusals[20].ood["letters"] > both.refusals[20].ood["digits"]
+    alone = metrics.evaluate(z, labels, probability=1 - uncertainty, resamples=0)
+    assert alone["r_auroc"] == both["r_auroc"]
+
+
+def test_without_a_search_ood_images_are_still_detected(given: dict[str, Any]) -> None:
+    inside, outside = given["uncertainty"], given["ood_uncertainty"]
+    alone = metrics.evaluate_ranking(None, inside, ood_uncertainty=outside, resamples=20)
+    assert alone.values == {
+        "ood_auroc": metrics.ood_auroc(inside, outside),
+        "ood_average_precision": metrics.ood_average_precision(inside, outside),
+    }
+    assert (alone.retrieval, alone.refusals, alone.counts.queries) == ({}, (), 0)
+    assert set(alone.intervals) == set(alone.values)
+
+
+def test_a_damaged_evaluation_is_refused(found: metrics.Evaluation) -> None:
+    record = found.to_dict()
+    for place, value in (("scores", {"own": {"ausc": "high"}}), ("counts", {"queries": "many"})):
+        with pytest.raises(ValueError, match=f"{place}\\.{next(iter(value))}"):
+            metrics.Evaluation.model_validate_json(json.dumps({**record, place: value}))
 
 
 def test_without_anything_else_only_the_ranking_is_judged() -> None:

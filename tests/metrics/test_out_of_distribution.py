@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from torch import Tensor
 
 from laplacian_metric import metrics
@@ -174,3 +174,30 @@ def test_weights_are_repeats() -> None:
     for row, value in zip(weights, found, strict=True):
         theirs = roc_auc_score(target.repeat_interleave(row), score.repeat_interleave(row))
         assert float(value) == pytest.approx(theirs)
+
+
+# --- the curve ---
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_curve_is_that_of_scikit_learn() -> None:
+    inside, outside = (normal(40) * 4).round(), (normal(30, seed=1) * 4 + 2).round()
+    curve = metrics.roc(inside, outside)
+    truth = torch.cat([torch.zeros(40), torch.ones(30)]).numpy()
+    false, true, _ = roc_curve(truth, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
+    assert curve.false_positive_rate == pytest.approx(false)
+    assert curve.true_positive_rate == pytest.approx(true)
+
+
+def test_a_long_curve_keeps_its_shape_in_few_points() -> None:
+    inside, outside = normal(5000), normal(3000, seed=1) + 1
+    curve = metrics.roc(inside, outside)
+    false, true = (torch.from_numpy(rate) for rate in (curve.false_positive_rate, curve.true_positive_rate))
+    assert len(false) <= 201
+    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
+    truth = torch.cat([torch.zeros(5000), torch.ones(3000)])
+    area = roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy())
+    assert float(torch.trapezoid(true, false)) == pytest.approx(area, abs=1e-3)

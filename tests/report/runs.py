@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.report.evaluated import Evaluated, OtherScore
+from laplacian_metric.metrics import Uncertainties
+from laplacian_metric.report.evaluated import Evaluated
 
 NAMES = ("coat", "boot", "bag")
 DIAGNOSTICS = Diagnostics(0.12, 0.03, 2.0, 3.0, 0.25, 0.5, 9.0, 64)
@@ -48,11 +49,11 @@ def evaluated(
         "class_names": [NAMES[k] if k < len(NAMES) else f"kind {k}" for k in range(classes)],
         "thumbnails": images(number),
         "file_names": [f"/pictures/somebody/{row}.png" for row in range(number)],
-        "strangers": {"digits": (strangers, images(outside, 12, 3, seed=1))},
+        "ood": {"digits": (strangers, images(outside, 12, 3, seed=1))},
         "consensus": metrics.consensus(samples, labels),
         "diagnostics": DIAGNOSTICS,
         "scores": {
-            "norm": OtherScore(torch.rand(number, generator=generator), {"digits": torch.rand(outside)})
+            "norm": Uncertainties(torch.rand(number, generator=generator), {"digits": torch.rand(outside)})
         },
         "provenance": [("Command", "lam report --data /pictures/somebody/set")],
     }

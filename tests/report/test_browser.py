@@ -79,7 +79,7 @@ def html() -> str:
         title=HOSTILE,
         class_names=[f"{HOSTILE} {k}" for k in range(3)],
         file_names=[f"{row}{HOSTILE.replace('/', '')}" for row in range(80)],
-        strangers={HOSTILE: run.strangers["digits"]},
+        ood={HOSTILE: run.ood["digits"]},
         scores={},
     )
     return run_report(hostile, resamples=10).html()

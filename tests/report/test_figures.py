@@ -17,6 +17,7 @@ from matplotlib.image import AxesImage
 from scipy import stats
 
 from laplacian_metric import methods
+from laplacian_metric.metrics.out_of_distribution import Roc
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.curves import (
     calibration_curves,
@@ -42,14 +43,14 @@ from laplacian_metric.report.latent import (
 )
 from laplacian_metric.report.pictures import PictureRow, as_pixels, draw_extremes, extreme_pictures
 from laplacian_metric.report.published import PublishedNumber
-from laplacian_metric.report.result_files import read_result
-from laplacian_metric.report.results import Cell, Cloud, Latent, Result, Roc
+from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import styles
 from laplacian_metric.report.summary import draw_summary, summary_figure
+from laplacian_metric.runs.results import Cloud, Latent, Result, read_result
 from tests.report.synthetic import result, write
 
 PNG = b"\x89PNG\r\n\x1a\n"
-FAILED = Cell("f", (), failed=(Result("f", 0, "boom"),))
+FAILED = Cell("f", (), failed=(Result(cell="f", seed=0, error="boom"),))
 MISSING = Cell("g", (), missing=(0,))
 
 
@@ -337,12 +338,12 @@ def test_a_circle_has_rings_of_classes_with_arcs() -> None:
 def test_maps_of_what_cannot_be_drawn() -> None:
     four = Cloud(np.eye(4), None, None, np.zeros(4, dtype=np.int64))
     with pytest.raises(ValueError, match="x has 4 dimensions"):
-        latent_maps({"x": Latent(four, {})})
+        latent_maps({"x": Latent(test=four)})
     with pytest.raises(ValueError, match="there is no space to draw"):
         latent_maps({})
     zero = Cloud(np.zeros((1, 3)), None, None, None)
     with pytest.raises(ValueError, match="row of zeros or NaN"):
-        latent_maps({"x": Latent(zero, {})})
+        latent_maps({"x": Latent(test=zero)})
 
 
 # --- pictures ---

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laplacian_metric import metrics
+from laplacian_metric.metrics.refusals import refusals, wilson
 from laplacian_metric.report import Page, Paragraph, Section
 from laplacian_metric.report.blocks import (
     Card,
@@ -32,7 +33,6 @@ from laplacian_metric.report.blocks.refusal import _Axes
 from laplacian_metric.report.blocks.scatter import HEIGHT, WIDTH
 from laplacian_metric.report.blocks.texts import attributes, data_script, plain
 from laplacian_metric.report.page import INTERACTIVE, Enhancement
-from laplacian_metric.report.refusals import refusals, wilson
 from tests.report.reading import HOSTILE, Reader
 
 PIXEL = Image("data:image/png;base64,iVBORw0KGgo=", small=True)
@@ -285,7 +285,7 @@ def test_every_row_is_what_its_threshold_does(queries: list[tuple[float, bool]])
     assert len(rows) == 100
     for asked in (0, 1, 33, 50, 99):
         row = rows[asked]
-        found = (row.threshold, row.answered, row.wrong, row.strangers["out"])
+        found = (row.threshold, row.answered, row.wrong, row.ood["out"])
         assert found == pytest.approx(by_loop(uncertainty, wrong, outside, asked))
 
 

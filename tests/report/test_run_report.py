@@ -17,13 +17,13 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report import Page
 from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter
-from laplacian_metric.report.evaluated import Evaluated, OtherScore
+from laplacian_metric.report.evaluated import Evaluated, Uncertainties
 from laplacian_metric.report.measured import measure
 from laplacian_metric.report.page import Picture, Table
 from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_plots import drawable
 from laplacian_metric.report.run_report import run_report, told
-from laplacian_metric.report.run_words import BAD, FINE, diagnostics_table
+from laplacian_metric.report.run_sections import BAD, FINE, diagnostics_table
 from laplacian_metric.report.thumbnails import encode
 from tests.report.reading import HOSTILE, Reader
 from tests.report.runs import DIAGNOSTICS, evaluated, images
@@ -105,19 +105,21 @@ def test_the_summary_has_the_numbers_and_intervals_of_the_metrics(run: Evaluated
 
 def test_strangers_are_told_as_scikit_learn_says(run: Evaluated) -> None:
     found = measure(run, resamples=20)
-    inside, outside = run.embedding.uncertainty, run.strangers["digits"][0].uncertainty
+    inside, outside = run.embedding.uncertainty, run.ood["digits"][0].uncertainty
     score = torch.cat([inside, outside]).double().numpy()
     is_out = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
-    strangers = found.strangers["digits"]
-    assert strangers.auroc.value == pytest.approx(roc_auc_score(is_out, score))
-    assert strangers.average_precision.value == pytest.approx(average_precision_score(is_out, score))
-    assert strangers.auroc.interval is not None
-    assert strangers.auroc.interval.low <= strangers.auroc.value <= strangers.auroc.interval.high
+    evaluation = found.evaluation
+    assert evaluation["auroc digits"] == pytest.approx(roc_auc_score(is_out, score))
+    assert evaluation["average precision digits"] == pytest.approx(average_precision_score(is_out, score))
+    interval = evaluation.intervals["auroc digits"]
+    assert interval.low <= evaluation["auroc digits"] <= interval.high
     norm = run.scores["norm"]
-    (row,) = (one for one in found.scores if one.name == "norm")
-    score = torch.cat([norm.inside, norm.strangers["digits"]]).numpy()
-    assert row.strangers["digits"] == pytest.approx(roc_auc_score(is_out, score))
-    assert row.r_auroc == pytest.approx(metrics.r_auroc(run.embedding.point, run.labels, norm.inside))
+    score = torch.cat([norm.queries, norm.ood["digits"]]).numpy()
+    beside = evaluation.scores["norm"]
+    assert beside.ood["digits"]["auroc"] == pytest.approx(roc_auc_score(is_out, score))
+    assert beside.values["r_auroc"] == pytest.approx(
+        metrics.r_auroc(run.embedding.point, run.labels, norm.queries)
+    )
 
 
 def test_galleries_show_the_right_images(run: Evaluated) -> None:
@@ -149,10 +151,10 @@ def test_galleries_show_the_right_images(run: Evaluated) -> None:
             assert [one.image for one in card.neighbours] == [
                 encode(run.thumbnails[other], 256) for other in nearest[row]
             ]
-    strangers = made.strangers["digits"]
-    surest = run.strangers["digits"][0].uncertainty.argsort()[:6].tolist()
+    strangers = made.ood["digits"]
+    surest = run.ood["digits"][0].uncertainty.argsort()[:6].tolist()
     assert [card.image for card in strangers.cards] == [
-        encode(run.strangers["digits"][1][row], 256) for row in surest
+        encode(run.ood["digits"][1][row], 256) for row in surest
     ]
     assert not any(one.right for card in strangers.cards for one in card.neighbours)
 
@@ -160,7 +162,7 @@ def test_galleries_show_the_right_images(run: Evaluated) -> None:
 def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> None:
     drawn = make_map(run, measure(run, resamples=0), limit=45, seed=4)
     assert len(drawn.rows) == 30
-    assert {name: len(rows) for name, rows in drawn.strangers.items()} == {"digits": 15}
+    assert {name: len(rows) for name, rows in drawn.ood.items()} == {"digits": 15}
     assert len(set(drawn.rows.tolist())) == 30
     known = drawn.plot.points[:30]
     names = run.class_names or ()
@@ -168,9 +170,9 @@ def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> Non
         assert point.lines[0] == names[int(run.labels[row])]
         assert point.lines[-1] == f"{row}.png"
         assert point.image == encode(run.thumbnails[row], 256)
-    for point, row in zip(drawn.plot.points[30:], drawn.strangers["digits"].tolist(), strict=True):
+    for point, row in zip(drawn.plot.points[30:], drawn.ood["digits"].tolist(), strict=True):
         assert point.lines[0] == "stranger of digits"
-        assert point.image == encode(run.strangers["digits"][1][row], 256)
+        assert point.image == encode(run.ood["digits"][1][row], 256)
     # Their uncertainty is their place among the known images.
     uncertainty = run.embedding.uncertainty
     below = (uncertainty[None] < uncertainty[:, None]).double().mean(1)
@@ -179,8 +181,8 @@ def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> Non
 
 
 def test_without_thumbnails_there_are_no_images(run: Evaluated) -> None:
-    strangers = {name: (e, None) for name, (e, _) in run.strangers.items()}
-    page = run_report(replace(run, thumbnails=None, strangers=strangers), resamples=0)
+    strangers = {name: (e, None) for name, (e, _) in run.ood.items()}
+    page = run_report(replace(run, thumbnails=None, ood=strangers), resamples=0)
     html = page.html()
     galleries = "".join(gallery.html() for gallery in blocks(page, Gallery))
     assert "<img" not in galleries
@@ -191,7 +193,7 @@ def test_without_thumbnails_there_are_no_images(run: Evaluated) -> None:
 
 
 def test_the_page_says_that_it_holds_images_and_stays_small() -> None:
-    run = evaluated(90, thumbnails=images(90, 200, 3), strangers={}, scores={})
+    run = evaluated(90, thumbnails=images(90, 200, 3), ood={}, scores={})
     page = run_report(run, resamples=0)
     html = page.html()
     size = re.search(r"which take about ([\d.]+) MB", html)
@@ -209,8 +211,8 @@ def test_hostile_names_stay_text(run: Evaluated, page: Page) -> None:
         title=HOSTILE,
         class_names=[f"{HOSTILE}{k}$" for k in range(3)],
         file_names=[HOSTILE.replace("/", "")] * 60,
-        strangers={f"_{HOSTILE}$^": run.strangers["digits"]},
-        scores={HOSTILE: OtherScore(run.scores["norm"].inside)},
+        ood={f"_{HOSTILE}$^": run.ood["digits"]},
+        scores={HOSTILE: Uncertainties(run.scores["norm"].queries)},
         provenance=[(HOSTILE, HOSTILE)],
     )
     html = run_report(hostile, resamples=50).html()
@@ -236,7 +238,7 @@ def plain_run(number: int, dim: int = 3, **changes: Any) -> Evaluated:
         "class_names": ["coat", "boot", "bag", "hat"],
         "thumbnails": None,
         "file_names": None,
-        "strangers": {},
+        "ood": {},
         "consensus": None,
         "diagnostics": None,
         "scores": {},
@@ -271,7 +273,7 @@ DEGENERATE: dict[str, Evaluated] = {
         plain_run(30, 2, class_names=None), embedding=plain_run(30, 2).embedding.to(dtype=torch.float64)
     ),
     "empty names": plain_run(30, 70, class_names=["", " ", "\n"], thumbnails=images(30, 8, 3)),
-    "many classes": evaluated(160, 80, 3, thumbnails=None, consensus=None, strangers={}, scores={}),
+    "many classes": evaluated(160, 80, 3, thumbnails=None, consensus=None, ood={}, scores={}),
     "one stranger": evaluated(
         12,
         outside=1,
@@ -282,7 +284,7 @@ DEGENERATE: dict[str, Evaluated] = {
         diagnostics=None,
     ),
     "many strangers": evaluated(
-        12, scores={}, strangers={f"set {k}": (plain_run(6, 4).embedding, None) for k in range(4)}
+        12, scores={}, ood={f"set {k}": (plain_run(6, 4).embedding, None) for k in range(4)}
     ),
 }
 
@@ -321,7 +323,7 @@ def test_what_cannot_be_said_is_said() -> None:
 
 
 def test_refusing_that_does_not_help_is_said() -> None:
-    run = evaluated(200, strangers={}, scores={}, thumbnails=None, file_names=None, noise=1.5)
+    run = evaluated(200, ood={}, scores={}, thumbnails=None, file_names=None, noise=1.5)
     right = metrics.rank(run.embedding.point, run.labels).first_is_right()
     worst = run.embedding.with_uncertainty(right + torch.linspace(0, 0.1, 200))
     said = Reader(run_report(replace(run, embedding=worst), resamples=0).sections[0].html()).text
@@ -329,13 +331,12 @@ def test_refusing_that_does_not_help_is_said() -> None:
 
 
 def test_what_may_be_chance_is_called_so(run: Evaluated) -> None:
-    few = replace(run, strangers={}, scores={}, thumbnails=None, consensus=None)
+    few = replace(run, ood={}, scores={}, thumbnails=None, consensus=None)
     found = measure(few, resamples=50)
-    assert found.evaluation is not None
     doubt = "That may be chance"
     for low, expected in ((0.4, True), (0.6, False)):
         interval = replace(found.evaluation.intervals["r_auroc"], low=low, high=0.9)
-        evaluation = replace(found.evaluation, intervals={"r_auroc": interval})
+        evaluation = found.evaluation.model_copy(update={"intervals": {"r_auroc": interval}})
         assert (doubt in told(replace(found, evaluation=evaluation))) == expected
 
 
@@ -376,16 +377,22 @@ def test_every_number_of_the_diagnostics_is_on_the_page() -> None:
         ({"class_names": ["a"]}, "labels has the label 1, class_names has 1 names"),
         ({"thumbnails": images(3)}, "thumbnails has 3 entries for 60 embeddings"),
         ({"file_names": ["a"]}, "file_names has 1 entries for 60 embeddings"),
-        ({"scores": {"s": OtherScore(torch.ones(3))}}, r"scores\['s'\] has 3 entries for 60"),
+        ({"scores": {"s": Uncertainties(torch.ones(3))}}, r"scores\['s'\] has 3 entries for 60"),
         (
-            {"scores": {"s": OtherScore(torch.ones(60), {"x": torch.ones(2)})}},
-            "given for the strangers 'x', there are: digits",
+            {"scores": {"s": Uncertainties(torch.ones(60), {"x": torch.ones(2)})}},
+            "given for the OOD images 'x', there are: digits",
         ),
     ],
 )
 def test_wrong_input_is_named(run: Evaluated, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(run, **changes)
+
+
+def test_the_earlier_name_of_ood_images_is_still_taken(run: Evaluated) -> None:
+    with pytest.warns(DeprecationWarning, match="ood="):
+        again = Evaluated(run.title, run.embedding, run.labels, strangers=run.ood)
+    assert again.ood is run.ood
 
 
 def test_wrong_embeddings_are_named(run: Evaluated) -> None:
@@ -395,8 +402,8 @@ def test_wrong_embeddings_are_named(run: Evaluated) -> None:
         replace(run, embedding=e.with_uncertainty(nan))
     with pytest.raises(ValueError, match=r"embedding\.kappa has NaN, the first is entry 0"):
         replace(run, embedding=StochasticEmbedding(e.point, e.mean, nan, torch.ones(60)))
-    with pytest.raises(ValueError, match=r"strangers\['s'\] has 7 dimensions and the embedding 4"):
-        replace(run, strangers={"s": (plain_run(6, 7).embedding, None)}, scores={})
+    with pytest.raises(ValueError, match=r"ood\['s'\] has 7 dimensions and the embedding 4"):
+        replace(run, ood={"s": (plain_run(6, 7).embedding, None)}, scores={})
     with pytest.raises(ValueError, match="consensus is of 60 images, there are 30"):
         cut(replace(run, thumbnails=None, file_names=None, scores={}), 30)
     with pytest.raises(ValueError, match="mapped is 2"):

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laplacian_metric.core.checked import read_yaml
+from laplacian_metric.metrics.evaluation import Score
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.descriptions import TableDescription, parse_table
 from laplacian_metric.report.precision import Precisions
 from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
-from laplacian_metric.report.read_yaml import read_yaml
-from laplacian_metric.report.result_files import read_results
-from laplacian_metric.report.results import Epoch, Result, Score, Training
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
+from laplacian_metric.runs.results import Epoch, Result, Training, read_results
 from tests.report.synthetic import failure, result, write
 
 T = {1: 12.706204736432095, 2: 4.302652729911275}  # Student's 97.5 % quantiles for 1 and 2 degrees of freedom
@@ -31,7 +31,7 @@ def of(cell: str, values: Sequence[float], *, score: str = "own") -> list[Result
     """Results with an R-AUROC for each seed and nothing else."""
     return [
         Result(
-            cell, seed, retrieval={"test": {"map@1": value}}, scores={score: Score({"r_auroc": value}, {})}
+            cell=cell, seed=seed, retrieval={"test": {"map@1": value}}, scores={score: Score(r_auroc=value)}
         )
         for seed, value in enumerate(values)
     ]
@@ -73,11 +73,11 @@ def test_one_seed_has_no_deviation() -> None:
 def trained(cell: str, seed: int, asked: str, has: bool | None, base: str = "") -> Result:
     """A result of a machine with or without instructions for bfloat16, or from before that was said."""
     return Result(
-        cell,
-        seed,
+        cell=cell,
+        seed=seed,
         config={"base": base} if base else {"base": None, "training": {"precision": asked}},
         environment={} if has is None else {"bfloat16": has},
-        scores={"own": Score({"r_auroc": 0.5}, {})},
+        scores={"own": Score(r_auroc=0.5)},
     )
 
 
@@ -99,15 +99,23 @@ def test_a_table_says_which_networks_were_trained_in_another_precision() -> None
 
 def test_the_precision_is_that_of_the_epochs_and_of_all_networks() -> None:
     def epochs(cell: str, seed: int, *precisions: str, **config: Any) -> Result:
-        history = tuple(Epoch(number, 0.1, {}, said) for number, said in enumerate(precisions, 1))
+        history = tuple(
+            Epoch(epoch=number, loss=0.1, precision=said) for number, said in enumerate(precisions, 1)
+        )
         # The machine that wrote it is another one.
         given = {"training": {"precision": "bfloat16"}, **config}
         return Result(
-            cell, seed, config=given, environment={"bfloat16": False}, training=Training(history, 1)
+            cell=cell,
+            seed=seed,
+            config=given,
+            environment={"bfloat16": False},
+            training=Training(history=history),
         )
 
     of_two = {"base": "a", "members": 2}
-    ensemble = [Result("e", seed, config={**of_two, "method": {"name": "ensemble"}}) for seed in (0, 1)]
+    ensemble = [
+        Result(cell="e", seed=seed, config={**of_two, "method": {"name": "ensemble"}}) for seed in (0, 1)
+    ]
     averaged = [epochs("s", seed, "float32", base="a", method={"name": "swag"}) for seed in (0, 2)]
     head = epochs("p", 0, "float32", base="a", method={"name": "pfe"})
     results = [

@@ -14,12 +14,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from laplacian_metric.report.bins import bin_curves, own_bins
-from laplacian_metric.report.checked_json import ResultFileError
 from laplacian_metric.report.columns import find
 from laplacian_metric.report.plane import draw_plane, plane_maps
-from laplacian_metric.report.result_files import read_result
-from laplacian_metric.report.results import Cell, Result
-from laplacian_metric.report.verification import Space
+from laplacian_metric.report.seeds import Cell
+from laplacian_metric.runs.results import Result, ResultFileError, Space, read_result
 from tests.report.synthetic import failure, result, write
 
 
@@ -59,7 +57,7 @@ def test_results_without_it_have_no_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"knn": "high"}, "verification.test.knn is 'high', not a number"),
+        ({"knn": "high"}, "verification.test.knn is 'high'"),
         ({"bins": {"own": {"knn": [[1.0]]}}}, "verification.test.bins.own.knn has 2 dimensions, not 1"),
         ({"space": {"means": [[[0.0, 0.0]]]}}, "verification.test.space.variances is missing"),
         ({"correlations": []}, None),
@@ -76,9 +74,9 @@ def test_a_damaged_part_is_named(change: dict[str, Any], said: str | None, tmp_p
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("variances", [[[1.0, 1.0]]], r"variances has the shape \(1, 1, 2\) for means \(30, 2, 2\)"),
-        ("labels", [1], "labels has 1 entries for 30 points"),
-        ("centres", {"labels": [1], "points": [[0.0]]}, "centres has 1 dimensions for means of 2"),
+        ("variances", [[[1.0, 1.0]]], r"space has variances of the shape \(1, 1, 2\) for means \(30, 2, 2\)"),
+        ("labels", [1], "space has labels of 1 entries for 30 points"),
+        ("centres", {"labels": [1], "points": [[0.0]]}, "space has centres of 1 dimensions for means of 2"),
     ],
 )
 def test_a_damaged_space_is_named(key: str, value: Any, said: str, tmp_path: Path) -> None:

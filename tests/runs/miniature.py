@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,10 @@ class Folder:
         )
 
     def result(self, name: str, seed: int = 0) -> dict[str, Any]:
-        found = runs.Results(self.results).read(name, seed)
-        assert found is not None
-        return found
+        content: dict[str, Any] = json.loads(
+            runs.Results(self.results).path(name, seed).read_text(encoding="utf-8")
+        )
+        return content
 
     def states(self) -> dict[tuple[str, int], str]:
         found = runs.states(("*",), cells_dir=self.cells, work=self.work, results=self.results)

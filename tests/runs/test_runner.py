@@ -19,25 +19,25 @@ import torch
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.runs import ConfigError, RunError, fitting, results, runner, work
 from laplacian_metric.runs.images import ImageSets
 from laplacian_metric.runs.work import Busy, Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
-RETRIEVAL = {"recall@1", "recall@5", "map@1", "map@5", "map@r"}
+RETRIEVAL = {"recall@1", "recall@5", "map@1", "map@5", "map@r", "r_precision"}
 SCORE = {
     "r_auroc",
     "ausc",
     "ausc_oracle",
     "ausc_random",
-    "ece_at_1",
-    "ece_at_5",
-    "ece_at_10",
+    "ausc_gap",
+    "surest_error",
+    "ece@1",
+    "ece@5",
     "validation_r_auroc",
     "corrupted_auroc",
-    "crop_test",
-    "rank_correlation",
-    "out",
+    "ood",
 }
 DIVERGES: dict[str, Any] = {"inherit": "mini/deterministic", "training": {"learning_rate": 1e30}}
 
@@ -85,13 +85,13 @@ def test_results_have_everything_that_reports_read(tmp_path: Path) -> None:
         assert set(found["retrieval"]["test"]) == set(found["retrieval"]["validation"]) == RETRIEVAL
         assert found["retrieval"]["own_similarity"] is None
         assert all(set(score) == SCORE for score in found["scores"].values())
-        assert all(set(score["out"]) == {"digits"} for score in found["scores"].values())
+        assert all(set(score["ood"]) == {"digits"} for score in found["scores"].values())
         assert set(found["seconds"]) == {"training", "fit", "evaluation"}
         assert found["counts"]["images"] == {"test": 60, "validation": 60, "corrupted": 48, "digits": 30}
         assert found["environment"]["torch"] == torch.__version__
         assert found["commit"]
         assert len(found["latent"]["points"]) == 60
-        assert len(found["latent"]["out"]["digits"]["kappa"]) == 30
+        assert len(found["latent"]["ood"]["digits"]["kappa"]) == 30
     assert set(plain["scores"]) == {"feature norm", "embedding norm", "nearest distance"}
     assert plain["calibration"] is plain["curves"] is plain["extremes"] is None
     assert plain["latent"]["kappa"][0] is None  # infinite
@@ -236,8 +236,8 @@ def test_the_network_is_evaluated_by_features_where_others_need_them(tmp_path: P
     one, other = (folder.result("mini/deterministic") for folder in (alone, shared))
     assert one["retrieval"] == other["retrieval"]
     for name, score in one["scores"].items():
-        assert other["scores"][name]["out"]["digits"]["auroc"] == pytest.approx(
-            score["out"]["digits"]["auroc"], abs=1e-3
+        assert other["scores"][name]["ood"]["digits"]["auroc"] == pytest.approx(
+            score["ood"]["digits"]["auroc"], abs=1e-3
         )
 
 
@@ -511,8 +511,9 @@ def test_more_can_be_measured(tmp_path: Path) -> None:
     assert low <= found["retrieval"]["test"]["recall@1"] <= high
     assert {"r_auroc", "retrieval_ece"} <= set(found["intervals"])
     for label in ("digits", "few"):
-        for name, interval in found["intervals"]["out"][label].items():
-            assert interval["low"] <= found["scores"]["own"]["out"][label][name] <= interval["high"]
+        for name, value in found["scores"]["own"]["ood"][label].items():
+            interval = found["intervals"][ood_name(name, label)]
+            assert interval["low"] <= value <= interval["high"]
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
@@ -552,11 +553,11 @@ def test_both_distances_of_the_bayesian_triplet_loss_are_measured_and_the_covari
         assert all(0 <= value <= 1 for value in expected.values())
         # By the cosine, which the means on the sphere are retrieved by anyway.
         assert (found["retrieval"]["own_similarity"] is None) == (name == "sphere")
-        assert 0 <= found["scores"]["difference covariance"]["out"]["digits"]["auroc"] <= 1
+        assert 0 <= found["scores"]["difference covariance"]["ood"]["digits"]["auroc"] <= 1
 
 
 def test_the_entropy_of_human_labels_goes_with_the_test_images() -> None:
-    from laplacian_metric.runs.evaluation import label_entropy
+    from laplacian_metric.runs.measurements import label_entropy
 
     counts = torch.tensor([[5.0, 5.0], [10.0, 0.0]])
     sets = {"test": LabelledInputs(torch.zeros(2, 3), torch.tensor([0, 1]))}

@@ -6,83 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score, roc_curve
 from torch import nn
 
-from laplacian_metric import metrics
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.metrics.calibration import ranking_ece
 from laplacian_metric.runs import provenance
-from laplacian_metric.runs.results import failure, finite, is_disk_full
-from laplacian_metric.runs.scores import curves, judged, roc, trivial_scores
+from laplacian_metric.runs.provenance import failure, is_disk_full
+from laplacian_metric.runs.results import finite
+from laplacian_metric.runs.scores import trivial_scores
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_a_score_is_judged_as_the_metrics_do() -> None:
-    z, labels = nn.functional.normalize(drawn(60, 3)), torch.arange(60) % 6
-    ranking = metrics.rank(z, labels, k=5, at_r=True)
-    held = metrics.rank(nn.functional.normalize(drawn(30, 3, seed=1)), labels[:30], k=5)
-    values = {
-        "test": drawn(60, seed=2),
-        "validation": drawn(30, seed=3),
-        "corrupted": drawn(12, seed=4) + 1,
-        "cropped": drawn(60, seed=5),
-        "out/strangers": drawn(20, seed=6) + 2,
-    }
-    entropy = drawn(60, seed=7).abs()
-    found = judged(values, ranking, held, entropy)
-    whole = metrics.evaluate_ranking(
-        ranking,
-        values["test"],
-        ood_uncertainty=values["out/strangers"],
-        crop_uncertainty=values["cropped"],
-        label_entropy=entropy,
-        resamples=0,
-    )
-    for name in ("r_auroc", "ausc", "ausc_oracle", "ausc_random", "crop_test", "rank_correlation"):
-        assert found[name] == pytest.approx(whole[name], rel=1e-12), name
-    assert found["out"]["strangers"] == {
-        "auroc": pytest.approx(whole["ood_auroc"]),
-        "average_precision": pytest.approx(whole["ood_average_precision"]),
-    }
-    assert found["validation_r_auroc"] == metrics.evaluate_ranking(held, values["validation"])["r_auroc"]
-    assert found["corrupted_auroc"] == metrics.ood_auroc(values["validation"], values["corrupted"])
-    for k in (1, 5, 10):
-        assert found[f"ece_at_{k}"] == (ranking_ece(ranking, values["test"], k) if ranking.k >= k else None)
-    less = judged({key: values[key] for key in ("test", "validation")}, ranking, held)
-    assert (less["corrupted_auroc"], less["crop_test"], less["rank_correlation"], less["out"]) == (
-        None,
-        None,
-        None,
-        {},
-    )
-    drawn_curves = curves(values, ranking)
-    assert sum(drawn_curves["sparsification"]["own"]) / 100 == pytest.approx(whole["ausc"], abs=5e-3)
-    assert list(drawn_curves["roc"]) == ["strangers"]
-
-
-def test_the_curve_is_that_of_scikit_learn() -> None:
-    inside, outside = (drawn(40) * 4).round(), (drawn(30, seed=1) * 4 + 2).round()
-    found = roc(inside, outside)
-    truth = torch.cat([torch.zeros(40), torch.ones(30)]).numpy()
-    false, true, _ = roc_curve(truth, torch.cat([inside, outside]).numpy(), drop_intermediate=False)
-    assert found["false_positive_rate"] == pytest.approx(false.tolist())
-    assert found["true_positive_rate"] == pytest.approx(true.tolist())
-
-
-def test_a_long_curve_keeps_its_shape_in_few_points() -> None:
-    inside, outside = drawn(5000), drawn(3000, seed=1) + 1
-    found = roc(inside, outside)
-    false, true = (torch.tensor(found[key]) for key in ("false_positive_rate", "true_positive_rate"))
-    assert len(false) <= 201
-    assert (false[0], true[0], false[-1], true[-1]) == (0, 0, 1, 1)
-    truth = torch.cat([torch.zeros(5000), torch.ones(3000)])
-    area = roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy())
-    assert float(torch.trapezoid(true, false)) == pytest.approx(area, abs=1e-3)
 
 
 def test_trivial_scores_go_by_batches_and_by_every_fifth_training_image() -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import laplacian_metric
 from laplacian_metric import metrics
@@ -16,15 +15,15 @@ from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import features_of, warn_if_seen
-from laplacian_metric.metrics import Consensus, Evaluation, Ranking
+from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
+from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.metrics.ranking import rank
-from laplacian_metric.report.evaluated import Evaluated, OtherScore
-from laplacian_metric.report.refusals import refusals
+from laplacian_metric.metrics.refusals import Refusal
+from laplacian_metric.report.evaluated import Evaluated
 
 FORMAT, VERSION = "laplacian_metric evaluation", 1
 DEPTHS = (1, 5, 10)
 SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
-DETECTION = ("ood_auroc", "ood_average_precision")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,19 +70,16 @@ def evaluate(
     ks = [k for k in DEPTHS if k < len(source)]
     ranking = rank(inside.embedding.point, source.known_labels(), max(ks), at_r=True)
 
-    def measure(out: StochasticEmbedding | None) -> Evaluation:
-        return metrics.evaluate_ranking(
-            ranking,
-            inside.embedding.uncertainty,
-            agreed=agreed,
-            ood_uncertainty=None if out is None else out.uncertainty,
-            ks=ks,
-            resamples=resamples,
-            generator=torch.Generator().manual_seed(seed),
-        )
-
-    own = measure(None)
     out = {title: Images.of(model, other, progress).embedding for title, other in titled(strangers).items()}
+    evaluation = metrics.evaluate_ranking(
+        ranking,
+        inside.embedding.uncertainty,
+        agreed=agreed,
+        ood_uncertainty={title: e.uncertainty for title, e in out.items()},
+        ks=ks,
+        resamples=resamples,
+        generator=torch.Generator().manual_seed(seed),
+    )
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -93,37 +89,37 @@ def evaluate(
         "model": {"fingerprint": model.lam.fingerprint(), "about": dict(model.about)},
         "made_with": {"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
         "settings": {"samples": samples, "resamples": resamples, "seed": seed},
-        **own.to_dict(),
-        "strangers": {title: _of_strangers(measure(e), len(e)) for title, e in out.items()},
-        "refusing": _refusing(ranking, inside.embedding.uncertainty, out),
+        **evaluation.to_dict(),
+        "strangers": {title: _of_strangers(evaluation, title) for title in out},
+        "refusing": [_refusing(evaluation.refusals[share]) for share in SHARES],
     }
 
 
-def _refusing(
-    ranking: Ranking, uncertainty: Tensor, strangers: dict[str, StochasticEmbedding]
-) -> list[dict[str, Any]]:
+def _refusing(row: Refusal) -> dict[str, Any]:
     """The errors among what is answered, where the least certain queries are refused."""
-    rows = refusals(
-        ranking.of_answerable(uncertainty).numpy(),
-        (ranking.first_is_right() == 0).numpy(),
-        {title: e.uncertainty.numpy() for title, e in strangers.items()},
-    )
-    found = []
-    for row in (rows[share] for share in SHARES):
-        low, high = row.interval
-        found.append(
-            {
-                "refused": row.share,
-                "threshold": row.threshold,
-                "answered": row.answered,
-                "wrong": row.wrong,
-                "error": row.error,
-                "low": low,
-                "high": high,
-                "strangers": dict(row.strangers),
-            }
-        )
-    return found
+    low, high = row.interval
+    return {
+        "refused": row.share,
+        "threshold": row.threshold,
+        "answered": row.answered,
+        "wrong": row.wrong,
+        "error": row.error,
+        "low": low,
+        "high": high,
+        "strangers": row.ood,
+    }
+
+
+def _of_strangers(evaluation: Evaluation, title: str) -> dict[str, Any]:
+    record = evaluation.to_dict()
+    names = {f"ood_{name}": ood_name(name, title) for name in evaluation.scores[OWN].ood[title]}
+    return {
+        "images": evaluation.counts.images[title],
+        "values": {name: record["values"][key] for name, key in names.items()},
+        "intervals": {
+            name: record["intervals"][key] for name, key in names.items() if key in record["intervals"]
+        },
+    }
 
 
 def seed_of(model: ModelFolder) -> int:
@@ -140,15 +136,6 @@ def titled(strangers: Sequence[Source]) -> dict[str, Source]:
             raise ValueError(f"{source.title} is given twice as strangers")
         found[name] = source
     return found
-
-
-def _of_strangers(found: Evaluation, count: int) -> dict[str, Any]:
-    told = found.to_dict()
-    return {
-        "images": count,
-        "values": {name: told["values"][name] for name in DETECTION},
-        "intervals": {name: told["intervals"][name] for name in DETECTION if name in told["intervals"]},
-    }
 
 
 def _consensus(model: ModelFolder, inside: Images, samples: int, seed: int) -> Consensus | None:
@@ -189,9 +176,9 @@ def evaluated(
     scores = {}
     if model.lam.confidence is not None:
         outside = {name: images.embedding.kappa.reciprocal() for name, images in out.items()}
-        scores["1/kappa"] = OtherScore(inside.embedding.kappa.reciprocal(), outside)
+        scores["1/kappa"] = Uncertainties(inside.embedding.kappa.reciprocal(), outside)
     norms = {name: -images.features.features.norm(dim=1).cpu() for name, images in out.items()}
-    scores["norm of the features, no posterior"] = OtherScore(
+    scores["norm of the features, no posterior"] = Uncertainties(
         -inside.features.features.norm(dim=1).cpu(), norms
     )
     return Evaluated(
@@ -201,7 +188,7 @@ def evaluated(
         class_names=source.class_names,
         thumbnails=source.thumbnails() if thumbnails else None,
         file_names=source.ids,
-        strangers={
+        ood={
             name: (images.embedding, images.source.thumbnails() if thumbnails else None)
             for name, images in out.items()
         },

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import ClassVar
 
+from laplacian_metric.metrics.refusals import SHARES, Refusal
 from laplacian_metric.report.blocks.texts import attributes, data_script, number, plain, share
 from laplacian_metric.report.page import INTERACTIVE, Enhancement, Table
-from laplacian_metric.report.refusals import SHARES, Refusal
 
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 20, 10, 38
@@ -22,7 +22,7 @@ class RefusalSlider:
     """The rows of `refusals` as a curve and a table of ten shares; the page's script adds the slider.
 
     Example:
-        >>> from laplacian_metric.report.refusals import refusals
+        >>> from laplacian_metric.metrics.refusals import refusals
         >>> block = RefusalSlider("Refusing", refusals([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 1]))
         >>> block.readings(block.rows[50])
         ['0.0 % (0.0 to 65.8)', '2 of 4', '50.0 %', '0.2']
@@ -41,7 +41,7 @@ class RefusalSlider:
     @property
     def header(self) -> list[str]:
         """What the readings are called."""
-        strangers = [f"{plain(name)}: strangers refused" for name in self.rows[0].strangers]
+        strangers = [f"{plain(name)}: strangers refused" for name in self.rows[0].ood]
         return [
             "Error among answered (95 %)",
             "Answered",
@@ -58,7 +58,7 @@ class RefusalSlider:
             f"{row.answered:,} of {row.total:,}",
             share(row.share),
             number(row.threshold, 6),
-            *(share(refused) for refused in row.strangers.values()),
+            *(share(refused) for refused in row.ood.values()),
         ]
 
     def html(self) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 SHARES = 100
 _Z = 1.959963984540054  # 95 % of a Gaussian are within so many deviations
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(BaseModel):
     """What happens if queries are answered where their uncertainty is at most `threshold`.
 
     Attributes:
@@ -22,25 +21,30 @@ class Refusal:
         answered: how many queries are.
         wrong: how many of these have a wrong answer.
         total: how many queries there are.
-        strangers: for each set the share of it that is refused.
+        ood: for each set of out-of-distribution images the share of it that is refused.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     threshold: float
     answered: int
     wrong: int
     total: int
-    strangers: Mapping[str, float] = field(default_factory=dict)
+    ood: dict[str, float] = Field(default_factory=dict)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def share(self) -> float:
         """Of the queries, the share that is refused."""
         return 1 - self.answered / self.total
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def error(self) -> float:
         """Of the answers, the share that is wrong."""
         return self.wrong / self.answered
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def interval(self) -> tuple[float, float]:
         """Wilson's interval of the error, 95 %."""
@@ -62,16 +66,17 @@ def wilson(hits: int, number: int) -> tuple[float, float]:
 def refusals(
     uncertainty: npt.ArrayLike,
     wrong: npt.ArrayLike,
-    strangers: Mapping[str, npt.ArrayLike] | None = None,
+    ood: Mapping[str, npt.ArrayLike] | None = None,
 ) -> list[Refusal]:
-    """For q = 0 to 99 the threshold that refuses the floor(q N/100) most uncertain of N queries.
+    """Return, for q = 0 to 99, the threshold that refuses the floor(q N/100) most uncertain of N queries.
 
     Queries of equal uncertainty are answered or refused together: where that many cannot be refused exactly, fewer are,
-    so that every row is what its threshold does. ``wrong`` (N,) says which queries have a wrong answer.
+    so that every row is what its threshold does. ``wrong`` (N,) says which queries have a wrong answer, ``ood`` has the
+    uncertainties of sets of out-of-distribution images.
 
     Example:
         >>> rows = refusals([0.1, 0.2, 0.3, 0.3], [0, 0, 0, 1], {"digits": [0.1, 0.9]})
-        >>> [(row.threshold, row.answered, row.error, row.strangers["digits"]) for row in (rows[0], rows[30], rows[60])]
+        >>> [(row.threshold, row.answered, row.error, row.ood["digits"]) for row in (rows[0], rows[30], rows[60])]
         [(0.3, 4, 0.25, 0.5), (0.3, 4, 0.25, 0.5), (0.2, 2, 0.0, 0.5)]
     """
     scores = np.asarray(uncertainty, dtype=np.float64)
@@ -82,17 +87,22 @@ def refusals(
         raise ValueError(
             f"wrong has shape {errors.shape} for {len(scores)} queries; one entry for each is needed"
         )
-    others = {name: np.asarray(given, dtype=np.float64) for name, given in (strangers or {}).items()}
-    for name, given in {"uncertainty": scores, **others}.items():
-        if np.isnan(given).any():
-            raise ValueError(f"{name} has NaN in {int(np.isnan(given).sum())} of {len(given)} entries")
+    outside = {name: np.asarray(values, dtype=np.float64) for name, values in (ood or {}).items()}
+    for name, values in {"uncertainty": scores, **outside}.items():
+        if np.isnan(values).any():
+            raise ValueError(f"{name} has NaN in {int(np.isnan(values).sum())} of {len(values)} entries")
     order = np.argsort(scores, kind="stable")
     ordered, errors = scores[order], errors[order].cumsum()
     total = len(ordered)
     rows = []
     for share in range(SHARES):
-        threshold = ordered[total - share * total // SHARES - 1]
+        threshold = float(ordered[total - share * total // SHARES - 1])
         answered = int(np.searchsorted(ordered, threshold, side="right"))
-        refused = {name: float(np.mean(given > threshold)) for name, given in others.items() if len(given)}
-        rows.append(Refusal(float(threshold), answered, int(errors[answered - 1]), total, refused))
+        refused = {
+            name: float(np.mean(values > threshold)) for name, values in outside.items() if len(values)
+        }
+        wrong_answers = int(errors[answered - 1])
+        rows.append(
+            Refusal(threshold=threshold, answered=answered, wrong=wrong_answers, total=total, ood=refused)
+        )
     return rows

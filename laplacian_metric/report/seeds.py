@@ -1,136 +1,17 @@
-"""Results: what one configuration of an experiment, a cell, gave with one seed.
-
-Cells that failed, and seeds that are missing,
-are kept beside those that are done, so that whoever shows the results can say so.
-"""
+"""The seeds of one cell side by side: done, failed and missing ones, their spread, and where they come from."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from laplacian_metric.runs.results import Result
 
-from laplacian_metric.report.verification import Verification
-
-Array = npt.NDArray[np.float64]
-
-OWN = "own"
 TRIVIAL = ("feature norm", "embedding norm", "nearest distance")
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What the training loop kept of one epoch: the mean loss, and metrics of the validation images by name.
-
-    `precision` is what the network computed in; None in files that do not say it.
-    """
-
-    epoch: int
-    loss: float
-    validation: Mapping[str, float]
-    precision: str | None = None
-
-
-@dataclass(frozen=True)
-class Training:
-    """The epochs in order, and which of them was kept."""
-
-    history: tuple[Epoch, ...]
-    best_epoch: int | None
-
-
-@dataclass(frozen=True)
-class Score:
-    """What an uncertainty is worth: its metrics by name, and for each set of strangers those of telling them."""
-
-    values: Mapping[str, float]
-    out: Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The queries with a confidence between `low` and `high`; NaN where there are none."""
-
-    low: float
-    high: float
-    count: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The expected calibration error of retrieval and the bins that it is made of."""
-
-    ece: float
-    bins: tuple[Bin, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Roc:
-    """A curve in both rates (K,)."""
-
-    false_positive_rate: Array
-    true_positive_rate: Array
-
-
-@dataclass(frozen=True, eq=False)
-class Cloud:
-    """Embedded images: points (n, Z), covariances (n, Z, Z) or None, kappa (n,) or None, labels (n,) or None."""
-
-    points: Array
-    covariances: Array | None
-    kappa: Array | None
-    labels: npt.NDArray[np.int64] | None
-
-
-@dataclass(frozen=True, eq=False)
-class Latent:
-    """Some of the test images in two or three dimensions, and some of each set of strangers."""
-
-    test: Cloud
-    out: Mapping[str, Cloud]
-
-
-@dataclass(frozen=True)
-class Extremes:
-    """Positions, in the order of the data set, of the images with the lowest and the highest uncertainty."""
-
-    lowest: tuple[int, ...]
-    highest: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """One cell with one seed. `error` says why a failed one has no numbers; numbers that are undefined are NaN."""
-
-    cell: str
-    seed: int
-    error: str | None = None
-    commit: str = "unknown"
-    command: str = "unknown"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    training: Training | None = None
-    retrieval: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    scores: Mapping[str, Score] = field(default_factory=dict)
-    calibration: Calibration | None = None
-    roc: Mapping[str, Roc] = field(default_factory=dict)
-    sparsification: Mapping[str, Array] = field(default_factory=dict)
-    extremes: Mapping[str, Extremes] = field(default_factory=dict)
-    latent: Latent | None = None
-    verification: Mapping[str, Verification] = field(default_factory=dict)
-
-    @property
-    def done(self) -> bool:
-        """Whether there are numbers."""
-        return self.error is None
+_NAMED = 3  # commands that a sentence names; the record beside the table has all
 
 
 @dataclass(frozen=True)
@@ -138,7 +19,8 @@ class Cell:
     """The seeds of one cell: those that are done, those that failed, and those that are not there.
 
     Example:
-        >>> cell = Cell("mnist/pfe", done=(), failed=(Result("mnist/pfe", 0, error="diverged"),), missing=(1,))
+        >>> failed = Result(cell="mnist/pfe", seed=0, error="diverged")
+        >>> cell = Cell("mnist/pfe", done=(), failed=(failed,), missing=(1,))
         >>> cell.said()
         'seed 0 failed: diverged; seed 1 is missing'
     """
@@ -233,7 +115,7 @@ def group(results: Iterable[Result], seeds: Sequence[int] | None = None) -> dict
     """The results by cell; `seeds` are those that each should have, by default those that any has.
 
     Example:
-        >>> cells = group([Result("a", 0), Result("a", 1), Result("b", 0)])
+        >>> cells = group([Result(cell="a", seed=0), Result(cell="a", seed=1), Result(cell="b", seed=0)])
         >>> len(cells["a"].done), cells["b"].missing
         (2, (1,))
     """
@@ -252,3 +134,35 @@ def pick(results: Iterable[Result], name: str, seeds: Sequence[int]) -> Cell:
         tuple(result for result in found if not result.done),
         tuple(seed for seed in seeds if seed not in mine),
     )
+
+
+def cells_record(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """For each seed of each cell its commit and command, and why it failed; missing seeds too."""
+    rows: list[dict[str, Any]] = []
+    for cell in cells:
+        for result in sorted((*cell.done, *cell.failed), key=lambda one: one.seed):
+            row = {"cell": cell.name, "seed": result.seed, "status": "done" if result.done else "failed"}
+            row |= {"commit": result.commit, "command": tidy(result.command, 1000)}
+            rows.append(row if result.error is None else row | {"error": tidy(result.error)})
+        rows += [{"cell": cell.name, "seed": seed, "status": "missing"} for seed in cell.missing]
+    return rows
+
+
+def cells_sentence(cells: Iterable[Cell]) -> str:
+    """Return the commits that made the cells, and their commands if they are few.
+
+    Example:
+        >>> cell = Cell("a", (Result(cell="a", seed=0, commit="abc", command="python -m x"),))
+        >>> cells_sentence([cell])
+        'Cells made at commit abc by `python -m x`.'
+    """
+    results = [result for cell in cells for result in (*cell.done, *cell.failed)]
+    if not results:
+        return "No cell has been made yet."
+    commits = sorted({result.commit for result in results})
+    commands = sorted({tidy(result.command, 1000) for result in results})
+    plural = "s" if len(commits) > 1 else ""
+    said = f"Cells made at commit{plural} {', '.join(commits)}"
+    if len(commands) > _NAMED:
+        return f"{said} by {len(commands)} commands, which are in the JSON file of the same name."
+    return f"{said} by {', '.join(f'`{command}`' for command in commands)}."

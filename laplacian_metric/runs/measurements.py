@@ -1,0 +1,254 @@
+"""Everything that is measured of a fitted cell. Test images are measured only; nothing is chosen by them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from laplacian_metric import metrics
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, Method
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
+from laplacian_metric.metrics.evaluation import OWN
+from laplacian_metric.runs.fitting import Fitted, Sets
+from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.matching import Matching
+from laplacian_metric.runs.scores import Scores, method_scores, trivial_scores
+from laplacian_metric.runs.sections import EvaluationSection
+from laplacian_metric.runs.verification import verify
+
+EXTREMES = 16  # images with the lowest and the highest uncertainty
+LATENT_DIM = 3
+LATENT_IMAGES = 300
+
+
+def evaluate(
+    fitted: Fitted,
+    method: type[Method],
+    section: EvaluationSection,
+    out: list[str],
+    entropy: Tensor | None = None,
+) -> dict[str, Any]:
+    """Return the measured part of a result.
+
+    Args:
+        fitted: what embeds, and what.
+        method: whose embedder it is.
+        section: what is measured.
+        out: the labels of the sets of out-of-distribution images.
+        entropy: of the labels that people gave to the test images, (N,).
+    """
+    embedder, names = fitted.embedder, [OUT + label for label in out]
+    sets = {name: fitted.sets[name] for name in _needed(section, names)}
+    embedded = {name: embedder.embed(sets[name]).to("cpu") for name in (TEST, VALIDATION)}
+    matchings = {name: fitted.sets.matching(name) for name in embedded}
+    scores: Scores = {}
+    if method.has_uncertainty:
+        scores |= method_scores(embedder, sets, embedded)
+    if not method.has_uncertainty if section.trivial is None else section.trivial:
+        scores |= trivial_scores(_one(fitted.encoder), sets, fitted.sets[TRAIN])
+    # Neighbours can only agree on a class.
+    can_agree = method.has_uncertainty and not matchings[TEST].by_distance
+    agreed = _agreed(embedder, sets[TEST], section) if can_agree else None
+    extremes = _extremes(scores[OWN]) if OWN in scores else None
+    scores = {name: _of_queries(values, matchings) for name, values in scores.items()}
+    test, validation = (
+        _evaluation(name, embedded[name], matchings[name], scores, section, agreed, entropy)
+        for name in (TEST, VALIDATION)
+    )
+    record = test.model_dump(mode="json", by_alias=True, exclude={"refusals", "reliability"})
+    own = scores[OWN][TEST] if OWN in scores else None
+    record["retrieval"] |= {
+        VALIDATION: validation.retrieval[TEST],
+        **_own_retrieval(embedder, embedded[TEST], matchings[TEST], own, section),
+    }
+    for name, score in validation.scores.items():
+        corrupted = score.ood.get(CORRUPTED, {}).get("auroc")
+        record["scores"][name] |= {
+            "validation_r_auroc": score.values["r_auroc"],
+            "corrupted_auroc": corrupted,
+        }
+    record["counts"]["images"] = {name.removeprefix(OUT): len(inputs) for name, inputs in sets.items()}
+    record |= {
+        "extremes": extremes,
+        "latent": _latent(fitted, embedded[TEST], sets[TEST].labels, names),
+        "settings": embedder.settings(),
+    }
+    if section.verification is not None:
+        record["verification"] = verify(
+            fitted, section.verification, fitted.sets.tests(), has_uncertainty=method.has_uncertainty
+        )
+    return record
+
+
+def _evaluation(
+    name: str,
+    embedding: StochasticEmbedding,
+    matching: Matching,
+    scores: Scores,
+    section: EvaluationSection,
+    agreed: Consensus | None,
+    entropy: Tensor | None,
+) -> Evaluation:
+    """The evaluation of the test or the validation images; the latter's OOD images are corrupted ones of them."""
+    ks = _ks(section, matching.gallery_size(len(embedding)))
+    ranking = matching.rank(embedding.point, max(ks))
+    if name == VALIDATION:
+        uncertainties = {
+            score: Uncertainties(
+                values[VALIDATION], {CORRUPTED: values[CORRUPTED]} if CORRUPTED in values else {}
+            )
+            for score, values in scores.items()
+        }
+        return metrics.evaluate_ranking(ranking, scores=uncertainties, ks=ks, resamples=0)
+    uncertainties = {
+        score: Uncertainties(
+            values[TEST],
+            {which.removeprefix(OUT): values[which] for which in values if which.startswith(OUT)},
+            values.get(CROPPED),
+        )
+        for score, values in scores.items()
+    }
+    return metrics.evaluate_ranking(
+        ranking,
+        scores=uncertainties,
+        agreed=agreed,
+        label_entropy=entropy,
+        ks=ks,
+        resamples=section.resamples,
+        generator=torch.Generator().manual_seed(section.seed),
+    )
+
+
+def _needed(section: EvaluationSection, out: list[str]) -> list[str]:
+    optional = {CORRUPTED: section.corrupted, CROPPED: section.crop_test}
+    return [TEST, VALIDATION, *(name for name, wanted in optional.items() if wanted), *out]
+
+
+def _one(encoder: Encoder | None) -> Encoder:
+    if encoder is None:
+        raise ValueError(
+            "trivial scores are those of one network, and this method has several: leave evaluation.trivial out"
+        )
+    return encoder
+
+
+# --- retrieval ---
+
+
+def _ks(section: EvaluationSection, number: int) -> list[int]:
+    """Those that a ranking among so many others has."""
+    ks = [k for k in section.ks if k <= number]
+    if not ks:
+        raise ValueError(f"{number} other images are too few for any of ks, {list(section.ks)}")
+    return ks
+
+
+def _of_queries(values: dict[str, Tensor], matchings: dict[str, Matching]) -> dict[str, Tensor]:
+    """The values of queries alone, where some images are no queries."""
+    whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
+    return {
+        name: matchings[whose[name]].of_queries(given) if name in whose else given
+        for name, given in values.items()
+    }
+
+
+def _own_retrieval(
+    embedder: Embedder,
+    test: StochasticEmbedding,
+    matching: Matching,
+    uncertainty: Tensor | None,
+    section: EvaluationSection,
+) -> dict[str, dict[str, float] | None]:
+    """Retrieval by the method's own similarity, None where it has none, and by its others.
+
+    With the calibration error by rank of the method's uncertainty, since the answers are other ones.
+    """
+
+    def similarities(queries: StochasticEmbedding, database: StochasticEmbedding) -> dict[str, Tensor]:
+        own = embedder.similarity(queries, database)
+        others = embedder.other_similarities(queries, database)
+        named = {f"{name}_similarity": values for name, values in others.items()}
+        return named if own is None else {"own_similarity": own, **named}
+
+    def one(name: str, queries: StochasticEmbedding, database: StochasticEmbedding) -> Tensor:
+        return similarities(queries, database)[name]
+
+    retrieval: dict[str, dict[str, float] | None] = {"own_similarity": None}
+    ks = _ks(section, matching.gallery_size(len(test)))
+    for name in similarities(test[:2], test[:2]):
+        ranking = matching.rank_by(partial(one, name), test, max(ks))
+        values = metrics.evaluate_ranking(ranking, uncertainty, ks=ks, resamples=0).values
+        retrieval[name] = {
+            key: value for key, value in values.items() if key.startswith(("recall@", "map@", "ece@"))
+        }
+    return retrieval
+
+
+def _agreed(embedder: Embedder, inputs: LabelledInputs, section: EvaluationSection) -> Consensus | None:
+    if not section.samples:
+        return None
+    generator = torch.Generator().manual_seed(section.seed)
+    draws = embedder.sample_embeddings(inputs, section.samples, generator=generator)
+    return metrics.consensus((z.cpu() for z in draws), inputs.labels)
+
+
+# --- pictures ---
+
+
+def _extremes(own: dict[str, Tensor]) -> dict[str, dict[str, list[int]]]:
+    """Where the images with the lowest and the highest uncertainty are, of test images and of OOD images."""
+    extremes = {}
+    for name, values in own.items():
+        if name == TEST or name.startswith(OUT):
+            order = values.double().argsort(stable=True)
+            number = min(EXTREMES, len(order))
+            extremes[name.removeprefix(OUT)] = {
+                "lowest": order[:number].tolist(),
+                "highest": order.flip(0)[:number].tolist(),
+            }
+    return extremes
+
+
+def _latent(
+    fitted: Fitted, test: StochasticEmbedding, labels: Tensor, out: list[str]
+) -> dict[str, Any] | None:
+    """Some images as they lie on a sphere that can be drawn, with their Gaussians."""
+    if test.dim > LATENT_DIM:
+        return None
+    rows = _some(len(test))
+    ood = {}
+    for name in out:
+        inputs = fitted.sets[name]
+        embedding = fitted.embedder.embed(inputs.select(_some(len(inputs)))).to("cpu")
+        ood[name.removeprefix(OUT)] = _cloud(embedding)
+    return {**_cloud(test[rows]), "labels": labels[rows].tolist(), "ood": ood}
+
+
+def _some(number: int) -> Tensor:
+    """Up to 300 positions at even steps."""
+    taken = min(number, LATENT_IMAGES)
+    return torch.arange(taken) * number // taken
+
+
+def _cloud(e: StochasticEmbedding) -> dict[str, Any]:
+    covariances = None if e.gaussians is None else e.gaussians.covariance.flatten(1).tolist()
+    return {"points": e.point.tolist(), "covariances": covariances, "kappa": e.kappa.tolist()}
+
+
+def label_entropy(sets: Sets, human: Tensor | None) -> Tensor:
+    """The entropy of people's labels for the test images, (N,), from their distribution (N, C)."""
+    if human is None:
+        raise ValueError(
+            "evaluation.label_entropy needs what people said about the test images, which this data set does not "
+            "have: leave it out, or get the human labels"
+        )
+    entropy = metrics.label_entropy(human)
+    if len(entropy) != len(sets[TEST]):
+        raise ValueError(f"there are human labels for {len(entropy)} of {len(sets[TEST])} test images")
+    return entropy
