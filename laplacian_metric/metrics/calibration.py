@@ -63,7 +63,7 @@ class Calibration(BaseModel):
             ece=float(calibration_gap(right, confidence, bins, ones, NUM_BINS)),
             brier=float((confidence - right).square().mean()),
             samples=samples,
-            bins=tuple(Bin(at / NUM_BINS, (at + 1) / NUM_BINS, *row) for at, row in enumerate(rows)),
+            table=tuple(Bin(at / NUM_BINS, (at + 1) / NUM_BINS, *row) for at, row in enumerate(rows)),
         )
 
 

@@ -468,7 +468,7 @@ def _score(groups: Sequence[_Group]) -> Score:
             numbers |= group.values()
         else:
             ood[group.label] = group.values()
-    return Score(ood=ood, **numbers)
+    return Score.model_validate({**numbers, "ood": ood})
 
 
 def _intervals(groups: Sequence[_Group], **options: Any) -> dict[str, Interval]:

@@ -36,8 +36,9 @@ def _labels(value: Any) -> npt.NDArray[np.int64]:
 
 
 def _listed(values: npt.NDArray[Any]) -> list[Any]:
-    plain: list[Any] = np.where(np.isfinite(values), values.astype(object), None).tolist()
-    return plain
+    plain = values.astype(object)
+    plain[~np.isfinite(values)] = None
+    return plain.tolist()  # type: ignore[no-any-return]
 
 
 def _or_empty(value: Any) -> Any:

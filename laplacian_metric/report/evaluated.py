@@ -83,15 +83,15 @@ class Evaluated:
         _check_embedding("embedding", self.embedding)
         if self.thumbnails is not None:
             as_pixels("thumbnails", self.thumbnails, number)
-        for name, (outside, thumbnails) in self.ood.items():
-            _check_embedding(f"ood[{name!r}]", outside)
-            if outside.dim != self.embedding.dim:
+        for name, (images, thumbnails) in self.ood.items():
+            _check_embedding(f"ood[{name!r}]", images)
+            if images.dim != self.embedding.dim:
                 raise ValueError(
-                    f"ood[{name!r}] has {outside.dim} dimensions and the embedding {self.embedding.dim}: both "
+                    f"ood[{name!r}] has {images.dim} dimensions and the embedding {self.embedding.dim}: both "
                     "come from one encoder"
                 )
             if thumbnails is not None:
-                as_pixels(f"the thumbnails of ood[{name!r}]", thumbnails, len(outside))
+                as_pixels(f"the thumbnails of ood[{name!r}]", thumbnails, len(images))
         if self.consensus is not None and len(self.consensus.answerable) != number:
             raise ValueError(
                 f"consensus is of {len(self.consensus.answerable)} images, there are {number} embeddings"

@@ -185,7 +185,9 @@ def _own_retrieval(
         ranking = matching.rank_by(partial(one, name), test, max(ks))
         values = metrics.evaluate_ranking(ranking, uncertainty, ks=ks, resamples=0).values
         retrieval[name] = {
-            key: value for key, value in values.items() if key.startswith(("recall@", "map@", "ece@"))
+            key: value
+            for key, value in values.items()
+            if key.startswith(("recall@", "map@", "ece@", "r_precision"))
         }
     return retrieval
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
+from laplacian_metric.core import checked
 from laplacian_metric.core.files import atomic_write
 
 LOCK, CONFIG, TRAINED, FEATURES, USERS = "lock", "config.json", "trained.json", "features", "users"
@@ -130,14 +131,13 @@ class Work:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What a file holds, or None where there is none."""
+    """Return what a file holds, or None where there is none."""
     if not path.is_file():
         return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return checked.read_json(path, "remove it, and what it is of is computed again")
     except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}): remove it, and what it is of is made anew") from error
-    return found
+        raise RunError(str(error)) from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -254,7 +254,7 @@ def test_a_cell_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -
     assert re.search(r"hessians/\w+\.py:\d+ in ", found["error"])
     assert str(tmp_path) not in json.dumps(found)
     assert found["config"]["training"]["learning_rate"] == 1e30
-    assert found["scores"] is None
+    assert "scores" not in found
     assert (
         "the network of mini/bad, seed 0, which this starts from, could not be trained"
         in (folder.result("mini/swag")["error"])
@@ -290,7 +290,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     folder.run()
     path = next(folder.results.rglob("seed0.json"))
     path.write_text(path.read_text(encoding="utf-8")[:-20], encoding="utf-8")
-    with pytest.raises(RunError, match=re.escape(f"{path} is damaged") + ".*remove it"):
+    with pytest.raises(RunError, match=re.escape(f"{path} is not whole") + ".*remove the file"):
         folder.run()
 
 
@@ -424,7 +424,7 @@ def test_a_lock_lets_its_own_process_in_again(tmp_path: Path) -> None:
     assert not mine.is_locked("a/b", 0)
     assert not mine.is_locked("a/c", 0)
     (tmp_path / "a" / "b" / "seed0" / work.CONFIG).write_text("{", encoding="utf-8")
-    with pytest.raises(RunError, match=r"config.json is damaged"):
+    with pytest.raises(RunError, match=r"config.json is not whole"):
         mine.config("a/b", 0)
 
 
@@ -568,10 +568,18 @@ def test_the_entropy_of_human_labels_goes_with_the_test_images() -> None:
 
 def test_result_files_are_readable_and_whole(tmp_path: Path) -> None:
     kept = results.Results(tmp_path)
-    path = kept.write("a/b", 3, {"status": "done", "error": None, "curves": {"x": [1 / 3]}, "config": {}})
+    curves = {"sparsification": {"own": [1 / 3]}}
+    written = kept.write("a/b", 3, {"status": "done", "error": None, "curves": curves, "config": {}})
+    path = kept.path("a/b", 3)
+    assert written.seed == 3
+    with pytest.raises(ValueError, match="sparsification"):
+        kept.write("a/b", 4, {"curves": {"sparsification": 1}})
+    assert not kept.path("a/b", 4).exists()
     found = json.loads(path.read_text(encoding="utf-8"))
     assert list(found)[:4] == ["cell", "seed", "status", "error"]
-    assert found["curves"]["x"] == [0.33333]
+    assert found["curves"]["sparsification"]["own"] == [0.33333]
     assert found["latent"] is None
-    assert re.search(r'^  "x": \[0.33333\]$', path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert re.search(
+        r'^  "sparsification": {"own": \[0.33333\]}$', path.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert kept.changes("a/c", 0, {}) == []
