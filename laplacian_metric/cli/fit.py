@@ -99,12 +99,13 @@ def fit(
         raise ValueError("pass either --data, with an encoder, or --features")
     if features is not None and (network.encoder or network.weights or network.pretrained):
         raise ValueError("--features come from an encoder: leave --encoder, --weights and --pretrained out")
+    from laplacian_metric.core.artifact import check_target
     from laplacian_metric.data.opening import open_both
     from laplacian_metric.encoder.loading import load_encoder, preparation_for
     from laplacian_metric.laplace.fit_model import FitOptions, fit_model
-    from laplacian_metric.laplace.model_folder import check_options, check_target
+    from laplacian_metric.laplace.model_folder import ModelManifest, check_options
 
-    check_target(out, output.force)
+    check_target(out, ModelManifest, overwrite=output.force)
     device = options.checked_device(images.device)
     chosen = FitOptions(**vars(posterior))
     loaded, preparation = None, None

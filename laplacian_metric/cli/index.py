@@ -52,11 +52,12 @@ def index(
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
     """
+    from laplacian_metric.core.artifact import check_target
     from laplacian_metric.laplace.model_inputs import embed_source
     from laplacian_metric.retrieval import Index, Items
-    from laplacian_metric.retrieval.storage import _check_target, save
+    from laplacian_metric.retrieval.storage import IndexManifest, save
 
-    _check_target(out, output.force)
+    check_target(out, IndexManifest, overwrite=output.force)
     loaded = images.model(model)
     gallery = images.open(data, loaded, "train")
     queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
@@ -98,6 +99,7 @@ def _calibrated(
     import numpy as np
 
     from laplacian_metric.data.named_inputs import same_classes
+    from laplacian_metric.core.artifact import check_target
     from laplacian_metric.laplace.model_inputs import embed_source
     from laplacian_metric.retrieval import Items, calibrate
 

@@ -33,6 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
@@ -59,7 +60,7 @@ from laplacian_metric.core.manifest import (
 
 CHUNK, THREADS = 1 << 22, 4
 LARGEST_MANIFEST = 1 << 26
-ATTEMPTS = 1000
+ATTEMPTS, LOOKS = 1000, 40
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 AnyPath = str | os.PathLike[str]
@@ -72,7 +73,6 @@ M = TypeVar("M", bound=Manifest)
 # --- reading ---
 
 
-@dataclass(frozen=True)
 class Artifact(Generic[M]):
     """An artifact that is open for reading, and whose payloads are as they were written.
 
@@ -82,14 +82,24 @@ class Artifact(Generic[M]):
         handles: the open payloads by name.
     """
 
-    folder: Path
-    manifest: M
-    handles: Mapping[str, BinaryIO]
+    def __init__(self, folder: Path, manifest: M, handles: Mapping[str, BinaryIO], stack: ExitStack) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.handles = handles
+        self._stack = stack
+        self._links: Path | None = None
 
     def path(self, name: str) -> Path:
         """Return a path to the payload that was checked, for readers that take no handle; valid while it is open."""
         handle = Path("/dev/fd") / str(self.handles[name].fileno())
-        return handle if handle.exists() else self.folder / name
+        if not handle.exists():
+            return self.folder / name
+        if self._links is None:
+            self._links = Path(self._stack.enter_context(TemporaryDirectory(prefix="laplacian-metric-")))
+        link = self._links / name
+        if not link.is_symlink():
+            link.symlink_to(handle)
+        return link
 
     def array(
         self, name: str, *, shape: tuple[int, ...], dtype: DTypeLike | None = None, mmap: bool = True
@@ -140,8 +150,7 @@ def load(folder: AnyPath, kind: type[M]) -> Iterator[Artifact[M]]:
         DamagedArtifactError: copy the folder again.
     """
     with ExitStack() as stack:
-        place, manifest, handles = _consistent(Path(folder), kind, stack, payloads=True)
-        yield Artifact(place, manifest, handles)
+        yield Artifact(*_consistent(Path(folder), kind, stack, payloads=True), stack)
 
 
 def read_manifest(folder: AnyPath, kind: type[M]) -> M:
@@ -183,25 +192,24 @@ class _Folder:
     @staticmethod
     @contextmanager
     def open(place: Path, kind: type[Manifest]) -> Iterator[_Folder]:
-        """Open a folder, or what a killed writer set aside for it."""
-        for path in (place, old_folder(place) if not place.exists() else None, place):
+        """Open a folder, or what a writer set aside for it; at any moment one of them is there."""
+        for number in range(LOOKS):
+            path = old_folder(place) if number % 2 else place
             if path is None or not path.is_dir():
                 continue
-            if os.open not in os.supports_dir_fd:
-                yield _Folder(path, None, path.stat())
-                return
             try:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY) if os.open in os.supports_dir_fd else None
             except FileNotFoundError:
                 continue
             try:
-                yield _Folder(path, descriptor, os.fstat(descriptor))
+                yield _Folder(path, descriptor, path.stat() if descriptor is None else os.fstat(descriptor))
             finally:
-                os.close(descriptor)
+                if descriptor is not None:
+                    os.close(descriptor)
             return
         if place.exists():
             raise NotAFolderError(f"{place} is a file, the folder of a saved {kind.noun()} is needed")
-        raise MissingArtifactError(f"there is no folder {place} with a saved {kind.noun()}")
+        raise MissingArtifactError(f"there is no {kind.noun()} folder {place}")
 
     def was_replaced(self, place: Path, kind: type[Manifest]) -> bool:
         with _Folder.open(place, kind) as now:
@@ -228,7 +236,7 @@ def _json(folder: _Folder, kind: type[Manifest]) -> tuple[dict[str, Any], Any]:
     try:
         opened = folder.file(kind.FILE)
     except DamagedArtifactError as error:
-        raise MissingArtifactError(f"{folder.path} holds no saved {kind.noun()}: {error}") from error
+        raise MissingArtifactError(f"{folder.path} holds no {kind.noun()}: {error}") from error
     with opened as handle:
         if os.fstat(handle.fileno()).st_size > LARGEST_MANIFEST:
             raise DamagedArtifactError(f"{where} is larger than any manifest: copy the folder again")

@@ -221,25 +221,6 @@ def _link(source: str | Path, place: str | Path) -> None:
         shutil.copy2(source, place, follow_symlinks=False)
 
 
-def replace_folder(temporary: Path, target: Path) -> None:
-    """Have a finished folder take the place of another, or of none.
-
-    A folder cannot replace another in one step. The old one is beside it for a moment, with the suffix ".old", and put
-    back if the new one cannot take its place.
-    """
-    old = temporary.with_suffix(".old")
-    try:
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
-    except BaseException:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        raise
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def sync_folder(folder: Path) -> None:
     """Have the disk know the folder's new entry; only POSIX systems can, and not on every file system."""
     if os.name != "posix":

@@ -1,50 +1,32 @@
 """A trained encoder with its posterior in one folder: everything that it takes to embed an image.
 
-A folder holds ``model.json``, ``encoder.safetensors``, ``posterior.safetensors`` and ``seen.safetensors``, digests of
-the images that it was fitted to. It is numbers and JSON: reading it runs nothing that is in it, and nothing is parsed
-before its digest was found right. The digests tell damage and mix-ups; they are no signature.
+A folder is an `laplacian_metric.core.artifact`: ``model.json``, ``encoder.safetensors``, ``posterior.safetensors`` and
+``seen.safetensors``, digests of the images that it was fitted to.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-import laplacian_metric
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.files import atomic_write, replace_folder
+from laplacian_metric.core import artifact
+from laplacian_metric.core.manifest import DamagedArtifactError, Manifest, Strict
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.encoder.networks.scaling import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.retrieval.digests import digest_of, digest_of_dict
 
-FORMAT, VERSION = "laplacian_metric model", 1
-MANIFEST, ENCODER, POSTERIOR, SEEN = (
-    "model.json",
-    "encoder.safetensors",
-    "posterior.safetensors",
-    "seen.safetensors",
-)
-FILES = (ENCODER, POSTERIOR, SEEN)
-SECTIONS: dict[str, tuple[type, ...]] = {
-    "encoder": (dict,),
-    "preparation": (dict, type(None)),
-    "class_names": (list,),
-    "about": (dict,),
-    "files": (dict,),
-}
+ENCODER, POSTERIOR, SEEN = "encoder.safetensors", "posterior.safetensors", "seen.safetensors"
 # What a file may decide about an architecture. Other options of timm and torchvision can name files to be read.
 OPTIONS = (
     "digits",
@@ -60,8 +42,41 @@ OPTIONS = (
 DTYPES = {"torch.float32": torch.float32, "torch.float64": torch.float64}
 
 
-class DamagedModelError(ValueError):
-    """A saved model is not as it was written."""
+DamagedModelError = DamagedArtifactError
+
+
+class EncoderEntry(Strict):
+    """How the architecture of an encoder is made again."""
+
+    kind: Literal["name", "features", "own"]
+    name: str | None
+    dim: int
+    features: int
+    bias: bool
+    dtype: str
+    options: dict[str, Any]
+    scaling: dict[Literal["mean", "std"], list[float]] | None
+
+
+class PreparationEntry(Strict):
+    """How an image becomes what the encoder takes."""
+
+    image_size: int | None = Field(ge=1)
+    channels: Literal[1, 3] | None
+    preprocessing: Literal["unit", "imagenet"]
+
+
+class ModelManifest(Manifest):
+    """What a model folder says about itself."""
+
+    FORMAT: ClassVar[str] = "laplacian_metric model"
+    FILE: ClassVar[str] = "model.json"
+    PAYLOADS: ClassVar[tuple[str, ...]] = (ENCODER, POSTERIOR, SEEN)
+
+    encoder: EncoderEntry
+    preparation: PreparationEntry | None
+    class_names: list[str]
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,60 +131,39 @@ class ModelFolder:
             folder: to be made.
             overwrite: replace a model that is there; any other folder is left alone.
         """
-        target = Path(folder)
-        check_target(target, overwrite)
-        # Before anything is written: a description that could not be read again.
-        manifest = {"format": FORMAT, "version": VERSION, "made_with": _versions(), **self._described()}
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.absolute().with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-        temporary.mkdir()
-        try:
-            self._write(temporary, manifest)
-            replace_folder(temporary, target.absolute())
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return target
-
-    def _described(self) -> dict[str, Any]:
         prepared = self.preparation
         if prepared is None and not self.takes_features:
             raise ValueError("preparation is missing: say how an image becomes what the encoder takes")
-        told: dict[str, Any] = _plain(
-            {
-                "encoder": _described_encoder(self.encoder, self.options),
-                "preparation": None
-                if prepared is None
-                else {name: getattr(prepared, name) for name in ("image_size", "channels", "preprocessing")},
-                "class_names": list(self.class_names),
-                "about": dict(self.about),
-            }
+        manifest = ModelManifest(
+            made_with={"torch": str(torch.__version__)},
+            encoder=_described_encoder(self.encoder, self.options),
+            preparation=prepared
+            and PreparationEntry.model_validate(
+                {name: getattr(prepared, name) for name in PreparationEntry.model_fields}
+            ),
+            class_names=_plain(self.class_names),
+            about=_plain(self.about),
         )
-        return told
+        payloads: dict[str, artifact.Payload] = {
+            ENCODER: lambda path: self._write_encoder(path, manifest.encoder),
+            POSTERIOR: self.lam.save,
+            SEEN: self._write_seen,
+        }
+        return artifact.save(folder, manifest, payloads, overwrite=overwrite)
 
-    def _write(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """All files; the manifest is the last."""
-        from safetensors.torch import save_file
-
-        save_encoder(self.encoder, folder / ENCODER)
-        told = manifest["encoder"]
-        if told["kind"] != "own" and (
-            _made_encoder(folder / ENCODER, told, None).fingerprint() != self.encoder.fingerprint()
+    def _write_encoder(self, path: Path, entry: EncoderEntry) -> None:
+        save_encoder(self.encoder, path)
+        if entry.kind != "own" and (
+            _made_encoder(path, path.parent, entry, None).fingerprint() != self.encoder.fingerprint()
         ):
             raise ValueError(
-                f"the encoder is not made again by its name, {told['name']!r}, and its options: pass all of its options"
+                f"the encoder is not made again by its name, {entry.name!r}, and its options: pass all of its options"
             )
-        self.lam.save(folder / POSTERIOR)
-        found = {name: tensor.contiguous() for name, tensor in self.seen.items()}
-        with atomic_write(folder / SEEN) as temporary:
-            save_file(found, temporary)
-        files = {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": digest_of(folder / name)}
-            for name in FILES
-        }
-        manifest = {**manifest, "files": files}
-        with atomic_write(folder / MANIFEST) as temporary:
-            whole = {**manifest, "digest": digest_of_dict(manifest)}
-            temporary.write_text(json.dumps(whole, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    def _write_seen(self, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.contiguous() for name, tensor in self.seen.items()}, path)
 
     @classmethod
     def load(
@@ -190,119 +184,42 @@ class ModelFolder:
         """
         from safetensors.torch import load_file
 
-        place = Path(folder)
-        manifest = read_manifest(place)
-        _verify(place, manifest)
-        encoder = _made_encoder(place / ENCODER, manifest["encoder"], architecture).to(device).eval()
-        prepared = manifest["preparation"]
-        return cls(
-            lam=LAM.load(place / POSTERIOR, encoder, loss),
-            preparation=None if prepared is None else Preparation(**prepared),
-            options=manifest["encoder"]["options"],
-            class_names=tuple(manifest["class_names"]),
-            about=manifest["about"],
-            seen=load_file(place / SEEN),
-        )
-
-
-def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a folder says about its model, checked against its own digest, without reading the other files."""
-    place = Path(folder)
-    if not place.is_dir():
-        if place.exists():
-            raise NotADirectoryError(f"{place} is a file, the folder of a model is needed")
-        raise FileNotFoundError(f"there is no model folder {place}")
-    path = place / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{place} holds no model: it has no {MANIFEST}")
-    again = "copy the folder again"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DamagedModelError(f"{MANIFEST} in {place} is no JSON ({error}): {again}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise ValueError(f"{MANIFEST} in {place} is something else's, {place.name} holds no model")
-    version = manifest.get("version")
-    if type(version) is not int or version > VERSION:
-        raise ValueError(
-            f"{place} is in format {version!r}, this version reads up to {VERSION}: update laplacian_metric"
-        )
-    told = {name: value for name, value in manifest.items() if name != "digest"}
-    if manifest.get("digest") != digest_of_dict(told):
-        raise DamagedModelError(f"{MANIFEST} in {place} was altered after it was written: {again}")
-    if any(not isinstance(manifest.get(name), kind) for name, kind in SECTIONS.items()):
-        raise DamagedModelError(f"{MANIFEST} in {place} lacks what a model has: {again}")
-    return manifest
-
-
-def check_target(target: Path, overwrite: bool) -> None:
-    """Refuse a folder that is there, unless it is a model that is to be replaced."""
-    if not target.exists() and not target.is_symlink():
-        return
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if not target.is_dir():
-        raise FileExistsError(f"{target} is a file: name a new folder")
-    if not _is_model(target):
-        raise FileExistsError(f"{target} is there already and holds no model: name another folder")
-    if not overwrite:
-        raise FileExistsError(
-            f"{target} holds a model already: overwrite=True replaces it, or name another folder"
-        )
-
-
-def _is_model(folder: Path) -> bool:
-    try:
-        told = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(told, dict) and told.get("format") == FORMAT
-
-
-def _verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Refuse files that are not as they were written."""
-    if set(manifest["files"]) != set(FILES):
-        raise DamagedModelError(
-            f"{MANIFEST} in {folder} names {', '.join(sorted(manifest['files']))}, {', '.join(FILES)} are needed"
-        )
-    for name, told in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise DamagedModelError(f"{folder} lacks {name}: copy the folder again")
-        size = path.stat().st_size
-        if size != told["bytes"]:
-            raise DamagedModelError(
-                f"{name} in {folder} has {size} bytes, {told['bytes']} were written: copy the folder again"
-            )
-        if digest_of(path) != told["sha256"]:
-            raise DamagedModelError(
-                f"{name} in {folder} was altered after it was written: copy the folder again"
+        with artifact.load(folder, ModelManifest) as opened:
+            manifest, path = opened.manifest, opened.path(ENCODER)
+            encoder = _made_encoder(path, opened.folder, manifest.encoder, architecture).to(device).eval()
+            return cls(
+                lam=LAM.load(opened.path(POSTERIOR), encoder, loss),
+                preparation=manifest.preparation and Preparation(**manifest.preparation.model_dump()),
+                options=manifest.encoder.options,
+                class_names=tuple(manifest.class_names),
+                about=manifest.about,
+                seen=load_file(opened.path(SEEN)),
             )
 
 
 # --- the encoder ---
 
 
-def _described_encoder(encoder: Encoder, options: Mapping[str, Any]) -> dict[str, Any]:
-    """How the architecture is made again."""
+def _described_encoder(encoder: Encoder, options: Mapping[str, Any]) -> EncoderEntry:
     head = encoder.head
-    told: dict[str, Any] = {
-        "name": None,
-        "dim": encoder.dim,
-        "features": encoder.num_features,
-        "bias": head.bias is not None,
-        "dtype": str(head.weight.dtype),
-        "options": dict(options),
-        "scaling": None,
-        "kind": "features" if isinstance(encoder.backbone, nn.Identity) else "own",
-    }
     name = encoder.recipe["name"] if encoder.recipe else None
     if name is not None:
         check_options(options)
-        told |= {"kind": "name", "name": name, "scaling": _scaling(encoder)}
     elif options:
         raise ValueError("options are given, but the encoder does not come from a name: set encoder.recipe")
-    return told
+    without_name = "features" if isinstance(encoder.backbone, nn.Identity) else "own"
+    return EncoderEntry.model_validate(
+        {
+            "kind": without_name if name is None else "name",
+            "name": name,
+            "dim": encoder.dim,
+            "features": encoder.num_features,
+            "bias": head.bias is not None,
+            "dtype": str(head.weight.dtype),
+            "options": _plain(options),
+            "scaling": None if name is None else _scaling(encoder),
+        }
+    )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -323,36 +240,34 @@ def _scaling(encoder: Encoder) -> dict[str, list[float]] | None:
 
 
 def _made_encoder(
-    path: Path, told: dict[str, Any], architecture: nn.Module | Callable[[], nn.Module] | None
+    path: Path,
+    folder: Path,
+    entry: EncoderEntry,
+    architecture: nn.Module | Callable[[], nn.Module] | None,
 ) -> Encoder:
-    """The encoder of a folder, with its weights."""
-    kind = told["kind"]
-    if kind == "own" and architecture is None:
+    """Return the encoder of a folder, with the weights that are at ``path``."""
+    if entry.kind == "own" and architecture is None:
         raise ValueError(
-            f"the encoder in {path.parent} came from a module of its own: load it in Python, "
+            f"the encoder in {folder} came from a module of its own: load it in Python, "
             "ModelFolder.load(folder, architecture=...), with what makes that module"
         )
-    if kind == "own" or architecture is not None:
+    if entry.kind == "own" or architecture is not None:
         return Encoder.from_checkpoint(path, architecture)
-    if kind == "features":
-        dtype = DTYPES.get(told["dtype"], torch.float32)
-        head = nn.Linear(told["features"], told["dim"], bias=told["bias"], dtype=dtype)
+    if entry.kind == "features":
+        dtype = DTYPES.get(entry.dtype, torch.float32)
+        head = nn.Linear(entry.features, entry.dim, bias=entry.bias, dtype=dtype)
         return Encoder.from_checkpoint(path, Encoder(nn.Identity(), head))
-    check_options(told["options"])
-    encoder = Encoder.from_checkpoint(path, str(told["name"]), dim=told["dim"], **told["options"])
-    encoder.recipe = {"name": told["name"], "dim": told["dim"]}
+    check_options(entry.options)
+    encoder = Encoder.from_checkpoint(path, str(entry.name), dim=entry.dim, **entry.options)
+    encoder.recipe = {"name": entry.name, "dim": entry.dim}
     scaling = getattr(encoder.backbone, "scaling", None)
-    if told["scaling"] is not None and isinstance(scaling, PixelScaling):
-        for name, values in told["scaling"].items():
+    if entry.scaling is not None and isinstance(scaling, PixelScaling):
+        for name, values in entry.scaling.items():
             getattr(scaling, name).copy_(torch.tensor(values).reshape(-1, 1, 1))
     return encoder
 
 
 # --- plain values ---
-
-
-def _versions() -> dict[str, str]:
-    return {"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)}
 
 
 def _plain(value: Any) -> Any:

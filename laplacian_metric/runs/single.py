@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from laplacian_metric.core.artifact import check_target
 from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.laplace.model_folder import ModelFolder, check_options, check_target
+from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.runs.config import Cell
@@ -70,7 +71,7 @@ def train_single(
         fresh: discard a training that was begun with other settings.
         progress: whether to show bars.
     """
-    check_target(out, force)  # before hours of training
+    check_target(out, ModelManifest, overwrite=force)  # before hours of training
     work = work_of(out)
     cells_dir = work / "cells"
     if fresh and work.exists():

@@ -31,8 +31,8 @@ from laplacian_metric.core.manifest import (
     MissingArtifactError,
     NewerArtifactError,
     NotAFolderError,
-    digest_of_dict,
 )
+from tests.manifests import rewrite
 
 
 class Numbers(Manifest):
@@ -235,15 +235,6 @@ def test_targets_are_refused_before_anything_is_computed(
 # --- what is refused ---
 
 
-def rewritten(folder: Path, sign: bool = True, **changes: Any) -> None:
-    path = folder / "manifest.json"
-    content = {**json.loads(path.read_text()), **changes}
-    content = {name: value for name, value in content.items() if value is not ...}
-    if sign:
-        content["digest"] = digest_of_dict({k: v for k, v in content.items() if k != "digest"})
-    path.write_text(json.dumps(content))
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -301,7 +292,7 @@ def test_entries_that_are_wrong(
 ) -> None:
     """Right digests of a manifest do not make it right, and no payload is read for it."""
     write(tmp_path / "n")
-    rewritten(tmp_path / "n", **changes)
+    rewrite(tmp_path / "n" / "manifest.json", **changes)
     monkeypatch.setattr(artifact, "_chunks", lambda handle: pytest.fail("read"))
     with pytest.raises(DamagedArtifactError, match=named):
         read(tmp_path / "n")
@@ -309,13 +300,13 @@ def test_entries_that_are_wrong(
 
 def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "n")
-    rewritten(tmp_path / "n")  # laid out otherwise, and saying the same
+    rewrite(tmp_path / "n" / "manifest.json")  # laid out otherwise, and saying the same
     assert read(tmp_path / "n") == 0
-    rewritten(tmp_path / "n", sign=False, number=1)
+    rewrite(tmp_path / "n" / "manifest.json", sign=False, number=1)
     with pytest.raises(DamagedArtifactError, match=r"manifest.json .* was altered"):
         read(tmp_path / "n")
-    rewritten(tmp_path / "n", digest=...)
-    rewritten(tmp_path / "n", sign=False, digest=...)
+    rewrite(tmp_path / "n" / "manifest.json", digest=...)
+    rewrite(tmp_path / "n" / "manifest.json", sign=False, digest=...)
     with pytest.raises(DamagedArtifactError, match="altered"):
         read(tmp_path / "n")
 
@@ -366,7 +357,7 @@ def test_damaged_payloads_are_refused(
 @pytest.mark.parametrize("damage", [pipe, folder, link_to_device, Path.unlink])
 def test_a_manifest_that_is_no_file_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     damage(write(tmp_path / "n") / "manifest.json")
-    with pytest.raises(MissingArtifactError, match=r"holds no saved numbers: .*manifest.json"):
+    with pytest.raises(MissingArtifactError, match=r"holds no numbers: .*manifest.json"):
         read(tmp_path / "n")
 
 
@@ -379,9 +370,9 @@ def test_payloads_may_be_links(tmp_path: Path) -> None:
 
 
 def test_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(MissingArtifactError, match=r"there is no folder .*nothing"):
+    with pytest.raises(MissingArtifactError, match=r"there is no numbers folder .*nothing"):
         read(tmp_path / "nothing")
-    with pytest.raises(MissingArtifactError, match=r"holds no saved numbers"):
+    with pytest.raises(MissingArtifactError, match=r"holds no numbers"):
         read(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(NotAFolderError, match="file is a file"):
@@ -638,3 +629,10 @@ def test_a_folder_that_is_replaced_all_the_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(artifact._Folder, "was_replaced", lambda *given: True)
     with pytest.raises(ArtifactBusyError, match="try again"):
         read(tmp_path / "n")
+
+
+def test_digests_do_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "CHUNK", 7)
+    write(tmp_path / "n", 1)
+    monkeypatch.undo()
+    assert read(tmp_path / "n") == 1

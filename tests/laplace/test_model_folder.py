@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
+from laplacian_metric.core.manifest import ArtifactError
 from laplacian_metric.data import Preparation
 from laplacian_metric.encoder.networks.scaling import PixelScaling
-from laplacian_metric.laplace import model_folder
 from laplacian_metric.laplace.features import Features
-from laplacian_metric.laplace.model_folder import DamagedModelError, ModelFolder, read_manifest
-from laplacian_metric.retrieval.digests import digest_of_dict
+from laplacian_metric.laplace.model_folder import DamagedModelError, ModelFolder, ModelManifest
+from tests.manifests import rewrite
 
 
 def features(count: int = 60, width: int = 4) -> Features:
@@ -102,7 +101,7 @@ def test_a_module_of_its_own_needs_its_architecture(tmp_path: Path) -> None:
     assert again.lam.fingerprint() == lam.fingerprint()
 
 
-@pytest.mark.parametrize("name", model_folder.FILES)
+@pytest.mark.parametrize("name", ModelManifest.PAYLOADS)
 def test_a_file_that_was_altered_or_cut_is_refused(tmp_path: Path, name: str) -> None:
     folder = of_features().save(tmp_path / "model")
     content = (folder / name).read_bytes()
@@ -117,44 +116,51 @@ def test_a_file_that_was_altered_or_cut_is_refused(tmp_path: Path, name: str) ->
         ModelFolder.load(folder)
 
 
-def test_manifests_that_are_wrong_are_refused(tmp_path: Path) -> None:
+ENCODER = {"kind": "features", "name": None, "dim": 3, "features": 4, "bias": True, "dtype": "torch.float32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"files": []}, "files"),
+        ({"files": {}}, "are needed"),
+        ({"encoder": {}}, r"encoder\.kind"),
+        ({"encoder": None}, "encoder"),
+        ({"encoder": {**ENCODER, "options": {}, "scaling": None, "kind": "other"}}, r"encoder\.kind"),
+        ({"encoder": {**ENCODER, "options": [], "scaling": None}}, r"encoder\.options"),
+        ({"encoder": {**ENCODER, "options": {}, "scaling": {"other": [1.0]}}}, r"encoder\.scaling"),
+        ({"preparation": {}}, r"preparation\.image_size"),
+        ({"preparation": {"image_size": 0, "channels": 3, "preprocessing": "unit"}}, r"preparation\.image_size"),
+        ({"class_names": "ab"}, "class_names"),
+        ({"class_names": [1]}, "class_names"),
+        ({"about": ...}, "about"),
+    ],
+)  # fmt: skip
+def test_manifests_that_are_wrong_are_refused(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     folder = of_features().save(tmp_path / "model")
-    path = folder / model_folder.MANIFEST
-    told = json.loads(path.read_text())
+    rewrite(folder / ModelManifest.FILE, **changes)
+    with pytest.raises(DamagedModelError, match=named):
+        ModelFolder.load(folder)
 
-    def refused(kind: type[Exception], match: str, **changes: Any) -> None:
-        found = {**told, **changes}
-        found["digest"] = digest_of_dict({name: value for name, value in found.items() if name != "digest"})
-        path.write_text(json.dumps(found))
-        with pytest.raises(kind, match=match):
-            ModelFolder.load(folder)
 
-    refused(ValueError, "update laplacian_metric", version=99)
-    refused(ValueError, "something else's", format="other")
-    refused(DamagedModelError, "lacks what a model has", files=[])
-    refused(DamagedModelError, "are needed", files={})
+def test_folders_that_hold_no_model_or_a_later_one(tmp_path: Path) -> None:
+    folder = of_features().save(tmp_path / "model")
+    path = folder / ModelManifest.FILE
     # A file may not decide what else is read.
-    encoder = {
-        **told["encoder"],
-        "kind": "name",
-        "name": "timm:resnet18",
-        "options": {"checkpoint_path": "x"},
-    }
-    refused(ValueError, "checkpoint_path", encoder=encoder)
-    path.write_text(json.dumps({**told, "about": {"other": 1}}))
-    with pytest.raises(DamagedModelError, match="altered"):
-        read_manifest(folder)
-    path.write_text("{")
-    with pytest.raises(DamagedModelError, match="no JSON"):
-        read_manifest(folder)
+    encoder = {**ENCODER, "kind": "name", "name": "timm:resnet18", "scaling": None}
+    rewrite(path, encoder={**encoder, "options": {"checkpoint_path": "x"}})
+    with pytest.raises(ValueError, match="checkpoint_path"):
+        ModelFolder.load(folder)
+    for changes, named in (
+        ({"version": 99}, "update laplacian_metric"),
+        ({"format": "other"}, "something else's"),
+    ):
+        rewrite(path, **changes)
+        with pytest.raises(ArtifactError, match=named):
+            ModelFolder.load(folder)
     path.unlink()
     with pytest.raises(FileNotFoundError, match="holds no model"):
-        read_manifest(folder)
-    with pytest.raises(FileNotFoundError, match="there is no model folder"):
-        read_manifest(tmp_path / "nothing")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="is a file"):
-        read_manifest(tmp_path / "file")
+        ModelFolder.load(folder)
 
 
 def test_only_a_model_is_replaced(tmp_path: Path) -> None:
@@ -164,9 +170,9 @@ def test_only_a_model_is_replaced(tmp_path: Path) -> None:
     model.save(target)  # an empty folder is no loss
     with pytest.raises(FileExistsError, match="overwrite=True"):
         model.save(target)
-    before = (target / model_folder.MANIFEST).read_text()
+    before = (target / ModelManifest.FILE).read_text()
     ModelFolder(model.lam, about={"second": True}).save(target, overwrite=True)
-    assert (target / model_folder.MANIFEST).read_text() != before
+    assert (target / ModelManifest.FILE).read_text() != before
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("all of it")
@@ -180,7 +186,7 @@ def test_only_a_model_is_replaced(tmp_path: Path) -> None:
 def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = of_features()
     model.save(tmp_path / "model")
-    before = (tmp_path / "model" / model_folder.MANIFEST).read_text()
+    before = (tmp_path / "model" / ModelManifest.FILE).read_text()
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -190,11 +196,11 @@ def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             model.save(tmp_path / name, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    assert (tmp_path / "model" / model_folder.MANIFEST).read_text() == before
+    assert (tmp_path / "model" / ModelManifest.FILE).read_text() == before
 
 
 def test_a_folder_can_be_moved(tmp_path: Path) -> None:
     model = of_features()
     shutil.move(model.save(tmp_path / "a" / "model"), tmp_path / "b")
     assert ModelFolder.load(tmp_path / "b").lam.fingerprint() == model.lam.fingerprint()
-    assert str(tmp_path) not in (tmp_path / "b" / model_folder.MANIFEST).read_text()
+    assert str(tmp_path) not in (tmp_path / "b" / ModelManifest.FILE).read_text()
