@@ -26,7 +26,6 @@ FLAGS = {
     "overwrite=True": "--force",
     "skip_unreadable=True": "--skip-broken",
     "data_dir or": "--data-dir or",
-    "Pass the folder that save wrote": "Name a folder that lam index made",
     "pass the architecture that the weights were saved from": "pass the --encoder that the weights were saved from",
     ", or prefix= to pick those whose names begin with it": "",
     ', or part="backbone" to leave the head out': "",

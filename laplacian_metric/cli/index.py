@@ -99,7 +99,6 @@ def _calibrated(
     import numpy as np
 
     from laplacian_metric.data.named_inputs import same_classes
-    from laplacian_metric.core.artifact import check_target
     from laplacian_metric.laplace.model_inputs import embed_source
     from laplacian_metric.retrieval import Items, calibrate
 
