@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM, methods, retrieval, runs
-from laplacian_metric.commands.steps.comparing import read_result
-from laplacian_metric.commands.steps.embedding_files import Embedded
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import save_encoder
 from laplacian_metric.integrations.hub import load_folder
-from laplacian_metric.labelled import LabelledInputs
+from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.method import FitData, Setup
-from laplacian_metric.model_folder import ModelFolder
+from laplacian_metric.report.comparing import read_result
 from laplacian_metric.retrieval import Items
+from laplacian_metric.retrieval.embedding_files import Embedded
 from laplacian_metric.training import TrainingOptions, load_best, train
 from tests.fixtures.small import LOSS, METHODS, backbone, clusters, encoder
 
@@ -90,6 +91,10 @@ def test_posteriors_of_all_structures_and_with_a_confidence(name: str) -> None:
     assert (lam.n_effective, lam.prior_precision) == (expected["n_effective"], expected["prior_precision"])
     assert (lam.confidence is not None) == (name == "confidence")
     assert lam.loss == LOSS
+    again = LAM.load(FORMATS / "lam" / f"{name}.safetensors", stored_encoder(), LOSS)
+    assert again.fingerprint() == lam.fingerprint()
+    with pytest.raises(ValueError, match="fitted with another"):
+        LAM.load(FORMATS / "lam" / f"{name}.safetensors", stored_encoder(), replace(LOSS, margin=0.8))
 
 
 @pytest.mark.parametrize("name", EXPECTED["network"])
@@ -99,6 +104,8 @@ def test_posteriors_over_several_layers(name: str) -> None:
     lam = NetworkLAM.load(path, stored_encoder(), LOSS)
     check(lam.embed(inputs()), expected)
     assert lam.fingerprint() == expected["fingerprint"]
+    with pytest.raises(ValueError, match="another loss"):
+        NetworkLAM.load(path, stored_encoder(), replace(LOSS, margin=0.8))
 
 
 def test_the_sums_of_a_fit_over_several_layers_are_taken_up(folder: Path) -> None:

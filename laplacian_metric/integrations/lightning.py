@@ -13,7 +13,6 @@ from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.optional import base_class
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online.state import check_settings
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 
 INSTALL = "laplacian-metric[lightning]"
@@ -102,7 +101,7 @@ class OnlineLAMCallback(_Callback):
             **self.options,
         )
         if self._state is not None:
-            check_settings(self.online.settings(), self._state["settings"])
+            self.online.check_settings(self._state["settings"])
             self.online.load_running_state(self._state["running"])
             self.online.generator.set_state(self._state["generator"].cpu())
             self._state = None

@@ -182,9 +182,13 @@ def _fields(loss: object) -> dict[str, Any] | None:
     if not is_dataclass(loss) or isinstance(loss, type):
         return None
     values = {field.name: getattr(loss, field.name) for field in fields(loss)}
-    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    values = {name: _plain(value) for name, value in values.items()}
     plain = all(isinstance(value, (bool, int, float, str, type(None))) for value in values.values())
     return values if plain else None
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
 
 
 def loss_of(told: dict[str, Any], given: PairLoss | None, file: str) -> PairLoss:
@@ -193,6 +197,12 @@ def loss_of(told: dict[str, Any], given: PairLoss | None, file: str) -> PairLoss
         if _class_name(given) != name:
             raise ValueError(f"it was fitted with the loss {name}, but loss is a {_class_name(given)}")
         own = _fields(given)
+        if settings is not None and own is not None:
+            # Settings that came later have their defaults, which is what was before.
+            added = {
+                field.name: _plain(field.default) for field in fields(given) if field.name not in settings
+            }
+            settings = {**added, **settings}
         if settings is not None and own is not None and own != settings:
             differing = sorted(key for key in {*own, *settings} if own.get(key) != settings.get(key))
             listed = ", ".join(f"{key} {settings.get(key)!r}, not {own.get(key)!r}" for key in differing)

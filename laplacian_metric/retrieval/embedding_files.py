@@ -17,7 +17,7 @@ from laplacian_metric.core.files import atomic_write
 from laplacian_metric.retrieval.items import Items
 
 SUFFIXES = (".npz", ".safetensors", ".parquet")
-NOTE = "laplacian_metric.core.embedding"
+NOTE = "laplacian_metric.embedding"  # stays as it is: files have it
 SOURCE = b"laplacian_metric.source"
 ARRAYS = ("mean", "kappa", "uncertainty", "point")
 

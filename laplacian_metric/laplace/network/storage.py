@@ -54,7 +54,7 @@ def load_state_dict(lam: NetworkLAM, state: Mapping[str, Any]) -> None:
     settings = state["settings"]
     for what, given, own in (
         ("encoder", state["fingerprint"], lam.encoder.fingerprint()),
-        ("loss", state["loss"], describe(lam.loss)),
+        ("loss", state["loss"], describe(lam.loss, known=state["loss"])),
         ("approximation", settings["approximation"], lam.approximation.value),
         ("choice of layers", settings["layers"], lam.chosen),
     ):
@@ -116,6 +116,19 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
-def describe(loss: object) -> str:
-    """A loss by its class and settings."""
-    return repr(loss) if dataclasses.is_dataclass(loss) else type(loss).__qualname__
+def describe(loss: object, known: str | None = None) -> str:
+    """A loss by its class and settings.
+
+    Args:
+        loss: a data class, or any other object, of which the class alone is named.
+        known: a description that an earlier version may have made: settings that it does not have are left out where
+            they are at their defaults, which is what was before they came.
+    """
+    if not dataclasses.is_dataclass(loss):
+        return type(loss).__qualname__
+    shown = [
+        f"{field.name}={getattr(loss, field.name)!r}"
+        for field in dataclasses.fields(loss)
+        if known is None or f"{field.name}=" in known or getattr(loss, field.name) != field.default
+    ]
+    return f"{type(loss).__qualname__}({', '.join(shown)})"

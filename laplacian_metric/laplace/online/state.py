@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -39,6 +39,18 @@ def described(name: str, thing: object) -> dict[str, Any]:
                 value if isinstance(value, int | float | str | None) else repr(value)
             )
     return description
+
+
+def defaults(name: str, thing: object) -> dict[str, Any]:
+    """The default of every field of a data class that has one: what a state from before the field had it stands for.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> defaults("loss", ContrastiveLoss(margin=0.5))["loss.distance"]
+        'arccos'
+    """
+    known = fields(thing) if is_dataclass(thing) else ()
+    return {f"{name}.{field.name}": plain(field.default) for field in known if field.default is not MISSING}
 
 
 def check_settings(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

@@ -41,6 +41,7 @@ from laplacian_metric.laplace.online.state import (
     check_architecture,
     check_settings,
     check_version,
+    defaults,
     described,
 )
 from laplacian_metric.laplace.online.switches import PUBLISHED, PUBLISHED_SHARE, Switches
@@ -353,6 +354,11 @@ class OnlineLAM:
             **described("switches", self.switches),
         }
 
+    def check_settings(self, stored: Mapping[str, Any]) -> None:
+        """Refuse the settings of another run; those that an older state lacks have their defaults."""
+        known = {**defaults("loss", self.pair_loss), **defaults("switches", self.switches)}
+        check_settings(self.settings(), {**known, **stored})
+
     def running_state(self) -> dict[str, Tensor]:
         """The running curvature and all counters, as tensors: what a loop keeps that saves the rest by itself."""
         return self._running.tensors()
@@ -380,7 +386,7 @@ class OnlineLAM:
         """Go on from a state; one of another architecture or of other settings is refused, and nothing is changed."""
         check_version(state)
         check_architecture(self.encoder.state_dict(), state["encoder"])
-        check_settings(self.settings(), state["settings"])
+        self.check_settings(state["settings"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.encoder.load_state_dict(state["encoder"])
         self._running.load(state["running"])
