@@ -164,6 +164,8 @@ class StochasticEmbedding:
         """All images of several embeddings by one method, in order."""
         if not parts:
             raise ValueError("there are no parts: at least one is needed")
+        if len(parts) == 1:
+            return parts[0]
         gaussians = [part.gaussians for part in parts if part.gaussians is not None]
         samples = [part.samples for part in parts if part.samples is not None]
         if len(gaussians) not in (0, len(parts)) or len(samples) not in (0, len(parts)):

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from hessians import Pairs
 from hessians.choices import Choice
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.progress import track
-from laplacian_metric.data.labelled import LabelledInputs, in_batches
 
 if TYPE_CHECKING:
+    from laplacian_metric.data.labelled import LabelledInputs
     from laplacian_metric.encoder import Encoder
 
 
@@ -115,31 +113,50 @@ class Embedder(ABC):
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> StochasticEmbedding:
-        """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), or a loader's.
+        """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), a data set's or a loader's.
 
-        A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
-        (samples, N, Z).
+        A loader yields inputs, or tuples whose first entry they are; it is read once. With ``samples`` the embedding
+        has joint samples (samples, N, Z), of the same images.
         """
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
-        with evaluating(self.module):
-            parts = [self.embed_batch(to_device(batch, self.module)) for batch in batches]
-        if not parts:
-            raise ValueError("the loader is empty: there is no image to embed")
-        e = parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+
+        def one(batch: Batch) -> tuple[Any, StochasticEmbedding]:
+            encoded = self.encode(batch.inputs)
+            return encoded if samples else None, self.distributions(encoded)
+
+        parts = map_batches(one, inputs, self.module, progress=progress)
+        e = StochasticEmbedding.cat([part for _, part in parts])
         if not samples:
             return e
-        drawn = list(self.sample_embeddings(inputs, samples, generator=generator))
-        return e.with_samples(torch.stack(drawn))
+        drawn = self.sample_encoded([encoded for encoded, _ in parts], samples, generator)
+        return e.with_samples(torch.stack(list(drawn)))
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
-        """Joint samples one after the other, (N, Z) unit rows each.
+        """Return joint samples one after the other, (N, Z) unit rows each; a loader is read once."""
+        encoded = map_batches(lambda batch: self.encode(batch.inputs), inputs, self.module)
+        return self.sample_encoded(encoded, samples, generator)
+
+    def encode(self, inputs: Any) -> Any:
+        """Return what of a batch its embedding and its joint samples come from: here the embedding itself.
+
+        A method that draws weights is a `JointEmbedder` and keeps what all draws have in common, such as features.
+        """
+        return self.embed_batch(inputs)
+
+    def distributions(self, encoded: Any) -> StochasticEmbedding:
+        """Return the embedding of a batch from what `encode` returned."""
+        e: StochasticEmbedding = encoded
+        return e
+
+    def sample_encoded(
+        self, encoded: list[Any], samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        """Yield joint samples (N, Z) of all batches, from what `encode` returned for each.
 
         Here the images are independent of each other; a method that draws weights gives all images the same draw.
         """
-        e = self.embed(inputs)
+        e = StochasticEmbedding.cat(encoded)
         for _ in range(samples):
             yield e.sample(1, generator=generator)[0]
 
@@ -163,6 +180,24 @@ class Embedder(ABC):
     ) -> dict[str, Tensor]:
         """Further scores (Q, G) by which it may retrieve, by name: what is measured beside its own."""
         return {}
+
+
+class JointEmbedder(Embedder):
+    """Base of embedders that give all images the same draws: what a draw needs of the images is kept of the pass."""
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        return self.distributions(self.encode(inputs))
+
+    @abstractmethod
+    def encode(self, inputs: Any) -> Any: ...
+
+    @abstractmethod
+    def distributions(self, encoded: Any) -> StochasticEmbedding: ...
+
+    @abstractmethod
+    def sample_encoded(
+        self, encoded: list[Any], samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]: ...
 
 
 def scores_of(e: StochasticEmbedding) -> dict[str, Tensor]:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class CertainEmbedder(Embedder):
     """One whose embeddings have no spread: every joint sample is the same."""
 
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    def sample_encoded(
+        self, encoded: list[Any], samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        z = self.embed(inputs).point
+        z = StochasticEmbedding.cat([self.distributions(part) for part in encoded]).point
         for _ in range(samples):
             yield z
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,6 +99,12 @@ class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
     def classes(self) -> list[int]:
         """The labels that occur, ascending."""
         return [int(label) for label in torch.unique(self.labels)]
+
+    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Images made ready for a network, without augmentation, and labels, in order."""
+        from laplacian_metric.data.labelled import LabelledInputs
+
+        return iter(LabelledInputs(self))
 
     def floats(self) -> torch.Tensor:
         """All images as a network takes them, without augmentation: (N, C, H, W), float32.

@@ -132,11 +132,6 @@ class LabelledInputs:
         return chosen
 
 
-def in_batches(inputs: Any) -> Any:
-    """A data set as batches; anything else is what it is."""
-    return LabelledInputs(inputs) if isinstance(inputs, LabelledImages) else inputs
-
-
 def _loader(
     images: LabelledImages, rows: Sequence[Tensor], workers: int, generator: torch.Generator | None
 ) -> Iterator[Any]:

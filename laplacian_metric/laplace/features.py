@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite
-from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.batch import read, to_device
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
-from laplacian_metric.core.progress import track
-from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
 
 LOGGER = logging.getLogger(__name__)
@@ -69,10 +67,11 @@ def collect_features(
         progress: whether to show a bar; None asks the terminal.
     """
     with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
-        for number, batch in enumerate(track(checked_loader(loader), "features", show=progress)):
-            inputs, labels = labelled(batch, number)
+        for number, batch in enumerate(read(loader, "features", labelled=True, progress=progress)):
+            labels = batch.labels
+            assert labels is not None
 
-            def features(inputs: Any = inputs) -> Tensor:
+            def features(inputs: Any = batch.inputs) -> Tensor:
                 return encoder.features(to_device(inputs, encoder))
 
             if store.holds(labels, features):
@@ -248,8 +247,6 @@ class _Store:
 
     def finish(self) -> Features:
         """All features, in memory or mapped."""
-        if self.count == 0:
-            raise ValueError("the loader is empty: there is no image to fit to")
         if self.folder is None:
             return Features(torch.cat(self.rows), torch.cat(self.labels))
         if self.count < self.noted:
@@ -274,52 +271,3 @@ class _Store:
 def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:
     """The bytes of a row in each file."""
     return {"features.bin": width * dtype.itemsize, "labels.bin": torch.long.itemsize}
-
-
-def checked_loader(loader: Any) -> Iterable[Any]:
-    """A loader as it is, a data set of this library in batches; what is neither is refused with what would do."""
-    loader = in_batches(loader)
-    if isinstance(loader, (tuple, list)) and len(loader) == 2 and all(isinstance(x, Tensor) for x in loader):
-        raise TypeError(
-            "two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]"
-        )
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise TypeError(
-            f"a {type(loader).__name__} is no loader: something that yields (inputs, labels) is needed, such as "
-            "[(images, labels)] for images that fit into one batch"
-        )
-    found: Iterable[Any] = loader
-    return found
-
-
-def labelled(batch: Any, number: int = 0) -> tuple[Any, Tensor]:
-    """The inputs and the labels of a loader's batch, checked."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        what = f"a {type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-        raise TypeError(
-            f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
-            "labels say which images are pairs; ((x, y) for x, y, *_ in loader) takes the first two of more"
-        )
-    try:
-        labels = torch.as_tensor(batch[1])
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"the labels of batch {number} of the loader are no tensor: one integer for each image is needed, which "
-            "numpy.unique(names, return_inverse=True) makes of names"
-        ) from None
-    if labels.ndim == 0:
-        raise TypeError(
-            f"entry {number} of the loader has a single label, so it is an image and no batch: for a data set pass "
-            "torch.utils.data.DataLoader(it, batch_size=...)"
-        )
-    if not isinstance(batch[0], (Tensor, Mapping, tuple, list)):
-        raise TypeError(
-            f"the inputs of batch {number} of the loader are a {type(batch[0]).__name__}: make a tensor of it, as with "
-            "torch.as_tensor"
-        )
-    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
-        raise TypeError(
-            f"the labels of batch {number} of the loader have dtype {labels.dtype} and shape {tuple(labels.shape)}: "
-            "one integer for each image is needed, shape (N,)"
-        )
-    return batch[0], labels

@@ -13,12 +13,9 @@ from torch import Tensor
 from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import reducer, together
-from laplacian_metric.core.progress import track
-from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.accumulate import Settings
@@ -420,7 +417,7 @@ class LAM:
         generator: torch.Generator | None = None,
         progress: bool | None = None,
     ) -> StochasticEmbedding:
-        """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), or a loader's.
+        """Embed images (a tensor, or a tuple or dictionary of the backbone's inputs), a data set's or a loader's.
 
         A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
         (samples, N, Z): sample s embeds all images with one draw of the weights. A generator in the same state gives
@@ -428,18 +425,13 @@ class LAM:
         """
         head = self.head
         weights = head.sample_weights(samples, generator) if samples else None
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
-        parts = []
-        with evaluating(self.encoder, shared=True):
-            for number, batch in enumerate(batches):
-                h = self.encoder.features(to_device(batch, self.encoder))
-                name = "features" if single else f"the features of batch {number} of the loader"
-                e = self._judged(head.embed(h, name), h)
-                parts.append(e if weights is None else e.with_samples(head.embed_with(h, *weights)))
-        if not parts:
-            raise ValueError("the loader is empty: there is no image to embed")
-        return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+
+        def one(batch: Batch) -> StochasticEmbedding:
+            h = self.encoder.features(batch.inputs)
+            e = self._judged(head.embed(h), h)
+            return e if weights is None else e.with_samples(head.embed_with(h, *weights))
+
+        return StochasticEmbedding.cat(map_batches(one, inputs, self.encoder, progress=progress))
 
     @torch.no_grad()
     def embed_features(

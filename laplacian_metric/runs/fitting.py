@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.core.modes import evaluating
-from laplacian_metric.data.labelled import LabelledInputs, in_batches
+from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.features import FeatureSets
@@ -87,13 +86,10 @@ class Fitted:
         Args:
             images: a tensor made ready for the network, a data set, or a loader of inputs or (inputs, labels).
         """
-        images = in_batches(images)
         if not isinstance(self.sets, FeatureSets):
             return self.embedder.embed(images)
         whole = self.sets.encoder
-        batches = [images] if isinstance(images, Tensor) else inputs_of(images)
-        with evaluating(whole):
-            return self.embedder.embed([whole.features(to_device(batch, whole)) for batch in batches])
+        return self.embedder.embed(map_batches(lambda batch: whole.features(batch.inputs), images, whole))
 
 
 class BaseError(RuntimeError):

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric import metrics
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, scores_of
-from laplacian_metric.core.modes import evaluating
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 
@@ -58,10 +57,10 @@ def norms(encoder: Encoder, inputs: Iterable[Any]) -> dict[str, Tensor]:
 
 def _norms_and_raw(encoder: Encoder, inputs: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """|h| (N,) and u (N, Z), batch by batch: all features may be more than the memory holds."""
-    norms, raw = [], []
-    with evaluating(encoder):
-        for batch in inputs_of(inputs):
-            h = encoder.features(to_device(batch, encoder))
-            norms.append(metrics.feature_norm(h).cpu())
-            raw.append(encoder.head(h).cpu())
+
+    def both(batch: Batch) -> tuple[Tensor, Tensor]:
+        h = encoder.features(batch.inputs)
+        return metrics.feature_norm(h).cpu(), encoder.head(h).cpu()
+
+    norms, raw = zip(*map_batches(both, inputs, encoder, progress=False), strict=True)
     return torch.cat(norms), torch.cat(raw)

@@ -1,14 +1,29 @@
-"""Batches of a loader on their way into a module."""
+"""Batches of a loader, and the one pass in which everything is read of them."""
 
 from __future__ import annotations
 
 from collections import UserDict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from laplacian_metric.core.batch import device_of, inputs_of, to_device
+from laplacian_metric.core.batch import (
+    Batch,
+    as_batch,
+    device_of,
+    is_single,
+    map_batches,
+    num_inputs,
+    read,
+    repeatable,
+    to_device,
+)
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([4, 7])
 
 
 class Views(NamedTuple):
@@ -16,12 +31,111 @@ class Views(NamedTuple):
     right: Tensor
 
 
-def test_inputs_are_taken_out_of_batches() -> None:
-    x, y = torch.zeros(2, 3), torch.zeros(2)
-    words = {"ids": x, "mask": y}
-    found = list(inputs_of([(x, y), [x, y], x, (words, y), words]))
-    assert found[0] is found[1] is found[2] is x
-    assert found[3] is found[4] is words
+@pytest.mark.parametrize("item", [X, (X,), [X], (X, Y), [X, Y], (X, Y, "more"), Batch(X, Y)])
+def test_inputs_are_taken_out_of_whatever_a_loader_yields(item: Any) -> None:
+    batch = as_batch(item)
+    assert batch.inputs is X
+    assert batch.labels is None
+    assert len(batch) == 2
+
+
+@pytest.mark.parametrize(
+    "labels", [Y, Y.int(), Y.numpy(), [4, 7], (4, 7), np.array([4, 7], dtype=np.uint16), [np.int64(4), 7]]
+)
+def test_labels_come_with_the_inputs_where_they_are_needed(labels: Any) -> None:
+    words = {"words": X}
+    for item in ((X, labels), [X, labels], Batch(X, labels)):
+        assert as_batch(item, labelled=True).labels.tolist() == [4, 7]  # type: ignore[union-attr]
+    batch = as_batch({**words, "labels": labels}, labelled=True)
+    assert batch.inputs == words
+    assert batch.labels is not None
+    assert batch.labels.dtype == torch.int64
+    assert as_batch({**words, "labels": labels}).inputs == words
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (X, "batch 3 of the loader is a Tensor: a loader that yields .inputs, labels. is needed"),
+        ((X, Y, Y), "batch 3 of the loader is a tuple of 3"),
+        ((), "batch 3 of the loader is a tuple of 0"),
+        ({"words": X}, "batch 3 of the loader is a dict"),
+        ((X, 4), "entry 3 of the loader has a single label"),
+        ((X, "ant"), "entry 3 of the loader has a single label"),
+        ((X, Y.float()), "the labels of batch 3 of the loader has dtype torch.float32"),
+        ((X, Y[:, None]), r"the labels of batch 3 of the loader has shape \(2, 1\)"),
+        ((X, [[1], [2]]), r"has shape \(2, 1\)"),
+        ((X, [[], {}]), "the labels of batch 3 of the loader"),
+        ((3.0, Y), "the inputs of batch 3 of the loader are a float"),
+    ],
+)
+def test_batches_without_labels_are_refused_where_these_are_needed(item: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_batch(item, 3, labelled=True)
+
+
+def test_as_many_labels_as_images_are_needed() -> None:
+    with pytest.raises(ValueError, match="batch 0 of the loader has 2 labels for 3 images"):
+        as_batch((torch.zeros(3, 1), Y), labelled=True)
+    with pytest.raises(TypeError, match="tuple of 0"):
+        as_batch(())
+
+
+def test_one_batch_a_data_set_and_loaders_are_told_apart() -> None:
+    for single in (X, X.numpy(), (X, X), {"words": X}, UserDict(words=X), Batch(X)):
+        assert is_single(single)
+        assert len(list(read(single))) == 1
+    for loader in ([X, X], iter([X, X]), DataLoader(TensorDataset(X, Y), batch_size=1)):
+        assert not is_single(loader)
+        assert len(list(read(loader))) == 2
+    with pytest.raises(TypeError, match="two tensors are no loader"):
+        list(read((X, Y), labelled=True))
+    with pytest.raises(TypeError, match="a TensorDataset yields images and no batches: .*DataLoader"):
+        list(read(TensorDataset(X, Y)))
+    with pytest.raises(TypeError, match="a float is no loader"):
+        list(read(0.5))
+
+
+def test_a_loader_is_read_once_in_evaluation_mode_and_without_gradients() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    passes = []
+
+    class Counted:
+        def __iter__(self) -> Any:
+            passes.append(1)
+            return iter([(X, Y), (X + 1, Y)])
+
+    def function(batch: Batch) -> Tensor:
+        assert not module.training
+        assert not torch.is_grad_enabled()
+        u: Tensor = module(batch.inputs)
+        return u
+
+    parts = map_batches(function, Counted(), module)
+    assert passes == [1]
+    assert module.training
+    torch.testing.assert_close(torch.cat(parts), module[0](torch.cat([X, X + 1])).detach())
+    labels = map_batches(lambda batch: batch.labels, [(X, Y), (X, ["ant", "bee"])], module, labelled=True)
+    assert [len(part) for part in labels if part is not None] == [2, 2]
+
+
+@pytest.mark.parametrize("loader", [[], iter([]), DataLoader(TensorDataset(X[:0], Y[:0]))])
+def test_an_empty_loader_is_refused(loader: Any) -> None:
+    with pytest.raises(ValueError, match="the loader is empty"):
+        map_batches(len, loader, nn.Identity())
+
+
+def test_what_is_read_once_only_is_kept_to_be_read_again() -> None:
+    kept = repeatable(iter([X, X + 1]))
+    assert [batch.inputs.sum() for batch in kept] == [batch.inputs.sum() for batch in kept]
+    listed = [X]
+    assert repeatable(listed) is listed
+    assert repeatable(X) is X
+
+
+@pytest.mark.parametrize("inputs", [X, X.numpy(), (1.0, X), {"a": "word", "b": X}, ["one", "two"], ("ab",)])
+def test_inputs_are_counted(inputs: Any) -> None:
+    assert num_inputs(inputs) == 2
 
 
 def test_the_last_parameter_says_where() -> None:
@@ -41,3 +155,15 @@ def test_inputs_of_any_make_are_moved() -> None:
     assert x.device.type == "cpu"
     assert to_device(UserDict(x=x), module)["x"].device.type == "meta"
     assert to_device(x, nn.ReLU()) is x
+    batch = Batch(x, Y, views=(x, Views(x, x))).to(module)
+    assert batch.inputs.device.type == batch.views[0].device.type == batch.views[1].left.device.type == "meta"
+    assert batch.labels is Y
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_arrays_take_the_dtype_of_the_module(dtype: torch.dtype) -> None:
+    module = nn.Linear(3, 2, dtype=dtype)
+    for array in (X.numpy(), X.double().numpy()):
+        assert to_device(array, module).dtype == dtype
+    assert to_device(Y.numpy(), module).dtype == torch.int64
+    assert to_device(X.double(), module).dtype == torch.float64

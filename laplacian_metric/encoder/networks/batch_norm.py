@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from laplacian_metric.core.batch import inputs_of, to_device
-from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.batch import Batch, map_batches
 
 
 def tracking_layers(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -35,31 +34,18 @@ def batch_norm_statistics(
     statistics = {name: module.get_buffer(name).clone() for name in names}
     momenta = {name: layer.momentum for name, layer in layers.items()}
     seen = 0
-    with evaluating(module):
+
+    def update(batch: Batch) -> None:
+        nonlocal seen
+        seen += len(batch)
+        counters = {f"{name}.num_batches_tracked": torch.zeros((), dtype=torch.long) for name in layers}
         try:
-            for inputs in inputs_of(train):
-                inputs = to_device(inputs, module)
-                count = _num_images(inputs)
-                seen += count
-                for layer in layers.values():
-                    layer.training = True
-                    layer.momentum = count / seen  # the first batch replaces what was there
-                counters = {
-                    f"{name}.num_batches_tracked": torch.zeros((), dtype=torch.long) for name in layers
-                }
-                functional_call(module, {**weights, **statistics, **counters}, (inputs,))
+            for layer in layers.values():
+                layer.training, layer.momentum = True, len(batch) / seen  # the first batch replaces what was there
+            functional_call(module, {**weights, **statistics, **counters}, (batch.inputs,))
         finally:
             for name, layer in layers.items():
-                layer.momentum, layer.training = momenta[name], False
-    if not seen:
-        raise ValueError(
-            "there are no training images, which the statistics of the batch norm layers under drawn weights come "
-            "from: give them, or keep the statistics that the module has"
-        )
+                layer.training, layer.momentum = False, momenta[name]
+
+    map_batches(update, train, module, title="training images", progress=False)
     return statistics
-
-
-def _num_images(inputs: Any) -> int:
-    if isinstance(inputs, dict):
-        inputs = tuple(inputs.values())
-    return len(next(x for x in inputs if isinstance(x, Tensor)) if isinstance(inputs, tuple) else inputs)

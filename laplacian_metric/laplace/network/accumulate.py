@@ -21,11 +21,9 @@ from hessians.model_checks import check_modules
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
-from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.batch import read, to_device
 from laplacian_metric.core.parallel import check_agreement, reducer, together
-from laplacian_metric.core.progress import track
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.features import labelled
 from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.layers import Groups, RawNetwork, choose
@@ -125,24 +123,19 @@ def accumulate(task: Task, loader: Iterable[Any], cache: str | Path | None) -> N
     return _finish(task, groups, sums, (positives, negatives, images), fingerprint)
 
 
-def _batches(loader: Iterable[Any]) -> Iterator[tuple[int, Any, Tensor]]:
-    """Number, inputs and labels of the batches that have images."""
-    for number, batch in enumerate(loader):
-        inputs, labels = labelled(batch, number)
-        count = Inputs.of(inputs).num_images
-        if count != len(labels):
-            raise ValueError(
-                f"batch {number} of the loader has {len(labels)} labels for {count} images: one for each is needed"
-            )
-        if count:
-            yield number, inputs, labels
+def _batches(task: Task, loader: Iterable[Any], title: str) -> Iterator[tuple[int, Any, Tensor]]:
+    """Count, inputs and labels of the batches that have images."""
+    batches = read(loader, title, labelled=True, progress=task.progress)
+    for at, batch in enumerate(batch for batch in batches if Inputs.of(batch.inputs).num_images):
+        assert batch.labels is not None
+        yield at, batch.inputs, batch.labels
 
 
 def _first_pass(task: Task, loader: Iterable[Any], done: int) -> tuple[Counts, Groups, str]:
     """Pairs and images of all batches, the layers, and the digest of the first ``done`` batches."""
     counts, groups, digest = Counts(0, 0, 0), None, BatchDigest()
     digest_text = ""
-    for at, (_, inputs, labels) in enumerate(_batches(track(loader, "labels", show=task.progress))):
+    for at, inputs, labels in _batches(task, loader, "labels"):
         counts = counts.plus(labels)
         if groups is None:
             inputs = to_device(inputs, task.encoder)
@@ -150,8 +143,7 @@ def _first_pass(task: Task, loader: Iterable[Any], done: int) -> tuple[Counts, G
         if at < done:
             digest.add(inputs, labels)
             digest_text = str(digest)
-    if groups is None:
-        raise ValueError("the loader is empty: there is no image to fit to")
+    assert groups is not None
     return counts, groups, digest_text
 
 
@@ -190,7 +182,7 @@ def _second_pass(
     names = [name for parameters in groups.values() for name in parameters]
     counts, digest = Counts(0, 0, 0), BatchDigest()
     tracer = Tracer(task.network, names)
-    for at, (_, inputs, labels) in enumerate(_batches(track(loader, "curvature", show=task.progress))):
+    for at, inputs, labels in _batches(task, loader, "curvature"):
         counts = counts.plus(labels)
         inputs = to_device(inputs, task.encoder)
         if file is not None:

@@ -16,16 +16,13 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.progress import track
-from laplacian_metric.data.labelled import in_batches
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.encoder_guard import Watch
-from laplacian_metric.laplace.features import checked_loader
 from laplacian_metric.laplace.fit_inputs import check_model, positive
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
@@ -152,7 +149,7 @@ class NetworkLAM:
             progress,
         )
         with evaluating(self.encoder):
-            fitted = accumulate(task, checked_loader(loader), cache)
+            fitted = accumulate(task, loader, cache)
         if isinstance(self._prior_precision, Mapping):
             prior_of_layers(self._prior_precision, fitted.groups)
         self.fitted, self._posterior = fitted, None
@@ -321,13 +318,8 @@ class NetworkLAM:
             embed = linearised_embedding(*options)
         else:
             embed = sampled_embedding(*options, draws=self.samples)
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        batches = [inputs] if single else inputs_of(track(in_batches(inputs), "embeddings", show=progress))
-        with evaluating(self.encoder):
-            parts = [embed(to_device(batch, self.encoder)) for batch in batches]
-        if not parts:
-            raise ValueError("the loader is empty: there is no image to embed")
-        e = parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
+        parts = map_batches(lambda batch: embed(batch.inputs), inputs, self.encoder, progress=progress)
+        e = StochasticEmbedding.cat(parts)
         return e.with_source(self.fingerprint())
 
     def recall_lost(

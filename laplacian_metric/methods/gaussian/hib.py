@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians, symmetric
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
-from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.networks.uncertainty import (
@@ -229,7 +228,7 @@ class HIBLearner(Learner):
         return HIBEmbedder(self.network, self.method, self.seed)
 
 
-class HIBEmbedder(Embedder):
+class HIBEmbedder(JointEmbedder):
     """Gaussians, or for a mixture the Gaussian with its mean and covariance; unsure by the self-mismatch."""
 
     def __init__(self, network: HIBNetwork, method: HIB, seed: int) -> None:
@@ -247,8 +246,12 @@ class HIBEmbedder(Embedder):
         """The learned a and b."""
         return self.match.settings()
 
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        means, log_variances = self.network(inputs)
+    def encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.network(inputs)
+        return found
+
+    def distributions(self, encoded: tuple[Tensor, Tensor]) -> StochasticEmbedding:
+        means, log_variances = encoded
         noises = self._noise(means, self.method.score_samples)
         first, second = (self.network.draw(means, log_variances, noise) for noise in noises)
         e = StochasticEmbedding.from_gaussians(matched(means, log_variances.exp()))
@@ -274,14 +277,7 @@ class HIBEmbedder(Embedder):
 
     def mixtures(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Means and log variances of the components, (N, C, Z) each, of inputs as `embed` takes them."""
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        with evaluating(self.module):
-            batches = [inputs] if single else inputs_of(inputs)
-            parts = [self.network(to_device(batch, self.module)) for batch in batches]
-        if not parts:
-            raise ValueError("the loader is empty: there is no image to embed")
-        means, log_variances = zip(*parts, strict=True)
-        return torch.cat(means), torch.cat(log_variances)
+        return _joined(map_batches(lambda batch: self.encode(batch.inputs), inputs, self.module))
 
     def drawn(
         self, mixtures: tuple[Tensor, Tensor], samples: int, generator: torch.Generator | None = None
@@ -294,13 +290,14 @@ class HIBEmbedder(Embedder):
         noise = standard_normal((samples // components, num, components, dim), means, generator)
         return self.network.draw(means, log_variances, noise)
 
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    def sample_encoded(
+        self, encoded: list[tuple[Tensor, Tensor]], samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
         if self.method.components == 1:
-            yield from super().sample_embeddings(inputs, samples, generator=generator)
+            e = StochasticEmbedding.cat([self.distributions(part) for part in encoded])
+            yield from (e.sample(1, generator=generator)[0] for _ in range(samples))
             return
-        means, log_variances = self.mixtures(inputs)
+        means, log_variances = _joined(encoded)
         num, components, _ = means.shape
         device = means.device if generator is None else generator.device
         rows = torch.arange(num, device=means.device)
@@ -326,6 +323,12 @@ class HIBEmbedder(Embedder):
         shape = (2, (each + 1) // 2, 1, components, dim)
         drawn = standard_normal(shape, like, torch.Generator().manual_seed(self.seed))
         return torch.cat([drawn, -drawn], dim=1)[:, :each]
+
+
+def _joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Means and log variances of several batches."""
+    means, log_variances = zip(*parts, strict=True)
+    return torch.cat(means), torch.cat(log_variances)
 
 
 def standard_normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:

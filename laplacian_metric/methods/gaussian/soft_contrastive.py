@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
-from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.points import CertainEmbedder, without_spread
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import (
@@ -128,12 +127,7 @@ class SoftContrastiveEmbedder(CertainEmbedder):
 
     def mixtures(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Means and log variances, (N, 1, Z) each, as those of `HIBEmbedder`; the latter are minus infinity."""
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        with evaluating(self.module):
-            batches = [inputs] if single else inputs_of(inputs)
-            parts = [self.network(to_device(batch, self.module)) for batch in batches]
-        if not parts:
-            raise ValueError("the loader is empty: there is no image to embed")
+        parts = map_batches(lambda batch: self.network(batch.inputs), inputs, self.module)
         means = torch.cat(parts)[:, None]
         return means, torch.full_like(means, -torch.inf)
 

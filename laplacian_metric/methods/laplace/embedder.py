@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import Embedder, scores_of
+from laplacian_metric.core.method import JointEmbedder, scores_of
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.frozen_features import unlabelled_features
 
 
-class LAMEmbedder(Embedder):
+class LAMEmbedder(JointEmbedder):
     """Embeds with a fitted LAM; all images share a draw of its weights.
 
     Args:
@@ -34,14 +34,23 @@ class LAMEmbedder(Embedder):
         super().__init__(lam.encoder)
         self.lam = lam
 
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        return self.lam.embed(inputs)
+    def encode(self, inputs: Any) -> Tensor:
+        return self.lam.encoder.features(inputs)
+
+    def distributions(self, encoded: Tensor) -> StochasticEmbedding:
+        return self.lam.embed_features(encoded)
+
+    def sample_encoded(
+        self, encoded: list[Tensor], samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        features = encoded[0] if len(encoded) == 1 else torch.cat(encoded)
+        return self.lam.sample_embeddings(features, samples, generator=generator)
 
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
         rows = unlabelled_features(self.lam.encoder, inputs)
-        return self.lam.sample_embeddings(rows, samples, generator=generator)
+        return self.sample_encoded([rows], samples, generator)
 
     def scores(self, inputs: Any) -> dict[str, Tensor]:
         scores = scores_of(self.embed(inputs))

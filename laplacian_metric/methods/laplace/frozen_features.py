@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.checks import check_finite
-from laplacian_metric.core.batch import inputs_of, to_device
-from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.batch import map_batches
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features, collect_features
 
@@ -57,12 +56,5 @@ def unlabelled_features(encoder: Encoder, inputs: Any) -> Tensor:
     held = held_inputs(encoder, inputs)
     if held is not None:
         return held
-    single = isinstance(inputs, (Tensor, tuple, dict))
-    with evaluating(encoder):
-        parts = [
-            encoder.features(to_device(batch, encoder))
-            for batch in ([inputs] if single else inputs_of(inputs))
-        ]
-    if not parts:
-        raise ValueError("the loader is empty: there is no image to embed")
+    parts = map_batches(lambda batch: encoder.features(batch.inputs), inputs, encoder, title="features")
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,9 +97,8 @@ class SampledEmbedder(LAMEmbedder):
             raise ValueError(f"samples is {samples}, at least 2 are needed for a standard deviation")
         self.weights = lam.sample_weights(samples, generator=generator)
 
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        h = self.lam.encoder.features(inputs)
-        e = self.lam.embed_features(h)
-        drawn = self.lam.head.embed_with(h, *self.weights)
+    def distributions(self, encoded: Tensor) -> StochasticEmbedding:
+        e = self.lam.embed_features(encoded)
+        drawn = self.lam.head.embed_with(encoded, *self.weights)
         mean, kappa = vmf.fit(drawn)
         return replace(e, point=mean, mean=mean, kappa=kappa, uncertainty=drawn.std(0).sum(1))

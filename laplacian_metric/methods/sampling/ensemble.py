@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start
-from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.progress import track
+from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.sampling.alignment import nearest_orthogonal
 from laplacian_metric.methods.sampling.soft_neighbours import RandomImages, neighbour_disagreement
@@ -151,7 +149,7 @@ class EnsembleLearner(Learner):
         )
 
 
-class EnsembleEmbedder(Embedder):
+class EnsembleEmbedder(JointEmbedder):
     """The members' embeddings and how far they agree; its samples are the members.
 
     Args:
@@ -174,9 +172,11 @@ class EnsembleEmbedder(Embedder):
         self.rotations = rotations
         self.references = references
 
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        members = members_of(self.encoders, inputs)
-        streamed = StreamedFit()
+    def encode(self, inputs: Any) -> Tensor:
+        return members_of(self.encoders, inputs)
+
+    def distributions(self, encoded: Tensor) -> StochasticEmbedding:
+        members, streamed = encoded, StreamedFit()
         streamed.add(self._aligned(members))
         mean, kappa = streamed.fit(debiased=False)
         if self.method.combine is Combine.SIMILARITY:
@@ -190,23 +190,16 @@ class EnsembleEmbedder(Embedder):
     def settings(self) -> dict[str, Any]:
         return {"members": len(self.encoders)}
 
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    def sample_encoded(
+        self, encoded: list[Tensor], samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        """The members in turn, and from the first one again: nothing is drawn.
+        """Yield the members in turn, and from the first one again: nothing is drawn.
 
         With a multiple of M samples every member has the same share, and calibration is the same as with M.
         """
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        parts = []
-        with evaluating(self.module):
-            for batch in [inputs] if single else inputs_of(track(inputs, "embeddings")):
-                parts.append(members_of(self.encoders, to_device(batch, self.module)))
-            if not parts:
-                raise ValueError("the loader is empty: there is no image to embed")
-            members = torch.cat(parts, dim=1)
-            if self.method.combine is not Combine.SIMILARITY:
-                members = self._aligned(members)
+        members = torch.cat(encoded, dim=1)
+        if self.method.combine is not Combine.SIMILARITY:
+            members = self._aligned(members)
         for sample in range(samples):
             member = sample % len(members)
             yield self._padded(members[member], member)
@@ -255,19 +248,16 @@ def look_through(
         products: (M, Z, Z), the sum over them of a member's embedding times the first one's.
         references: (M, R, Z), the members' embeddings of some of them.
     """
-    dim, seen = encoders[0].dim, 0
-    products: Tensor | float = 0.0
-    drawn = RandomImages(method.references, method.seed)
-    with evaluating(module):
-        for inputs in inputs_of(track(data.train, "training images")):
-            members = members_of(encoders, to_device(inputs, module))
-            products = products + members.double().mT @ members[0].double()
-            drawn.add(members)
-            seen += members.shape[1]
-    if not isinstance(products, Tensor):
-        raise ValueError(
-            "there are no training images: on them members are brought onto the first, and compared"
-        )
+    drawn, dim = RandomImages(method.references, method.seed), encoders[0].dim
+    products = torch.zeros(len(encoders), dim, dim, dtype=torch.float64, device=device_of(module))
+
+    def add(batch: Batch) -> int:
+        members = members_of(encoders, batch.inputs)
+        products.add_(members.double().mT @ members[0].double())
+        drawn.add(members)
+        return members.shape[1]
+
+    seen = sum(map_batches(add, data.train, module, title="training images"))
     if seen < dim and method.combine is not Combine.NAIVE:
         warnings.warn(
             f"{seen} training images leave the alignment of {dim} dimensions open: give at least as many",

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import inputs_of, to_device
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.progress import track
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.dropout import Drop, Pieces, dropout
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
@@ -153,16 +151,30 @@ class MCDropoutEmbedder(DrawnEmbedder):
         self.encoder = encoder
         self.method = method
 
+    def encode(self, inputs: Any) -> tuple[Any, bool]:
+        """Return what goes into the first dropout or the input, whichever is smaller, and whether it is the former."""
+        h = self.method.pieces(self.encoder).begin(inputs)
+        smaller = isinstance(inputs, Tensor) and inputs.nbytes < h.nbytes
+        return (inputs, False) if smaller else (h, True)
+
     def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        return self.distributions((inputs, False))
+
+    def distributions(self, encoded: tuple[Any, bool]) -> StochasticEmbedding:
         pieces = self.method.pieces(self.encoder)
         generator = self._generator()
         before = generator.get_state()
         parts = []
-        for h in _in_cache(pieces.begin(inputs)):
+        for h in self._begun(pieces, encoded):
             if self.method.masks is Masks.SHARED:
                 generator.set_state(before)
             parts.append(self._embed_begun(pieces, h, generator))
         return StochasticEmbedding.cat(parts)
+
+    def _begun(self, pieces: Pieces, encoded: tuple[Any, bool]) -> Sequence[Tensor]:
+        """Inputs of the first dropout, in parts."""
+        kept, begun = encoded
+        return _in_cache(kept if begun else pieces.begin(kept))
 
     def _embed_begun(self, pieces: Pieces, h: Tensor, generator: torch.Generator) -> StochasticEmbedding:
         """Images, from the input h of the first dropout."""
@@ -174,40 +186,26 @@ class MCDropoutEmbedder(DrawnEmbedder):
         """The rate, and how many layers have dropout before them."""
         return {"rate": self.method.probability, "layers": len(self.method.pieces(self.encoder).rest)}
 
-    def sample_embeddings(
-        self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
+    def sample_encoded(
+        self, encoded: list[tuple[Any, bool]], samples: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        """One draw after the other, each of all images; a loader is iterated once.
-
-        Between draws it holds, for every image, what goes into the first dropout or the input, whichever is smaller.
-        """
+        """Yield one draw after the other, each of all images."""
         pieces = self.method.pieces(self.encoder)
-        single = isinstance(inputs, (Tensor, tuple, dict))
-        kept_pieces: list[tuple[Any, bool]] = []
-        with evaluating(self.module):
-            for batch in [inputs] if single else inputs_of(track(inputs, "embeddings")):
-                h = pieces.begin(to_device(batch, self.module))
-                smaller = isinstance(batch, Tensor) and batch.nbytes < h.nbytes
-                kept_pieces.append((batch, False) if smaller else (h, True))
         generator = self._generator() if generator is None else generator
         for _ in range(samples):
-            yield self._draw(pieces, kept_pieces, generator)
+            yield self._draw(pieces, encoded, generator)
 
-    def _draw(
-        self, pieces: Pieces, kept_pieces: list[tuple[Any, bool]], generator: torch.Generator
-    ) -> Tensor:
+    def _draw(self, pieces: Pieces, encoded: list[tuple[Any, bool]], generator: torch.Generator) -> Tensor:
         """All images under the same masks, those that the generator gives next."""
         drop = self._drop(generator)
         before = generator.get_state()
         drawn = []
         with evaluating(self.module):
-            for kept, begun in kept_pieces:
-                for h in _in_cache(kept if begun else pieces.begin(to_device(kept, self.module))):
+            for batch in encoded:
+                for h in self._begun(pieces, batch):
                     if self.method.masks is Masks.SHARED:
                         generator.set_state(before)
                     drawn.append(unit_rows(pieces.finish(h, drop)))
-        if not drawn:
-            raise ValueError("the loader is empty: there is no image to embed")
         return torch.cat(drawn)
 
     def _generator(self) -> torch.Generator:

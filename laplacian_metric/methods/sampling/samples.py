@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import Embedder
+from laplacian_metric.core.method import JointEmbedder
 from laplacian_metric.vmf import StreamedFit
 
 
-class DrawnEmbedder(Embedder):
+class DrawnEmbedder(JointEmbedder):
     """Mean direction and kappa of draws that are the same for every image and in every call.
 
     Args:

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +16,9 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import inputs_of, to_device
+from laplacian_metric.core.batch import Batch, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
-from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics, tracking_layers
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
@@ -220,10 +220,15 @@ class SWAGEmbedder(DrawnEmbedder):
         self._has_statistics = updates and bool(tracking_layers(encoder))
         self._statistics: dict[int, Weights] = {}  # by the number of the draw, -1 for the mean
 
-    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
-        h = self._begin(inputs)
-        point = self._finish(h, self._network(self.moments.mean, -1))
-        return self.summed_up((self._finish(h, weights) for weights in self._draws(self.draws)), point)
+    def encode(self, inputs: Any) -> Any:
+        """Return the features (N, H) where only the head is drawn, otherwise the inputs."""
+        return self.encoder.features(inputs) if self.method.weights is Which.HEAD else inputs
+
+    def distributions(self, encoded: Any) -> StochasticEmbedding:
+        point = self._finish(encoded, self._network(self.moments.mean, -1))
+        return self.summed_up(
+            (self._finish(encoded, weights) for weights in self._networks(self.draws)), point
+        )
 
     def settings(self) -> dict[str, Any]:
         return {"snapshots": self.moments.count}
@@ -231,28 +236,29 @@ class SWAGEmbedder(DrawnEmbedder):
     def sample_embeddings(
         self, inputs: Any, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
-        """One draw after the other, each of all images; a loader is iterated once for every draw.
+        """Return one draw after the other, each of all images.
 
-        Where only the head is drawn, it is iterated once, and the features (N, H) are held.
+        Of a loader the features are held where only the head is drawn, and otherwise the inputs; a list and a data set
+        are read again for every draw.
         """
-        batches: Iterable[Any] = [inputs] if isinstance(inputs, (Tensor, tuple, dict)) else inputs
-        single = batches is not inputs
-        fixed = self.method.weights is Which.HEAD
-        if fixed:
-            with evaluating(self.module):
-                listed = batches if single else inputs_of(batches)
-                batches = [self._begin(to_device(batch, self.module)) for batch in listed]
-        for weights in self._draws(samples, generator):
-            with evaluating(self.module):
-                listed = batches if single or fixed else inputs_of(batches)
-                parts = [self._finish(to_device(batch, self.module), weights) for batch in listed]
-            if not parts:
-                raise ValueError("the loader is empty: there is no image to embed")
+        if self.method.weights is Which.HEAD:
+            return super().sample_embeddings(inputs, samples, generator=generator)
+        return self._drawn(repeatable(inputs), samples, generator)
+
+    def sample_encoded(
+        self, encoded: list[Any], samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        return self._drawn([Batch(part) for part in encoded], samples, generator)
+
+    def _drawn(self, batches: Any, samples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+        for weights in self._networks(samples, generator):
+            parts = map_batches(
+                partial(self._of_batch, weights=weights), batches, self.module, progress=False
+            )
             yield torch.cat(parts)
 
-    def _begin(self, inputs: Any) -> Any:
-        """What all draws have in common: the features (N, H) where only the head is drawn."""
-        return self.encoder.features(inputs) if self.method.weights is Which.HEAD else inputs
+    def _of_batch(self, batch: Batch, weights: Weights) -> Tensor:
+        return self._finish(batch.inputs, weights)
 
     def _finish(self, h: Any, weights: Weights) -> Tensor:
         """The unit embeddings (N, Z) by these weights."""
@@ -261,7 +267,7 @@ class SWAGEmbedder(DrawnEmbedder):
             return unit_rows(functional_call(self.encoder.head, own, (h,)))
         return unit_rows(functional_call(self.encoder, weights, (h,)))
 
-    def _draws(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
+    def _networks(self, count: int, generator: torch.Generator | None = None) -> Iterator[Weights]:
         """Drawn weights one after the other; the same ones each time without a generator."""
         repeated = generator is None
         generator = torch.Generator().manual_seed(self.method.seed) if generator is None else generator

@@ -1,0 +1,103 @@
+"""Labels of any kind: equal ones have equal numbers, wherever and whenever they are numbered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import date
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laplacian_metric.core.labels import as_labels
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+NUMBERS = (
+    [3, 0, 3],
+    (3, 0, 3),
+    range(3),
+    torch.tensor([3, 0, -3], dtype=torch.int16),
+    np.array([3, 0, 2**40]),
+    np.array([3, 0, 3], dtype=np.uint32),
+    np.array([3, 0, 3], dtype=object),
+    pd.Series([3, 0, 3], index=[7, 8, 9]),
+    [True, False],
+)
+
+
+@pytest.mark.parametrize("labels", NUMBERS)
+def test_whole_numbers_stay_what_they_are(labels: Any) -> None:
+    found = as_labels("labels", labels)
+    assert found.dtype == torch.int64
+    assert found.tolist() == [int(label) for label in labels]
+
+
+KINDS = st.one_of(st.text(), st.binary(), st.integers(), st.booleans(), st.sampled_from(Colour), st.dates())
+HASHABLE = st.one_of(KINDS, st.tuples(KINDS, KINDS), st.frozensets(st.text(max_size=2)))
+
+
+@given(st.lists(HASHABLE, min_size=1, max_size=8))
+def test_equal_labels_have_equal_numbers_and_others_have_others(labels: list[Any]) -> None:
+    numbers = as_labels("labels", [*labels, "one more"]).tolist()[:-1]
+    for one, first in zip(labels, numbers, strict=True):
+        # In another call, beside other labels.
+        assert as_labels("labels", ["x", one]).tolist()[1] == first
+        for other, second in zip(labels, numbers, strict=True):
+            assert (one == other) == (first == second)
+
+
+@pytest.mark.parametrize("make", [np.array, list, tuple, pd.Series, pd.Categorical])
+def test_text_is_text_in_whatever_it_comes(make: Any) -> None:
+    words = ["ant", "bee", "ant"]
+    assert as_labels("labels", make(words)).tolist() == as_labels("labels", words).tolist()
+
+
+def test_numbers_are_the_same_in_another_process(root: Path) -> None:
+    labels: list[Any] = ["ant", (1, "bee"), date(2020, 1, 2), frozenset("abc")]
+    code = (
+        "from datetime import date\nfrom laplacian_metric.core.labels import as_labels\n"
+        f"print(*as_labels('labels', {labels!r}).tolist())"
+    ).replace("datetime.date", "date")
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert list(map(int, done.stdout.split())) == as_labels("labels", labels).tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0.5, 1.0], "labels has dtype torch.float32"),
+        (["ant", 0.5], r"labels has at 1 0.5, which is no label: whole numbers or text are needed"),
+        (["ant", None], "labels has at 1 None"),
+        (["ant", []], "labels has at 1 .*unhashable"),
+        ([object(), "ant"], "labels has at 0 .*a object has no text of its own"),
+        ("ant", "labels is a str, a sequence"),
+        (iter("ant"), "labels is a str_"),
+        (np.array(["ant", None]), "labels has at 1 None"),
+        (torch.tensor([1 + 1j]), "labels has dtype torch.complex64"),
+    ],
+)
+def test_what_names_no_class_is_refused(labels: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_labels("labels", labels)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, 1).long(), [[1, 2]], np.array([["a", "b"]]), 3])
+def test_one_label_for_each_image_is_needed(labels: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match="labels"):
+        as_labels("labels", labels)
+
+
+def test_no_labels_are_no_labels() -> None:
+    assert as_labels("labels", []).dtype == torch.int64
