@@ -104,7 +104,7 @@ def _checked_labels(batch: Batch, number: int) -> Tensor:
             f"batch {number} of the loader has {len(labels)} labels for {len(batch)} images: one for each is needed"
         )
     try:
-        return as_labels(f"the labels of batch {number} of the loader", labels)
+        return as_labels(f"batch {number} of the loader: labels", labels)
     except ValueError as error:  # of another shape: what a loader yields is of the wrong kind
         raise TypeError(str(error)) from None
 
@@ -133,11 +133,13 @@ def read(
     if is_single(data) and not labelled:
         yield data if isinstance(data, Batch) else Batch(data)
         return
-    number = -1
+    images = 0
     loader = track(loader_of(data, labelled=labelled), title, total=_length(data), show=progress)
     for number, item in enumerate(loader):
-        yield as_batch(item, number, labelled=labelled)
-    if number < 0:
+        batch = as_batch(item, number, labelled=labelled)
+        images += len(batch) if labelled else 1
+        yield batch
+    if not images:
         raise ValueError("the loader is empty: there is no image in it")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import Batch, map_batches
+from laplacian_metric.core.batch import Batch, is_single, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
@@ -426,9 +427,12 @@ class LAM:
         head = self.head
         weights = head.sample_weights(samples, generator) if samples else None
 
+        numbers = itertools.count()
+
         def one(batch: Batch) -> StochasticEmbedding:
             h = self.encoder.features(batch.inputs)
-            e = self._judged(head.embed(h), h)
+            name = "features" if is_single(inputs) else f"the features of batch {next(numbers)} of the loader"
+            e = self._judged(head.embed(h, name), h)
             return e if weights is None else e.with_samples(head.embed_with(h, *weights))
 
         return StochasticEmbedding.cat(map_batches(one, inputs, self.encoder, progress=progress))

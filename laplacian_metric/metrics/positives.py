@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
+from laplacian_metric.core import labels as core_labels
 
-Labels = Tensor | Sequence[int]
+Labels = core_labels.Labels
 Relevant = Callable[[Tensor, Tensor], Tensor]
 
 BLOCK = 1 << 22  # pairs that are looked at together
@@ -160,17 +161,11 @@ class _Function(Positives):
 
 
 def as_labels(name: str, labels: Labels) -> Tensor:
-    """Labels (N,) as a tensor of whole numbers."""
-    tensor = torch.as_tensor(labels)
-    if tensor.ndim != 1:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}, one label for each image is needed, shape (N,)"
-        )
-    if len(tensor) == 0:
+    """Return labels (N,) of any kind as a tensor of whole numbers, at least one."""
+    numbers = core_labels.as_labels(name, labels)
+    if len(numbers) == 0:
         raise ValueError(f"{name} is empty: at least one label is needed")
-    if tensor.is_floating_point() or tensor.is_complex():
-        raise TypeError(f"{name} has dtype {tensor.dtype}, whole numbers are needed: number the classes")
-    return tensor.long()
+    return numbers
 
 
 def check_length(name: str, found: int, number: int, what: str) -> None:

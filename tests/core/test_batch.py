@@ -62,10 +62,10 @@ def test_labels_come_with_the_inputs_where_they_are_needed(labels: Any) -> None:
         ({"words": X}, "batch 3 of the loader is a dict"),
         ((X, 4), "entry 3 of the loader has a single label"),
         ((X, "ant"), "entry 3 of the loader has a single label"),
-        ((X, Y.float()), "the labels of batch 3 of the loader has dtype torch.float32"),
-        ((X, Y[:, None]), r"the labels of batch 3 of the loader has shape \(2, 1\)"),
+        ((X, Y.float()), "batch 3 of the loader: labels has dtype torch.float32"),
+        ((X, Y[:, None]), r"batch 3 of the loader: labels has shape \(2, 1\)"),
         ((X, [[1], [2]]), r"has shape \(2, 1\)"),
-        ((X, [[], {}]), "the labels of batch 3 of the loader"),
+        ((X, [[], {}]), "batch 3 of the loader: labels has"),
         ((3.0, Y), "the inputs of batch 3 of the loader are a float"),
     ],
 )
@@ -90,7 +90,7 @@ def test_one_batch_a_data_set_and_loaders_are_told_apart() -> None:
         assert len(list(read(loader))) == 2
     with pytest.raises(TypeError, match="two tensors are no loader"):
         list(read((X, Y), labelled=True))
-    with pytest.raises(TypeError, match="a TensorDataset yields images and no batches: .*DataLoader"):
+    with pytest.raises(TypeError, match=r"a TensorDataset yields images and no batches: .*DataLoader"):
         list(read(TensorDataset(X, Y)))
     with pytest.raises(TypeError, match="a float is no loader"):
         list(read(0.5))

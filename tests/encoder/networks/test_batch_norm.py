@@ -66,5 +66,5 @@ def test_inputs_may_be_several_tensors() -> None:
 
 
 def test_without_images_there_are_none() -> None:
-    with pytest.raises(ValueError, match="there are no training images"):
+    with pytest.raises(ValueError, match="the loader is empty"):
         batch_norm_statistics(network(), {}, [])

@@ -169,7 +169,7 @@ class TestRotatedCopies:
     def test_naive_needs_no_training_images_and_the_others_do(self, copies: list[Encoder]) -> None:
         embedder_of(copies, FitData(train=[], validation=[]), combine="naive").embed(images(2))
         for how in ("similarity", "aligned"):
-            with pytest.raises(ValueError, match="there are no training images"):
+            with pytest.raises(ValueError, match="the loader is empty"):
                 embedder_of(copies, FitData(train=[], validation=[]), combine=how)
             with pytest.warns(
                 UserWarning, match="2 training images leave the alignment of 3 dimensions open"
@@ -242,7 +242,7 @@ class TestNeighbours:
             Ensemble(references=1)
         with pytest.raises(ValueError, match="sharpness is 0"):
             Ensemble(sharpness=0.0)
-        with pytest.raises(ValueError, match="there are no training images"):
+        with pytest.raises(ValueError, match="the loader is empty"):
             embedder_of([encoder_of(0), encoder_of(1)], data_of(), combine="naive", disagreement="neighbours")
 
 

@@ -283,7 +283,7 @@ class TestBatchNorm:
     def test_they_need_training_images_only_where_they_change(self) -> None:
         learner = learner_of(encoder_of(norm=True), samples=2)
         train(learner, 2)
-        with pytest.raises(ValueError, match="there are no training images"):
+        with pytest.raises(ValueError, match="the loader is empty"):
             learner.embedder(NOTHING).embed(clusters()[0])
         head = learner_of(encoder_of(norm=True), samples=2, weights="head")
         train(head, 2)
