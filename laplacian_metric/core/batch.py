@@ -182,6 +182,7 @@ def map_batches(
     title: str = "embeddings",
     progress: bool | None = None,
     labelled: bool = False,
+    shared: bool = False,
 ) -> list[R]:
     """Return what a function makes of every batch: the one pass for everything that is read of a loader.
 
@@ -193,13 +194,14 @@ def map_batches(
         title: of the progress bar.
         progress: whether to show it; None asks the terminal.
         labelled: whether the batches need labels.
+        shared: whether other threads may compute with the module meanwhile; see `evaluating`.
 
     Example:
         >>> layer = nn.Linear(3, 2)
         >>> [u.shape for u in map_batches(lambda batch: layer(batch.inputs), [torch.zeros(4, 3)], layer)]
         [torch.Size([4, 2])]
     """
-    with evaluating(module):
+    with evaluating(module, shared=shared):
         batches = read(data, title, labelled=labelled, progress=progress)
         return [function(batch.to(module)) for batch in batches]
 

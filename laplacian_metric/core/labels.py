@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -75,13 +75,13 @@ def _number(label: Any) -> int:
         return int(label)
     if label is None or isinstance(label, float):
         raise TypeError("whole numbers or text are needed")
-    kind = type(label).__name__
+    kind, text_of = type(label).__name__, cast(Any, type(label).__repr__)
     if isinstance(label, str):
         kind, text = "str", str.__str__(label)
     elif isinstance(label, (tuple, frozenset)):
         numbers = [_number(part) for part in label]
         text = ",".join(map(str, sorted(numbers) if isinstance(label, frozenset) else numbers))
-    elif type(label).__repr__ is object.__repr__:
+    elif text_of is object.__repr__:
         raise TypeError(f"a {kind} has no text of its own to be known by: give text instead")
     else:
         text = repr(label)

@@ -435,7 +435,7 @@ class LAM:
             e = self._judged(head.embed(h, name), h)
             return e if weights is None else e.with_samples(head.embed_with(h, *weights))
 
-        return StochasticEmbedding.cat(map_batches(one, inputs, self.encoder, progress=progress))
+        return StochasticEmbedding.cat(map_batches(one, inputs, self.encoder, progress=progress, shared=True))
 
     @torch.no_grad()
     def embed_features(

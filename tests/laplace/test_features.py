@@ -226,9 +226,17 @@ NAN[4, 0] = torch.nan
         ([BATCH, (IMAGES,)], TypeError, "batch 1 of the loader is a tuple of 1"),
         ([{"x": IMAGES}], TypeError, "batch 0 of the loader is a dict"),
         ([BATCH, (IMAGES, LABELS[:4])], ValueError, "batch 1 of the loader has 4 labels for 23 images"),
-        ([(IMAGES, LABELS.float())], TypeError, "batch 0 of the loader: labels has dtype torch.float32, whole numbers"),
+        (
+            [(IMAGES, LABELS.float())],
+            TypeError,
+            "batch 0 of the loader: labels has dtype torch.float32, whole numbers",
+        ),
         ([(IMAGES, LABELS[:, None])], TypeError, r"shape \(23, 1\), one label for each image"),
-        ([(IMAGES, [None] * NUM)], TypeError, "batch 0 of the loader: labels has at 0 None, which is no label"),
+        (
+            [(IMAGES, [None] * NUM)],
+            TypeError,
+            "batch 0 of the loader: labels has at 0 None, which is no label",
+        ),
         ([(IMAGES, LABELS, LABELS)], TypeError, r"is a tuple of 3: .*for x, y, \*_ in loader"),
         ((IMAGES, LABELS), TypeError, r"two tensors are no loader: .*pass \[\(images, labels\)\]"),
         (

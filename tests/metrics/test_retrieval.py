@@ -181,7 +181,7 @@ def test_bad_input_is_named(arguments: dict[str, object], message: str) -> None:
 
 
 def test_labels_must_be_whole_numbers() -> None:
-    with pytest.raises(TypeError, match=r"labels has dtype torch\.float32, whole numbers are needed"):
+    with pytest.raises(TypeError, match=r"labels has dtype torch\.float32, whole numbers or text are needed"):
         metrics.recall_at_k(unit(2, 2), torch.tensor([0.0, math.pi]))
 
 

@@ -41,7 +41,10 @@ def batch_norm_statistics(
         counters = {f"{name}.num_batches_tracked": torch.zeros((), dtype=torch.long) for name in layers}
         try:
             for layer in layers.values():
-                layer.training, layer.momentum = True, len(batch) / seen  # the first batch replaces what was there
+                layer.training, layer.momentum = (
+                    True,
+                    len(batch) / seen,
+                )  # the first batch replaces what was there
             functional_call(module, {**weights, **statistics, **counters}, (batch.inputs,))
         finally:
             for name, layer in layers.items():
