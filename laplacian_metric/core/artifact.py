@@ -271,7 +271,7 @@ def _check(folder: Path, manifest: Manifest, handles: Mapping[str, BinaryIO]) ->
     """Refuse payloads of another size, and then those of another digest."""
     for name, handle in handles.items():
         size, needed = os.fstat(handle.fileno()).st_size, manifest.files[name].bytes
-        if size != needed:
+        if needed not in (None, size):
             raise DamagedArtifactError(
                 f"{name} in {folder} has {size} bytes, {needed} were written: copy the folder again"
             )

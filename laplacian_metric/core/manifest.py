@@ -58,9 +58,9 @@ class Strict(BaseModel):
 
 
 class FileEntry(Strict):
-    """The size and the SHA-256 of a payload."""
+    """The size, where it is known, and the SHA-256 of a payload."""
 
-    bytes: int = Field(ge=0)
+    bytes: int | None = Field(ge=0)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 

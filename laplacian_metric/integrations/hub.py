@@ -6,29 +6,63 @@ reading it runs nothing that is in it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import artifact
+from laplacian_metric.core.manifest import ArtifactExistsError, Manifest
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.laplace.storage import describe
+from laplacian_metric.laplace.stored_header import header_of
 from laplacian_metric.metrics import Evaluation
 
 INSTALL = "laplacian-metric[hub]"
 LIBRARY = "laplacian_metric"
-FORMAT = 1
 CONFIG, POSTERIOR, CARD = "config.json", "posterior.safetensors", "README.md"
 FILES = (CONFIG, POSTERIOR, CARD)
+
+
+class PosteriorManifest(Manifest):
+    """The configuration of a folder with a posterior; version 1 had neither a digest of its own nor sizes."""
+
+    FORMAT: ClassVar[str] = "laplacian_metric posterior"
+    VERSION: ClassVar[int] = 2
+    DIGEST_SINCE: ClassVar[int] = 2
+    FILE: ClassVar[str] = CONFIG
+    PAYLOADS: ClassVar[tuple[str, ...]] = (POSTERIOR,)
+    EDITABLE: ClassVar[tuple[str, ...]] = (CARD,)
+
+    library_name: Literal["laplacian_metric"] = "laplacian_metric"
+    encoder_reference: str
+    licence: str
+    metrics: dict[str, float | None]
+    fingerprint: str
+    settings: dict[str, Any]
+    loss: dict[str, Any]
+    fit: dict[str, Any]
+    encoder: dict[str, Any]
+
+    @classmethod
+    def version_of(cls, values: Mapping[str, Any]) -> Any:
+        """Return the version, which version 1 had as its format."""
+        if values.get("library_name") == LIBRARY and isinstance(values.get("format"), int):
+            return values["format"]
+        return super().version_of(values)
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the fields as version 2 has them."""
+        if version > 1:
+            return values
+        kept = {name: value for name, value in values.items() if name not in ("sha256", "versions")}
+        files = {POSTERIOR: {"bytes": None, "sha256": values.get("sha256")}}
+        return {**kept, "made_with": values.get("versions"), "files": files}
 
 
 def save_folder(
@@ -70,76 +104,40 @@ def save_folder(
         (['README.md', 'config.json', 'posterior.safetensors'], True)
     """
     folder = Path(folder)
-    values, fingerprint = _plain(metrics), lam.fingerprint()
-    reference = _reference(lam.encoder) if encoder_reference is None else encoder_reference
-    if folder.exists():
-        _check_replaceable(folder, overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as made:
-        posterior = Path(made) / POSTERIOR
-        lam.save(posterior)
-        told = describe(posterior)
-        config = {
-            "library_name": LIBRARY,
-            "format": FORMAT,
-            "encoder_reference": reference,
-            "licence": licence,
-            "metrics": values,
-            "fingerprint": fingerprint,
-            "settings": {
-                **told["settings"],
-                "n_effective": lam.n_effective,
-                "prior_precision": lam.prior_precision,
-            },
-            "sha256": _digest(posterior),
-            **{name: told[name] for name in ("versions", "loss", "fit", "encoder")},
-        }
-        about = card(folder.resolve().name if title is None else title, config)
-        # The configuration comes last, and an old one goes first: a folder without one is not finished.
-        (folder / CONFIG).unlink(missing_ok=True)
-        posterior.replace(folder / POSTERIOR)
-        _write(folder / CARD, about)
-        _write(folder / CONFIG, json.dumps(config, indent=2, allow_nan=False) + "\n")
-    return folder
+    _check_card(folder, overwrite)
+    header = header_of(lam, lam._fit())
+    effective = {"n_effective": lam.n_effective, "prior_precision": lam.prior_precision}
+    manifest = PosteriorManifest(
+        made_with=header["versions"],
+        encoder_reference=_reference(lam.encoder) if encoder_reference is None else encoder_reference,
+        licence=licence,
+        metrics=_plain(metrics),
+        fingerprint=lam.fingerprint(),
+        settings=header["settings"] | effective,
+        loss=header["loss"],
+        fit=header["fit"],
+        encoder=header["encoder"],
+    )
+    text = card(folder.resolve().name if title is None else title, manifest.model_dump())
+    return artifact.save(folder, manifest, {POSTERIOR: lam.save, CARD: text}, overwrite=overwrite)
 
 
 def load_folder(folder: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
-    """The posterior of a folder, for the encoder that it was fitted to; any other is refused.
+    """Return the posterior of a folder, for the encoder that it was fitted to; any other is refused.
 
     Args:
         folder: what `save_folder` wrote; downloaded first, if it is on a hub.
         encoder: with the weights that it had when the posterior was fitted.
         loss: needed where it is of a class that is not this library's.
     """
-    folder = Path(folder)
-    check_folder(folder)
-    return LAM.load(folder / POSTERIOR, encoder, loss)
+    with artifact.load(folder, PosteriorManifest) as opened:
+        return LAM.load(opened.path(POSTERIOR), encoder, loss)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The configuration of a folder, once the posterior is known to be the one that it was written for."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: download it first, if it is on a hub")
-    config = _config(folder)
-    if config is None:
-        raise ValueError(
-            f"{folder.name} has no {CONFIG} that save_folder wrote: it holds no posterior, or not all of it"
-        )
-    if type(config.get("format")) is not int or config["format"] > FORMAT:
-        raise ValueError(
-            f"{folder.name} has format {config.get('format')!r}, this version reads up to format {FORMAT}: update "
-            "laplacian_metric"
-        )
-    posterior = folder / POSTERIOR
-    if not posterior.is_file():
-        raise FileNotFoundError(f"{folder.name} lacks {POSTERIOR}: copy the folder again")
-    if _digest(posterior) != config.get("sha256"):
-        raise ValueError(
-            f"{POSTERIOR} in {folder.name} is not the file that {CONFIG} is of: it is damaged or was replaced; copy "
-            "the folder again"
-        )
-    return config
+    """Return the configuration of a folder whose posterior is as it was written."""
+    with artifact.load(folder, PosteriorManifest) as opened:
+        return opened.manifest.model_dump()
 
 
 def push(
@@ -196,45 +194,12 @@ def _plain(metrics: Mapping[str, float | None] | Evaluation | None) -> dict[str,
     return found
 
 
-def _check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Refuse to replace what is somebody else's, and a posterior unless it is asked for."""
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: name a folder")
-    present = [name for name in FILES if (folder / name).exists()]
-    foreign = [name for name in (CONFIG, CARD) if name in present and not _is_ours(folder, name)]
-    if foreign:
-        raise FileExistsError(
-            f"{folder.name} has a {' and a '.join(foreign)} of something else: save into a folder of its own"
+def _check_card(folder: Path, overwrite: bool) -> None:
+    """Refuse to replace a card of something else, and a posterior without its configuration unless it is asked for."""
+    path, ours = folder / CARD, f"library_name: {LIBRARY}\n"
+    if path.exists() and not (path.is_file() and ours in path.read_text(encoding="utf-8", errors="replace")):
+        raise ArtifactExistsError(f"{folder} has a {CARD} of something else: save into a folder of its own")
+    if not overwrite and any((folder / name).exists() for name in (CARD, POSTERIOR)):
+        raise ArtifactExistsError(
+            f"{folder} holds a saved posterior already: pass overwrite=True to replace it, or name another folder"
         )
-    if present and not overwrite:
-        raise FileExistsError(
-            f"{folder.name} has a posterior already: overwrite=True replaces it, or name another folder"
-        )
-
-
-def _is_ours(folder: Path, name: str) -> bool:
-    if name == CONFIG:
-        return _config(folder) is not None
-    return f"library_name: {LIBRARY}\n" in (folder / name).read_text(encoding="utf-8", errors="replace")
-
-
-def _config(folder: Path) -> dict[str, Any] | None:
-    """The configuration, if it is one of this library."""
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and found.get("library_name") == LIBRARY else None
-
-
-def _digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

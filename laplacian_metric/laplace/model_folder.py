@@ -137,8 +137,9 @@ class ModelFolder:
         manifest = ModelManifest(
             made_with={"torch": str(torch.__version__)},
             encoder=_described_encoder(self.encoder, self.options),
-            preparation=prepared
-            and PreparationEntry.model_validate(
+            preparation=None
+            if prepared is None
+            else PreparationEntry.model_validate(
                 {name: getattr(prepared, name) for name in PreparationEntry.model_fields}
             ),
             class_names=_plain(self.class_names),
@@ -186,10 +187,11 @@ class ModelFolder:
 
         with artifact.load(folder, ModelManifest) as opened:
             manifest, path = opened.manifest, opened.path(ENCODER)
+            prepared = manifest.preparation
             encoder = _made_encoder(path, opened.folder, manifest.encoder, architecture).to(device).eval()
             return cls(
                 lam=LAM.load(opened.path(POSTERIOR), encoder, loss),
-                preparation=manifest.preparation and Preparation(**manifest.preparation.model_dump()),
+                preparation=None if prepared is None else Preparation(**prepared.model_dump()),
                 options=manifest.encoder.options,
                 class_names=tuple(manifest.class_names),
                 about=manifest.about,

@@ -26,7 +26,7 @@ LOGGER = logging.getLogger(__name__)
 
 FAISS = "index.faiss"
 FAISS_CLASSES = {"ivf": "IndexIVFFlat", "hnsw": "IndexHNSWFlat"}
-DTYPES = {
+DTYPES: dict[str, tuple[type[np.floating[Any]], int]] = {
     "mean": (np.float32, 2),
     "kappa": (np.float32, 1),
     "uncertainty": (np.float64, 1),
@@ -136,7 +136,7 @@ def _write_faiss(built: Any, path: Path) -> None:
 def _read_faiss(opened: artifact.Artifact[IndexManifest], kind: Kind) -> Any:
     """Return FAISS' index; an array in it that is announced larger than the file is refused before it is read."""
     module, manifest = faiss(), opened.manifest
-    size = manifest.files[FAISS].bytes
+    size = opened.path(FAISS).stat().st_size
     LOGGER.info(
         "reading the %s index of %s: it takes %.3g GiB of memory", kind.name, opened.folder.name, size / 2**30
     )

@@ -16,9 +16,11 @@ from torch import nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.core.manifest import ArtifactError, DamagedArtifactError, NewerArtifactError
 from laplacian_metric.integrations.hub import check_folder, load_folder, push, save_folder
 from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.posthoc import NotFittedError
+from tests.manifests import rewrite
 
 FILES = ["README.md", "config.json", "posterior.safetensors"]
 
@@ -124,7 +126,7 @@ def test_a_posterior_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> No
     folder = save_folder(fitted(), tmp_path / "mine")
     (folder / "notes.txt").write_text("kept", encoding="utf-8")
     other = fitted(temperature=3.0)
-    with pytest.raises(FileExistsError, match="has a posterior already: overwrite=True"):
+    with pytest.raises(FileExistsError, match="overwrite=True"):
         save_folder(other, folder)
     save_folder(other, folder, overwrite=True)
     assert load_folder(folder, other.encoder).temperature == 3.0
@@ -137,7 +139,7 @@ def test_a_posterior_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> No
 def test_files_of_something_else_are_never_replaced(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match=f"has a {name} of something else"):
+        with pytest.raises(FileExistsError, match=rf"has a {name} of something else|holds no posterior"):
             save_folder(fitted(), tmp_path, overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text(encoding="utf-8") == text
@@ -158,14 +160,14 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         save_folder(lam, folder, metrics={"recall": "high"}, overwrite=True)  # type: ignore[dict-item]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert not (tmp_path / "other").exists()
-    with pytest.raises(NotADirectoryError, match="is a file: name a folder"):
+    with pytest.raises(FileExistsError, match="is a file"):
         save_folder(lam, folder / "README.md")
 
 
 def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     lam = fitted()
     folder = save_folder(lam, tmp_path / "mine")
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="there is no posterior folder"):
         load_folder(tmp_path / "nothing", lam.encoder)
     with pytest.raises(ValueError, match="the posterior of another encoder"):
         load_folder(folder, Encoder(nn.Identity(), nn.Linear(4, 3)))
@@ -173,19 +175,42 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     told, whole = config.read_text(encoding="utf-8"), posterior.read_bytes()
 
     posterior.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"is not the file that config\.json is of"):
+    with pytest.raises(ValueError, match=r"posterior\.safetensors .* was altered"):
         load_folder(folder, lam.encoder)
     posterior.unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks posterior\.safetensors"):
+    with pytest.raises(DamagedArtifactError, match=r"lacks posterior\.safetensors"):
         load_folder(folder, lam.encoder)
     posterior.write_bytes(whole)
-    for form in (99, "1", None):
-        config.write_text(json.dumps({**json.loads(told), "format": form}), encoding="utf-8")
-        with pytest.raises(ValueError, match="reads up to format 1"):
+    for changes in ({"version": 99}, {"version": "1"}, {"version": None}, {"format": 99}):
+        rewrite(config, **changes)
+        with pytest.raises(NewerArtifactError, match="reads up to format 2"):
             load_folder(folder, lam.encoder)
+        config.write_text(told, encoding="utf-8")
+    for changes in (
+        {"files": {}},
+        {"metrics": {"recall@1": "high"}},
+        {"fingerprint": None},
+        {"loss": ...},
+        {"more": 1},
+    ):
+        rewrite(config, **changes)
+        with pytest.raises(DamagedArtifactError, match=next(iter(changes))):
+            load_folder(folder, lam.encoder)
+        config.write_text(told, encoding="utf-8")
     for text in ("{", "[]", '{"library_name": "transformers"}', "[" * 100_000):
         config.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"no config.json that save_folder wrote"):
+        with pytest.raises(ArtifactError, match=r"config\.json"):
+            load_folder(folder, lam.encoder)
+    # As version 1 wrote it.
+    config.write_text(told, encoding="utf-8")
+    sha256 = json.loads(told)["files"]["posterior.safetensors"]["sha256"]
+    versions = json.loads(told)["made_with"]
+    removed = dict.fromkeys(("files", "made_with", "version", "digest"), ...)
+    rewrite(config, False, **removed, format=1, sha256=sha256, versions=versions)
+    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
+    for changes in ({"sha256": "0" * 64}, {"sha256": ...}, {"format": True}):
+        rewrite(config, False, **changes)
+        with pytest.raises(ArtifactError, match=r"altered|sha256|update"):
             load_folder(folder, lam.encoder)
     config.write_text(told, encoding="utf-8")
     assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
@@ -238,7 +263,7 @@ def test_nothing_is_uploaded_of_a_folder_that_is_not_whole(
     with pytest.raises(FileNotFoundError, match=r"mine lacks README.md"):
         push(folder, "owner/mine")
     (folder / "posterior.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="is not the file"):
+    with pytest.raises(ValueError, match="bytes"):
         push(folder, "owner/mine")
     assert calls == []
 
