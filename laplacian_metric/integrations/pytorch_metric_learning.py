@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from hessians import Pairs
 from hessians.pair_loss import PairLoss
@@ -15,9 +16,11 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.optional import base_class
 from laplacian_metric.integrations.uncertainty_calculator import INSTALL, Beside, UncertaintyCalculator
+from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.trust.trust import Trust
 
-__all__ = ["LAMTester", "TrainingLoss", "UncertaintyCalculator", "encoder_of"]
+__all__ = ["LAMTester", "TrainingLoss", "UncertaintyCalculator", "encoder_of", "fit_trust"]
 
 _Tester: Any = base_class("pytorch_metric_learning.testers", "GlobalEmbeddingSpaceTester", INSTALL)
 
@@ -207,3 +210,45 @@ def encoder_of(
         module = nn.Sequential(trunk, embedder)
         module.training = trunk.training
     return Encoder.from_module(module, example_inputs=example_inputs, normalize=normalize)
+
+
+def fit_trust(
+    models: Mapping[str, nn.Module],
+    gallery: Any,
+    queries: Any,
+    *,
+    batch_size: int = 256,
+    alpha: float = 0.05,
+    progress: bool | None = None,
+) -> Trust:
+    """Return the calibrated trust in the nearest item of a gallery, for a trainer's ``models``.
+
+    Call it in the ``end_of_epoch_hook`` of a trainer, or after training; ``trust(h)`` takes
+    ``encoder_of(models).features(images)``.
+
+    Args:
+        models: {"trunk": ..., "embedder": ...}, as in `encoder_of`.
+        gallery: data set of (image, label) that is searched.
+        queries: data set of at least 50 others that the models were not trained on.
+        batch_size: images that are embedded at once.
+        alpha: the share of known queries that may be flagged as unlike anything seen.
+        progress: whether to show a bar; None asks the terminal.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> labels = torch.arange(240) % 3
+        >>> images = torch.eye(3)[labels] + 0.4 * torch.randn(240, 3, generator=torch.Generator().manual_seed(0))
+        >>> gallery, queries = TensorDataset(images[:120], labels[:120]), TensorDataset(images[120:], labels[120:])
+        >>> trunk = nn.Linear(3, 3, bias=False)
+        >>> _ = nn.init.eye_(trunk.weight)
+        >>> trust = fit_trust({"trunk": trunk}, gallery, queries)
+        >>> trust(torch.eye(3)).labels
+        [0, 1, 2]
+    """
+    encoder = encoder_of(models)
+    rows = [
+        collect_features(encoder, DataLoader(part, batch_size=batch_size), progress=progress)
+        for part in (gallery, queries)
+    ]
+    pairs = [(part.features, part.labels) for part in rows]
+    return Trust.fit(pairs[0], pairs[1], encoder=encoder, alpha=alpha)

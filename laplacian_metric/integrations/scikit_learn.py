@@ -16,6 +16,8 @@ from laplacian_metric.integrations.optional import base_class, require
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError
 from laplacian_metric.metrics import recall_at_k
+from laplacian_metric.trust.answer import Answer
+from laplacian_metric.trust.trust import Trust
 
 INSTALL = "scikit-learn"
 MOST_COMPONENTS = 32
@@ -54,6 +56,7 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
         lam_: the fitted `LAM`, with diagnostics, files and samples; ``encoder_`` the `Encoder` in it.
         classes_: (C,), the classes that were seen.
         n_iter_: how many batches were trained on.
+        trust_: what `fit_trust` calibrated, a `Trust`.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -62,6 +65,14 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
         >>> model = LaplaceEmbedding(n_components=2, max_iter=50, random_state=0).fit(X, y)
         >>> model.transform(X).shape, model.score_uncertainty(X).shape
         ((60, 2), (60,))
+
+        Which answers can be trusted, over a gallery and by queries that it was not fitted to:
+
+        >>> y_new = np.repeat(["cat", "dog"], 60)
+        >>> X_new = rng.normal(size=(120, 5)) + 2 * (y_new == "dog")[:, None]
+        >>> answer = model.fit_trust((X, y), (X_new, y_new)).trust(X_new[:3])
+        >>> answer.probability.shape, answer.labels
+        ((3,), ['cat', 'cat', 'cat'])
     """
 
     def __init__(
@@ -162,11 +173,36 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
 
     def embed(self, X: Any) -> StochasticEmbedding:
         """The distribution of each row's embedding, with mean, variance and samples."""
+        return self.lam_.embed_features(torch.tensor(self._checked(X), dtype=self.encoder_.head.weight.dtype))
+
+    def _checked(self, X: Any) -> Any:
+        """Return features (N, H) as numbers, after the estimator was fitted."""
         validation = require("sklearn.utils.validation", "LaplaceEmbedding", INSTALL)
         validation.check_is_fitted(self, "lam_")
-        X = validation.validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        weight = self.encoder_.head.weight
-        return self.lam_.embed_features(torch.tensor(X, dtype=weight.dtype))
+        return validation.validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+
+    def fit_trust(
+        self, gallery: tuple[Any, Any], queries: tuple[Any, Any], *, alpha: float = 0.05
+    ) -> LaplaceEmbedding:
+        """Calibrate how far the nearest item of a gallery can be trusted; `trust` answers then.
+
+        Args:
+            gallery: features (M, H) and classes (M,) of what is searched.
+            queries: those of at least 50 rows that the estimator was not fitted to and that are not in the gallery.
+            alpha: the share of known queries that may be flagged as unlike anything seen.
+        """
+        X, y = gallery
+        query_X, query_y = queries
+        rows = self._checked(X), self._checked(query_X)
+        self.trust_ = Trust.fit((rows[0], y), (rows[1], query_y), encoder=self.encoder_, alpha=alpha)
+        return self
+
+    def trust(self, X: Any) -> Answer:
+        """Return, for each row of X, the nearest item, the probability that it is right, and the reason."""
+        require("sklearn.utils.validation", "LaplaceEmbedding", INSTALL).check_is_fitted(
+            self, "trust_", msg="call fit_trust(gallery, queries) first: it calibrates the probability"
+        )
+        return self.trust_(self._checked(X))
 
     def score(self, X: Any, y: Any) -> float:
         """The share of rows whose nearest other row, as embedded, is of their class; what a grid search maximises."""

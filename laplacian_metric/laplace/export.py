@@ -26,7 +26,7 @@ from laplacian_metric.vmf.fitting import unit_direction
 if TYPE_CHECKING:
     from laplacian_metric.laplace.posthoc import LAM
 
-OUTPUTS = ("point", "mean", "kappa")
+OUTPUTS = ("point", "mean", "kappa", "features")
 ONNX_LIMIT = 2**31 - 2**20  # bytes of one file, of which a megabyte is left to the graph
 TAIL_NODES = 24
 
@@ -34,12 +34,16 @@ TAIL_NODES = 24
 class ExportableLAM(nn.Module):
     """images -> (point (N, Z), mean (N, Z), kappa (N,)), as `LAM.embed` computes them, from traceable operations.
 
+    With ``features`` the features h (N, H) come last: a saved `Trust` takes them, with numpy alone. The calibration and
+    the gallery are no part of the graph.
+
     Nothing depends on values, so that nothing is checked either: NaN goes through, and an image whose embedding before
     the norm is exactly 0, which `LAM.embed` refuses, gets the first axis as its point and mean, and kappa 0. It shares
     the encoder with the LAM, and keeps the posterior that the LAM had when it was made.
 
     Args:
         lam: fitted, with structure "diag".
+        features: whether they are returned too.
 
     Example:
         >>> from hessians import ContrastiveLoss
@@ -58,8 +62,9 @@ class ExportableLAM(nn.Module):
     weight_variance: Tensor
     bias_variance: Tensor | None
 
-    def __init__(self, lam: LAM) -> None:
+    def __init__(self, lam: LAM, *, features: bool = False) -> None:
         super().__init__()
+        self.returns_features = features
         if lam.structure is not Structure.DIAGONAL:
             raise ValueError(
                 f'structure is "{lam.structure.value}", only "diag" can be exported: fit a LAM with structure="diag" '
@@ -74,17 +79,20 @@ class ExportableLAM(nn.Module):
         self.register_buffer("weight_variance", variance[:, : head.num_features].clone())
         self.register_buffer("bias_variance", variance[:, -1].clone() if head.bias_is_random else None)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The point, the mean direction and the concentration of every image."""
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Return the point, the mean direction and the concentration of every image, and its features if wanted."""
         h = self.encoder.features(images).to(self.weight.dtype)
         u = F.linear(h, self.weight, self.bias)
         variance = F.linear(h.square(), self.weight_variance, self.bias_variance)
         direction = projected_normal(u, variance)
         point = unit_direction(u, u.abs().amax(1) > 0)
-        return point, direction.mean, direction.kappa
+        embedded = (point, direction.mean, direction.kappa)
+        return (*embedded, h) if self.returns_features else embedded
 
 
-def export_program(lam: LAM, example_images: Tensor) -> torch.export.ExportedProgram:
+def export_program(
+    lam: LAM, example_images: Tensor, *, features: bool = False
+) -> torch.export.ExportedProgram:
     """The graph of an `ExportableLAM` in evaluation mode, for any number of images.
 
     Its graph evaluates all nodes of the integral at once: its memory is some hundred times N Z numbers.
@@ -92,27 +100,33 @@ def export_program(lam: LAM, example_images: Tensor) -> torch.export.ExportedPro
     Args:
         lam: fitted, with structure "diag".
         example_images: one or more, of the shape and dtype that the graph is to take.
+        features: whether the graph returns them too, as `Trust` needs them.
 
     Returns:
         what ``torch.export.save`` stores and whose ``module()`` is called with images.
     """
     images = _examples(lam, example_images)
-    module = ExportableLAM(lam)
+    module = ExportableLAM(lam, features=features)
     batch = torch.export.Dim("batch")
     with evaluating(module):
         return torch.export.export(module, (images,), dynamic_shapes=({0: batch},))
 
 
-def export_onnx(lam: LAM, path: str | os.PathLike[str], example_images: Tensor) -> None:
+def export_onnx(
+    lam: LAM, path: str | os.PathLike[str], example_images: Tensor, *, features: bool = False
+) -> None:
     """Write one ONNX file with the input "images" and the outputs "point", "mean" and "kappa": whole, or not at all.
+
+    With ``features`` the last output is "features".
 
     Args:
         lam: fitted, with structure "diag".
         path: of the file.
         example_images: as in `export_program`.
+        features: likewise.
     """
     accurate = _translations()
-    program = export_program(lam, example_images)
+    program = export_program(lam, example_images, features=features)
     size = sum(
         tensor.numel() * tensor.element_size()
         for tensor in chain(program.state_dict.values(), program.constants.values())
@@ -126,7 +140,7 @@ def export_onnx(lam: LAM, path: str | os.PathLike[str], example_images: Tensor) 
         program,
         dynamo=True,
         input_names=["images"],
-        output_names=list(OUTPUTS),
+        output_names=list(OUTPUTS if features else OUTPUTS[:-1]),
         dynamic_shapes={"images": {0: "batch"}},
         custom_translation_table=accurate,
         external_data=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, samplers, testers, trainers
@@ -14,13 +15,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.integrations.pytorch_metric_learning import (
     LAMTester,
     TrainingLoss,
     UncertaintyCalculator,
     encoder_of,
+    fit_trust,
 )
 
 CPU = torch.device("cpu")
@@ -312,6 +314,23 @@ def test_models_of_a_trainer() -> None:
     for wrong in ({"embedder": trunk}, {"trunk": trunk, "head": trunk}, {}):
         with pytest.raises(ValueError, match='"trunk" and, optionally, "embedder" are needed'):
             encoder_of(wrong)
+
+
+def test_trust_of_a_trainer_s_models() -> None:
+    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    torch.manual_seed(0)
+    models = {
+        "trunk": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU()),
+        "embedder": nn.Linear(32, 8),
+    }
+    gallery, queries = (TensorDataset(part.floats(), part.labels) for part in (train, test))
+    trust = fit_trust(models, gallery, queries)
+    encoder = encoder_of(models)
+    h, query_h = (encoder.features(part.floats()).detach() for part in (train, test))
+    expected = Trust.fit((h, train.labels), (query_h, test.labels), encoder=encoder)
+    digits = encoder.features(embedded_sample("mnist", "test").floats()[:100]).detach()
+    np.testing.assert_allclose(trust(digits).probability, expected(digits).probability, rtol=1e-6)
+    assert (trust(digits).reason == "unlike anything seen").mean() > 0.5
 
 
 @pytest.mark.parametrize("own_loss", [False, True])

@@ -10,6 +10,8 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -18,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.integrations.scikit_learn import LaplaceEmbedding
 from laplacian_metric.laplace.prior import NoOptimumError
 
@@ -214,3 +216,24 @@ def test_wrong_data_are_refused() -> None:
     model = made(max_iter=5).fit(X, y)
     with pytest.raises(ValueError, match="X has 7 features, but LaplaceEmbedding is expecting 8"):
         model.kappa(X[:, 1:])
+
+
+def test_answers_over_a_gallery_can_be_trusted_as_trust_says() -> None:
+    """The estimator's trust is that of its encoder; rows of its gallery are refused as queries."""
+    X, y = load_digits(return_X_y=True)
+    names = np.array([f"digit {label}" for label in y])
+    model = LaplaceEmbedding(n_components=6, max_iter=40, random_state=0).fit(X[:900], names[:900])
+    with pytest.raises(NotFittedError, match="fit_trust"):
+        model.trust(X[:2])
+    model.fit_trust((X[:900], names[:900]), (X[900:1400], names[900:1400]))
+    answer = model.trust(X[1400:])
+    direct = Trust.fit((X[:900], names[:900]), (X[900:1400], names[900:1400]), encoder=model.encoder_)(
+        X[1400:]
+    )
+    np.testing.assert_array_equal(answer.probability, direct.probability)
+    right = np.array(answer.labels) == names[1400:]
+    assert roc_auc_score(right, answer.probability) > 0.7
+    noise = model.trust(np.random.default_rng(0).uniform(0, 16, (50, X.shape[1])))
+    assert (noise.reason == "unlike anything seen").mean() > 0.9
+    with pytest.raises(ValueError, match="rows of the gallery"):
+        model.fit_trust((X[:900], names[:900]), (X[:900], names[:900]))

@@ -162,7 +162,8 @@ def test_a_lam_with_a_confidence_reports_it(lam: LAM, tmp_path: Path) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
     found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
     before = found.embed_features(validation)
-    confidence = found.fit_confidence(train, validation)
+    with pytest.deprecated_call(match="Trust"):
+        confidence = found.fit_confidence(train, validation)
     e = found.embed_features(validation)
     torch.testing.assert_close(e.uncertainty, 1 - confidence(found.head, validation.features))
     torch.testing.assert_close(e.kappa, before.kappa, rtol=0, atol=0)
@@ -187,7 +188,7 @@ def test_validation_images_that_are_reference_images_are_told(lam: LAM) -> None:
     with pytest.warns(UserWarning, match="validation images are among the reference images"):
         found.fit_confidence(train, train)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         found.fit_confidence(train, validation)
     loader = [(validation.features, validation.labels)]
     with pytest.raises(TypeError, match=r"validation is a list: pass what lam\.features\(loader\) returns"):

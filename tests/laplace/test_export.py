@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import vmf
+from laplacian_metric import Trust, vmf
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks import fashion_network
@@ -234,6 +235,28 @@ def test_with_and_without_a_random_bias_and_in_any_mode(
 def test_the_module_itself_embeds_as_the_lam_does() -> None:
     lam = small(dtype=torch.float64)
     same(ExportableLAM(lam), lam, inputs(5, torch.float64), rtol=1e-12)
+
+
+def test_with_its_features_a_graph_and_numpy_answer_as_trust_does(tmp_path: Path) -> None:
+    """onnxruntime gives the features, a saved Trust the answers: the same as through the encoder."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    lam = small()
+    images = torch.randn(400, *inputs(1).shape[1:], generator=torch.Generator().manual_seed(0))
+    h = lam.encoder.features(images).detach()
+    labels = (h[:, 0] + 0.5 * h[:, 1] > h[:, 0].median()).long()
+    trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]), lam=lam)
+    trust.save(tmp_path / "trust")
+    export_onnx(lam, tmp_path / "lam.onnx", images[:2], features=True)
+    session = runtime.InferenceSession(tmp_path / "lam.onnx", providers=["CPUExecutionProvider"])
+    queries = torch.randn(20, *images.shape[1:], generator=torch.Generator().manual_seed(1))
+    *_, exported = session.run(None, {"images": queries.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(exported), lam.encoder.features(queries), rtol=1e-4, atol=1e-4
+    )
+    answer, expected = Trust.load(tmp_path / "trust")(exported), trust(lam.encoder.features(queries).detach())
+    assert answer.nearest.tolist() == expected.nearest.tolist()
+    np.testing.assert_allclose(answer.probability, expected.probability, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.layer import Structure
@@ -189,7 +190,7 @@ class LaplaceLearner(Learner):
             return SampledEmbedder(lam, method.samples, torch.Generator(device).manual_seed(method.seed))
         if method.score == "confidence":
             assert validation is not None
-            lam.fit_confidence(train, validation)
+            lam.set_confidence(MatchConfidence.fit(lam.head, train, validation))
         return LAMEmbedder(lam)
 
     def _choose_prior(self, lam: LAM, validation: Features | None) -> None:

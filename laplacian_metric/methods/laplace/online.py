@@ -12,6 +12,7 @@ from torch import Tensor
 from hessians.approximations import Approximation
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
@@ -189,5 +190,5 @@ class OnlineLaplaceLearner(Learner):
                 features_of(self.encoder, loader, None if data.folder is None else data.folder / name)
                 for name, loader in (("train", data.train), ("validation", data.validation))
             )
-            lam.fit_confidence(train, validation)
+            lam.set_confidence(MatchConfidence.fit(lam.head, train, validation))
         return LAMEmbedder(lam)
