@@ -44,6 +44,33 @@ def check_finite(name: str, tensor: Tensor, first_row: int = 0) -> None:
             )
 
 
+def check_varied(name: str, tensor: Tensor) -> None:
+    """Refuse two rows and more that are all the same, up to rounding: nothing can be learned from them."""
+    if len(tensor) < 2 or not tensor.numel():
+        return
+    low, high = tensor.detach().aminmax(dim=0)
+    largest = torch.maximum(low.abs(), high.abs()).amax()
+    if float((high - low).amax()) <= 8 * torch.finfo(tensor.dtype).eps * float(largest):
+        what = "0" if not float(largest) else "the same"
+        raise ValueError(
+            f"all {len(tensor)} rows of {name} are {what}: nothing can be learned from them. Check what made them: "
+            "its weights, how its inputs are scaled, and where the features were cut off"
+        )
+
+
+def check_no_overflow(features: Tensor, num_images: int, curvature: Tensor | None = None) -> None:
+    """Refuse features whose squares, summed over the images, overflow, or a curvature that has overflowed."""
+    if curvature is not None and bool(torch.isfinite(curvature).all()):
+        return
+    largest = float(features.detach().abs().amax()) if features.numel() else 0.0
+    if curvature is not None or largest**2 * num_images > torch.finfo(features.dtype).max:
+        raise ValueError(
+            f"the curvature overflows {features.dtype}, as do the squares of the features, the largest "
+            f"of which is {largest:.2g}: divide the features by their standard deviation, or compute in float64 "
+            "(features.double() and a head in double precision)"
+        )
+
+
 def check_same_device(**tensors: Tensor | None) -> None:
     """Refuse tensors that live on different devices."""
     devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}

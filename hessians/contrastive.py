@@ -20,6 +20,8 @@ from hessians.unsquared import UnsquaredHessian
 # Un-squared distances below this share of the margin count as this share: |z_i - z_j| has no derivative at 0, and its
 # curvature 1/d no bound near it.
 CLOSEST = 1e-3
+# Of 1/|u|^2, as a share of the smallest normal number's root: averages over a million images keep their digits.
+LARGEST_NORM = 1e-3
 
 
 class Distance(Choice):
@@ -168,12 +170,19 @@ class ContrastiveLoss(PairLoss):
         """z = u/|u| of shape (N, Z) and r = 1/|u| of shape (N,); a zero vector has no direction and is refused."""
         norm = torch.linalg.vector_norm(u, dim=1)
         # 1/|u|^2 has to be finite too: the curvature divides by it.
-        zero = norm.detach() < torch.finfo(norm.dtype).tiny ** 0.5
+        limit = torch.finfo(norm.dtype).tiny ** 0.5
+        zero, large = norm.detach() < limit, norm.detach() > LARGEST_NORM / limit
         if bool(zero.any()):
             rows = zero.nonzero().flatten()
             raise ValueError(
                 f"{len(rows)} of {len(u)} embeddings have norm zero, the first is row {int(rows[0])}: they have no "
                 "direction; remove those images, or use normalize=False"
+            )
+        if bool(large.any()):
+            raise ValueError(
+                f"{int(large.sum())} of {len(u)} embeddings are too long for {norm.dtype}, the first is row "
+                f"{int(large.nonzero()[0])} with norm {float(norm[large][0]):.2g}, and 1/|u|^2 would be rounded to 0: "
+                "divide the features by their standard deviation, or compute in float64"
             )
         inverse = norm.reciprocal()
         return u * inverse[:, None], inverse

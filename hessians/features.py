@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hessians.checks import check_finite, compute_dtype
+from hessians.checks import check_finite, check_no_overflow, compute_dtype
 
 CACHED_ELEMENTS = 1 << 18
 
@@ -57,5 +57,6 @@ class FeatureReader:
         for start, stop in self.blocks():
             block = self.read(start, stop)
             check_finite("features", block, first_row=start)
+            check_no_overflow(block, self.num_images)
             torch.addmm(shift, block, weight.T, out=u[start:stop])
         return u

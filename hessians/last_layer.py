@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import check_matrix, check_same_device, compute_dtype
+from hessians.checks import check_matrix, check_no_overflow, check_same_device, compute_dtype
 from hessians.class_moments import diagonal_by_moments, moments_pay
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
@@ -90,6 +90,7 @@ def last_layer_ggn_diagonal(
     u = reader.embed(weight, bias) if embeddings is None else _check_embeddings(embeddings, features, weight)
     hessian = loss.output_hessian(u, pairs, approximation)
     w, b = _pull_back(hessian, reader, pairs, memory_budget)
+    check_no_overflow(features, len(features), w)
     return w, (None if bias is None else b)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
-from hessians.checks import check_finite, check_matrix
+from hessians.checks import check_finite, check_matrix, check_varied
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.trial import trial
 
@@ -65,11 +65,10 @@ def whitening_head(features: Tensor, dim: int | None = None, *, eps: float = 1e-
         raise ValueError(f"dim is {dim}, features have 1 to {width} principal components")
     if count < 2:
         raise ValueError(f"features has {count} rows, at least 2 are needed for a covariance")
+    check_varied("features", features)
     x = features.detach().double()
     mean = x.mean(0)
     variances, directions = torch.linalg.eigh(torch.cov(x.T).reshape(width, width))
-    if not float(variances[-1]) > 0:
-        raise ValueError("all rows of features are the same: there is nothing to whiten")
     scale = variances.clamp(min=eps * float(variances[-1])).rsqrt()
     weight = (directions * scale).T.flip(0)[:dim]  # eigh's order is ascending
     head = nn.Linear(width, dim, dtype=features.dtype, device=features.device)
@@ -156,6 +155,7 @@ def train_head(
         (60, 2)
     """
     rows = _rows_by_class(features, labels)
+    check_varied("features", features)
     head = random_head(features.shape[1], dim, generator=generator, dtype=features.dtype)
     if init is not None:
         if init.weight.shape != head.weight.shape:

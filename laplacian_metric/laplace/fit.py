@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, compute_dtype
+from hessians.checks import CurvatureWarning, check_no_overflow, check_varied, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import unit_rows
@@ -38,6 +38,8 @@ def layer_data(
     bias = None if head.bias is None else head.bias.detach().to(features.device)
     # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
     embeddings = FeatureReader(features, FEATURE_MEMORY).embed(weight, bias)
+    if len(embeddings) and torch.allclose(embeddings, embeddings[:1], rtol=1e-4):
+        check_varied("features", features)
     if getattr(loss, "normalize", False):
         unit_rows(embeddings)  # refuses what has no direction here, where no other process waits yet
     random_bias = None
@@ -65,6 +67,8 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
             # Said once for the data set, not for every batch.
             warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
         accumulated = accumulate(data, settings, batches)
+        for tensor in accumulated.curvature.tensors().values():
+            check_no_overflow(data.features, len(data.features), tensor)
         value, gradient = loss_and_gradient(data.loss, data, accumulated, reduce)
     sums = torch.tensor(
         [len(data.features), len(accumulated.batches), sum_of_squares(data.embeddings)],

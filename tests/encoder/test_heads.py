@@ -101,7 +101,7 @@ def test_directions_without_variance_stay_finite() -> None:
 
 
 def test_features_that_cannot_be_whitened() -> None:
-    with pytest.raises(ValueError, match="all rows of features are the same"):
+    with pytest.raises(ValueError, match="all 5 rows of features are the same"):
         whitening_head(torch.ones(5, 3))
     with pytest.raises(ValueError, match="features has 1 rows, at least 2"):
         whitening_head(torch.ones(1, 3))

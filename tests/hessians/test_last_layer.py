@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 
@@ -332,3 +333,31 @@ def test_bad_input_is_named(arguments: dict, message: str) -> None:
     usual = {"features": FEATURES, "weight": WEIGHT, "bias": BIAS, "pairs": Pairs.from_labels([0, 0, 1, 1])}
     with pytest.raises((ValueError, TypeError), match=message):
         last_layer_ggn_diagonal(**{**usual, "loss": ContrastiveLoss(), **arguments})
+
+
+@pytest.mark.parametrize("approximation", APPROXIMATIONS)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ContrastiveLoss(),
+        ContrastiveLoss(distance="euclidean"),
+        ContrastiveLoss(distance="euclidean", normalize=False),
+    ],
+    ids=["arccos", "euclidean", "raw"],
+)
+def test_large_features_are_right_or_refused(loss: ContrastiveLoss, approximation: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(12, 5, generator=generator)
+    weight, pairs = torch.randn(3, 5, generator=generator), Pairs.from_labels(torch.arange(12) % 4)
+    for exponent in (0, 10, 15, 17, 18, 18.5, 19, 19.5, 25, 37):
+        scaled = features * 10.0**exponent
+        with contextlib.ExitStack() as expected:
+            if exponent > 19:
+                remedy = "(?i)divide the features by their standard deviation, or .*float64"
+                expected.enter_context(pytest.raises(ValueError, match=remedy))
+            elif exponent > 15:  # either is right
+                expected.enter_context(contextlib.suppress(ValueError))
+            found, _ = last_layer_ggn_diagonal(scaled, weight, None, pairs, loss, approximation)
+            wide = (scaled.double(), weight.double(), None)
+            exact, _ = last_layer_ggn_diagonal(*wide, pairs, loss, approximation)
+            assert float((found - exact).abs().max()) < 1e-4 * float(exact.abs().max()), exponent

@@ -13,6 +13,7 @@ import torch
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM
+from laplacian_metric.encoder import train_head, whitening_head
 from laplacian_metric.laplace import accumulate
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
@@ -136,3 +137,31 @@ def test_more_memory_than_there_is_is_refused_beforehand(
     assert lam.fitted is None
     monkeypatch.undo()
     assert accumulate.memory_of(torch.device("cpu")) > 2**27
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_curvature_beyond_the_dtype_is_refused_with_the_remedy(structure: str, normalize: bool) -> None:
+    loss = ContrastiveLoss(0.9, distance="euclidean", normalize=normalize)
+    lam = LAM(network(LAYER).float(), loss, "positive", structure)
+    with pytest.raises(
+        ValueError, match=r"(?i)divide the features by their standard deviation, or .* float64"
+    ):
+        lam.fit_features(1e25 * LAYER.features.float(), LAYER.labels)
+    assert lam.fitted is None
+
+
+@pytest.mark.parametrize("value", [0.0, 3.7])
+@pytest.mark.parametrize("noise", [0.0, 1e-17])
+def test_constant_features_are_named_as_the_cause(value: float, noise: float) -> None:
+    features = torch.full_like(LAYER.features, value) + value * noise * LAYER.features
+    what = "0" if value == 0 else "the same"
+    match = rf"all 24 rows of features are {what}: nothing can be learned from them\. Check what made them"
+    with pytest.raises(ValueError, match=match):
+        LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(features, LAYER.labels)
+    with pytest.raises(ValueError, match=match):
+        train_head(features, LAYER.labels, ContrastiveLoss(0.9), 3, steps=1)
+    with pytest.raises(ValueError, match=match):
+        whitening_head(features, 2)
+    features[3, 2] += 1e-3  # one image that differs is enough to go on
+    LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(features, LAYER.labels)
