@@ -104,16 +104,13 @@ class ContrastiveLoss(PairLoss):
         return self._value_of(self._squared_distance(first, second), positive)
 
     def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        squared = self._squared_distance(first, second)
-        inside = torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
-        return inside & (self._weight_of(squared, 1) > 0)
+        return self._derivative(self._squared_distance(first, second), positive) != 0
 
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         """Eq. 95 and 105-107 of the paper, times 1 for positives, -1 for active and 0 for inactive negatives.
 
         With ``power=1`` they are divided by d, and R delta (R delta)^T/d^3 is subtracted from them, delta = z_i - z_j.
         """
-        sign = self.is_active(first, second, positive).to(first.dtype) * (1 if positive else -1)
         identity = torch.eye(first.shape[1], dtype=first.dtype, device=first.device).expand(
             len(first), -1, -1
         )
@@ -135,10 +132,10 @@ class ContrastiveLoss(PairLoss):
             along_i = (difference - (difference * z_i).sum(1, keepdim=True) * z_i) * r_i[:, None]
             along_j = (difference - (difference * z_j).sum(1, keepdim=True) * z_j) * r_j[:, None]
         squared = difference.square().sum(1)
-        slope = (sign * self._weight_of(squared, 1))[:, None, None]
+        slope = self._derivative(squared, positive)[:, None, None]
         if self.power == 2:
             return PairBlocks(*(slope * block for block in blocks))
-        bend = (sign * self._weight_of(squared, 3))[:, None, None]
+        bend = self._derivative(squared, positive, exponent=3)[:, None, None]
         return PairBlocks(
             slope * blocks.first - bend * _outer(along_i, along_i),
             slope * blocks.cross + bend * _outer(along_i, along_j),
@@ -152,10 +149,13 @@ class ContrastiveLoss(PairLoss):
             return distance if positive else (self.margin - distance).clamp(min=0)
         return squared / 2 if positive else (self.margin**2 - squared).clamp(min=0) / 2
 
-    def _weight_of(self, squared: Tensor, exponent: int) -> Tensor:
-        """1/d^exponent of the un-squared distance, 0 where a pair counts as coincident; 1 of the squared one."""
-        if self.power == 2:
-            return torch.ones_like(squared)
+    def _derivative(self, squared: Tensor, positive: bool, exponent: int = 1) -> Tensor:
+        """The derivative of a pair's value in d^2/2, 0 where it is inactive; minus the second one for exponent 3."""
+        derivative = torch.ones_like(squared) if positive else -(squared < self.margin**2).to(squared.dtype)
+        return derivative if self.power == 2 else derivative * self._inverse_distance(squared, exponent)
+
+    def _inverse_distance(self, squared: Tensor, exponent: int) -> Tensor:
+        """1/d^exponent, 0 where a pair counts as coincident."""
         closest = (CLOSEST * self.margin) ** 2
         return squared.clamp(min=closest).pow(-exponent / 2).masked_fill_(squared <= closest, 0)
 
@@ -261,7 +261,7 @@ class ContrastiveLoss(PairLoss):
             active = negative & (squared < self.margin**2)
             block = positive.to(squared.dtype).mul_(weights.positive).masked_fill_(active, -weights.negative)
             if self.power == 1:
-                block *= self._weight_of(squared, exponent)
+                block *= self._inverse_distance(squared, exponent)
             return block.to(points.dtype)
 
         graph = RowGraph(rows, pairs.num_images)
@@ -277,11 +277,11 @@ class ContrastiveLoss(PairLoss):
         self, points: Tensor, pairs: ListedPairs, weights: TypeWeights, exponent: int
     ) -> PairGraph:
         kinds = []
-        for positive, weight in ((True, weights.positive), (False, -weights.negative)):
+        for positive, weight in zip((True, False), weights, strict=True):
             first, second, count = next(pairs.listed(positive))
             squared = (points[first] - points[second]).square().sum(1)
-            y = weight * count.to(points.dtype) * self._weight_of(squared, exponent)
-            active = torch.ones_like(squared, dtype=torch.bool) if positive else squared < self.margin**2
+            y = weight * (count * self._derivative(squared, positive, exponent))
+            active = y != 0
             kinds.append(Edges(first[active], second[active], y[active]))
         return EdgeGraph(Edges(*map(torch.cat, zip(*kinds, strict=True))), pairs.num_images)
 

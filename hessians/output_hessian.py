@@ -223,7 +223,7 @@ class StructuredHessian(OutputHessian):
         once = self.project(blocks.transpose(0, 1))  # (Z, N, Z)
         return self.project(once.permute(2, 1, 0)).transpose(0, 1)
 
-    def exact(self) -> OutputHessian:
+    def exact(self) -> MatrixHessian:
         """M by its blocks: those of single images where no two are coupled, else all of them."""
         return BlockHessian(self.blocks()) if self.graph is None else DenseHessian(self.dense())
 
@@ -245,85 +245,73 @@ class StructuredHessian(OutputHessian):
         return self.project(torch.einsum("nm,...mk->...nk", factor, vector))
 
 
-class DenseHessian(OutputHessian):
-    """An output Hessian held as its matrix (N, Z, N, Z)."""
+class MatrixHessian(OutputHessian):
+    """An output Hessian that is stored as symmetric matrices, which need no structure."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.num_images, self.dim = matrix.shape[:2]
-        check_dense_size(self.num_images, self.dim)
         self.matrix = self.like = matrix
 
-    def _square(self) -> Tensor:
-        size = self.num_images * self.dim
-        return self.matrix.reshape(size, size)
+    @abstractmethod
+    def squares(self) -> Tensor:
+        """The matrices along the diagonal of M, (B, S, S) with B S = N Z."""
 
-    def _eigen(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self._square().double())
-        return values, vectors
+    def _times(self, squares: Tensor, vector: Tensor) -> Tensor:
+        """The product of matrices (B, S, S) with v (..., N, Z)."""
+        split = vector.reshape(*vector.shape[:-2], *squares.shape[:2])
+        return torch.einsum("bst,...bt->...bs", squares, split).view_as(vector)
 
     def matmul(self, vector: Tensor) -> Tensor:
-        return torch.einsum("nkml,...ml->...nk", self.matrix, vector)
+        return self._times(self.squares(), vector)
 
-    def columns(self) -> Iterator[Columns]:
-        values, vectors = self._eigen()
-        dtype = self.matrix.dtype
-        keep = (
-            values.abs() > values.abs().max() * torch.finfo(torch.float64).eps
-            if values.numel()
-            else values > 0
-        )
-        cotangents = vectors[:, keep].T.reshape(-1, self.num_images, self.dim).to(dtype)
-        yield Columns(cotangents, joint=values[keep].to(dtype))
-
-    def positive_part(self) -> OutputHessian:
-        values, vectors = self._eigen()
-        clipped = (vectors * values.clamp(min=0)) @ vectors.T
-        return DenseHessian(clipped.to(self.matrix.dtype).view_as(self.matrix))
+    def positive_part(self) -> MatrixHessian:
+        values, vectors = torch.linalg.eigh(self.squares().double())
+        clipped = (vectors * values.clamp(min=0)[:, None]) @ vectors.mT
+        return type(self)(clipped.to(self.matrix.dtype).view_as(self.matrix))
 
     def check_positive(self) -> None:
-        check_eigenvalues(torch.linalg.eigvalsh(self._square().double()), self.matrix.dtype)
+        check_eigenvalues(torch.linalg.eigvalsh(self.squares().double()), self.matrix.dtype)
 
     def root(self, vector: Tensor) -> Tensor:
-        values, vectors = self._eigen()
-        factor = (vectors * check_eigenvalues(values, vector.dtype).sqrt()).to(vector.dtype)
-        return torch.einsum("ij,...j->...i", factor, vector.flatten(-2)).view_as(vector)
+        values, vectors = torch.linalg.eigh(self.squares().double())
+        factor = vectors * check_eigenvalues(values, vector.dtype).sqrt()[:, None]
+        return self._times(factor.to(vector.dtype), vector)
+
+
+class DenseHessian(MatrixHessian):
+    """An output Hessian stored as its matrix (N, Z, N, Z)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(matrix)
+        check_dense_size(self.num_images, self.dim)
+
+    def squares(self) -> Tensor:
+        size = self.num_images * self.dim
+        return self.matrix.reshape(1, size, size)
+
+    def columns(self) -> Iterator[Columns]:
+        values, vectors = (part[0] for part in torch.linalg.eigh(self.squares().double()))
+        dtype = self.matrix.dtype
+        largest = values.abs().max() if values.numel() else values.sum()
+        keep = values.abs() > largest * torch.finfo(torch.float64).eps
+        cotangents = vectors[:, keep].T.reshape(-1, self.num_images, self.dim).to(dtype)
+        yield Columns(cotangents, joint=values[keep].to(dtype))
 
     def dense(self) -> Tensor:
         return self.matrix
 
 
-class BlockHessian(OutputHessian):
-    """An output Hessian that couples no two images, held as the symmetric block of each, (N, Z, Z)."""
+class BlockHessian(MatrixHessian):
+    """An output Hessian that couples no two images, stored as the symmetric block of each, (N, Z, Z)."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.num_images, self.dim = matrix.shape[:2]
-        self.matrix = self.like = matrix
-
-    def _eigen(self) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(self.matrix.double())
-        return values, vectors
+    def squares(self) -> Tensor:
+        return self.matrix
 
     def diagonal_per_dimension(self) -> Tensor:
         """The diagonals of the blocks, (N, Z)."""
         return self.matrix.diagonal(dim1=1, dim2=2)
 
-    def matmul(self, vector: Tensor) -> Tensor:
-        return torch.einsum("nkl,...nl->...nk", self.matrix, vector)
-
     def columns(self) -> Iterator[Columns]:
-        values, vectors = self._eigen()
+        values, vectors = torch.linalg.eigh(self.matrix.double())
         dtype = self.matrix.dtype
         yield Columns(vectors.permute(2, 0, 1).to(dtype), nodes=values.T.to(dtype))
-
-    def positive_part(self) -> OutputHessian:
-        values, vectors = self._eigen()
-        clipped = (vectors * values.clamp(min=0)[:, None]) @ vectors.mT
-        return BlockHessian(clipped.to(self.matrix.dtype))
-
-    def check_positive(self) -> None:
-        check_eigenvalues(torch.linalg.eigvalsh(self.matrix.double()), self.matrix.dtype)
-
-    def root(self, vector: Tensor) -> Tensor:
-        values, vectors = self._eigen()
-        factor = (vectors * check_eigenvalues(values, vector.dtype).sqrt()[:, None]).to(vector.dtype)
-        return torch.einsum("nkl,...nl->...nk", factor, vector)

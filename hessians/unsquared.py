@@ -21,6 +21,7 @@ from hessians.output_hessian import (
     Columns,
     DenseHessian,
     DenseSizeError,
+    MatrixHessian,
     OutputHessian,
     StructuredHessian,
 )
@@ -101,7 +102,7 @@ class UnsquaredHessian(OutputHessian):
         blocks = moments - cross - cross.mT + total[:, :, None] * z[:, :, None] * z[:, None, :]
         return blocks.to(self.like.dtype)
 
-    def exact(self) -> OutputHessian:
+    def exact(self) -> MatrixHessian:
         """M by its blocks: those of single images where no two are coupled, else all of them."""
         if self.base.graph is not None:
             return DenseHessian(self.dense())
