@@ -23,7 +23,7 @@ from experiments.tables import HERE
 from laplacian_metric.data import load
 from laplacian_metric.data.sources.n_digit_mnist import class_numbers
 from laplacian_metric.metrics.verification import pair_average_precision
-from laplacian_metric.report.published import PublishedTable, read_published
+from laplacian_metric.report.descriptions import PublishedTable, read_published
 from laplacian_metric.training.pair_streams import balanced_pairs
 
 SIDE = 28

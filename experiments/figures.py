@@ -32,13 +32,15 @@ from laplacian_metric.report.curves import (
 )
 from laplacian_metric.report.descriptions import (
     FigureDescription,
+    PublishedNumber,
+    PublishedTable,
     TableDescription,
     parse_figure,
     parse_tables,
+    read_published,
 )
 from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.pictures import PictureRow, extreme_pictures
-from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
 from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.styles import Style, styles
 from laplacian_metric.report.summary import summary_figure

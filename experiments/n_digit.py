@@ -25,10 +25,8 @@ from benchmarks.common import environment, origin, write_text
 from experiments.figures import looks_of
 from experiments.tables import HERE, write_table
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.report.bins import bin_curves, own_bins
-from laplacian_metric.report.descriptions import TableDescription, read_tables
-from laplacian_metric.report.plane import plane_maps
-from laplacian_metric.report.published import read_published
+from laplacian_metric.report.descriptions import TableDescription, read_published, read_tables
+from laplacian_metric.report.plane import bin_curves, own_bins, plane_maps
 from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.tables import cells_of
 from laplacian_metric.runs.results import OWN, Result, Space, read_results

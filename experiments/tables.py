@@ -17,8 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
-from laplacian_metric.report.descriptions import TableDescription, read_tables
-from laplacian_metric.report.published import PublishedTable, read_published
+from laplacian_metric.report.descriptions import PublishedTable, TableDescription, read_published, read_tables
 from laplacian_metric.report.seeds import TRIVIAL, cells_record, cells_sentence
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import build_table, cells_of

@@ -6,12 +6,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
@@ -29,33 +31,46 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
     return content
 
 
-def validated(model: type[Model], content: Any, path: Path, remedy: str) -> Model:
-    """Return the content of a file as a pydantic model.
+def validated(model: type[Model], content: Any, place: object, remedy: str = "") -> Model:
+    """Return the content of a file, or of a part of one, as a pydantic model.
 
     Raises:
-        ValueError: it does not fit; the message names the file and the first entry that does not.
+        ValueError: it does not fit; the message names the place, the first entry that does not, and the remedy.
     """
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {complaint(error)}; {remedy}") from error
+        end = f"; {remedy}" if remedy else ""
+        raise ValueError(f"{place}: {complaint(error, model)}{end}") from error
 
 
-def complaint(error: ValidationError, section: str = "") -> str:
+def complaint(error: ValidationError, model: Any = None, section: str = "") -> str:
     """Return the first of pydantic's complaints in words: the entry, and what is wrong with it.
 
+    Keys that are not known come first; with the model (a class of pydantic's, or a dataclass) the nearest known one is
+    named.
+
     Example:
-        >>> class Point(BaseModel):
-        ...     x: float
-        >>> try:
-        ...     Point.model_validate({"x": "far"})
-        ... except ValidationError as error:
-        ...     complaint(error)
+        >>> class Point(BaseModel, extra="forbid"):
+        ...     x: float = 0.0
+        ...     height: float = 0.0
+        >>> for content in ({"x": "far"}, {"hight": 1.0}):
+        ...     try:
+        ...         Point.model_validate(content)
+        ...     except ValidationError as error:
+        ...         complaint(error, Point)
         "x is 'far': input should be a valid number, unable to parse string as a number"
+        "there is no key 'hight'; did you mean 'height'?"
     """
-    first = error.errors()[0]
-    places = [f"[{place}]" if isinstance(place, int) else f".{place}" for place in first["loc"]]
-    key = (section + "".join(places)).removeprefix(".")
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] in UNKNOWN), errors[0])
+    *path, last = first["loc"] or ("",)
+    key = _entry((section, *first["loc"]))
+    if first["type"] in UNKNOWN:
+        where = _entry((section, *path))
+        names = _fields(model, path)
+        hint = f"; {near(str(last), names)}" if names else ""
+        return f"{f'{where} has' if where else 'there is'} no key {last!r}{hint}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return f"{key} is missing"
@@ -64,6 +79,25 @@ def complaint(error: ValidationError, section: str = "") -> str:
     shown = repr(first["input"])
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return f"{key} is {shown}: {message[:1].lower()}{message[1:]}"
+
+
+def _entry(path: Iterable[object]) -> str:
+    return "".join(
+        f"[{place}]" if isinstance(place, int) else f".{place}" for place in path if place != ""
+    ).lstrip(".")
+
+
+def _fields(model: Any, path: Iterable[object]) -> Iterable[str]:
+    """The names of the fields at a place in a model; none where it holds no model."""
+    for place in path:
+        if not isinstance(place, int):
+            field = getattr(model, "model_fields", {}).get(place)
+            kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+            model = next(
+                (kind for kind in kinds if hasattr(kind, "model_fields") or is_dataclass(kind)), None
+            )
+    names: Iterable[str] = getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", ())
+    return names
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, replace
 
+from laplacian_metric.core.checked import near
 from laplacian_metric.metrics.evaluation import Score
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.runs.results import OWN, Result
@@ -147,12 +147,10 @@ def find(metric: str, out: str = "", title: str = "") -> Column:
         >>> find("AUROK")
         Traceback (most recent call last):
         ...
-        ValueError: no metric is called 'AUROK'; did you mean 'AUROC'? there are: mAP@1, ...
+        ValueError: no metric is called 'AUROK'; did you mean 'AUROC'?
     """
     if metric not in _BY_NAME:
-        near = difflib.get_close_matches(metric, _BY_NAME, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no metric is called {metric!r}; {hint}there are: {', '.join(_BY_NAME)}")
+        raise ValueError(f"no metric is called {metric!r}; {near(metric, _BY_NAME)}")
     column = _BY_NAME[metric]
     if column.place[0] != "out":
         return replace(column, title=title)

@@ -2,50 +2,71 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from laplacian_metric.core.checked import read_yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from laplacian_metric.core.checked import near, read_yaml, validated
 from laplacian_metric.report import columns
 from laplacian_metric.report.columns import Column
 from laplacian_metric.report.seeds import TRIVIAL
 from laplacian_metric.runs.results import OWN
 
+Text = Annotated[str, Field(min_length=1)]
 
-@dataclass(frozen=True)
-class RowDescription:
+
+class Description(BaseModel):
+    """What a YAML file says; it knows its keys, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RowDescription(Description):
     """A cell in a table, by one of its scores; `published` is the row of the published table, if it is there.
 
     `style` is what decides its colour in figures: the method's name, or by default the label.
     """
 
-    label: str
-    cell: str
+    label: Text
+    cell: Text
     score: str = OWN
     published: str = ""
     group: str = ""
     style: str = ""
 
 
-@dataclass(frozen=True)
-class PairDescription:
+class PairDescription(Description):
     """Two cells that differ in one thing."""
 
-    label: str
-    before: str
-    after: str
+    label: Text
+    before: Text
+    after: Text
     score: str = OWN
 
 
-@dataclass(frozen=True)
-class TableDescription:
-    """A table of rows, or one of pairs. `seeds` are those that each cell should have; None: those that any has."""
+class ColumnDescription(Description):
+    """A metric as a column of its own; see `columns.find`."""
+
+    metric: Text
+    out: str = ""
+    title: str = ""
+
+
+class TableDescription(Description):
+    """A table of rows, or one of pairs.
+
+    Columns are names of metrics, or {metric, out, title}; `out` of the table is that of columns that name none.
+    `trivial` names a cell whose trivial scores become the last rows. `seeds` are those that each cell should have; None
+    are those that any has.
+    """
 
     name: str
-    title: str
-    columns: tuple[Column, ...]
+    title: Text
+    columns: Annotated[tuple[Column, ...], Field(min_length=1)]
     out: str = ""
     rows: tuple[RowDescription, ...] = ()
     pairs: tuple[PairDescription, ...] = ()
@@ -55,14 +76,44 @@ class TableDescription:
     seeds: tuple[int, ...] | None = None
     note: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, content: Any) -> Any:
+        """Find the columns by their metrics, and write trivial scores out as rows."""
+        if not isinstance(content, Mapping):
+            return content
+        content = dict(content)
+        if isinstance(content.get("columns"), Sequence):
+            content["columns"] = [_column(entry, content.get("out", "")) for entry in content["columns"]]
+        if trivial := content.pop("trivial", None):
+            content["rows"] = [
+                *content.get("rows", ()),
+                *(
+                    {"label": score, "cell": trivial, "score": score, "group": "Without any posterior"}
+                    for score in TRIVIAL
+                ),
+            ]
+        return content
+
+    @model_validator(mode="after")
+    def _whole(self) -> TableDescription:
+        if bool(self.rows) == bool(self.pairs):
+            raise ValueError("either 'rows' or 'pairs' are needed")
+        described = [(row.label, row.group) for row in self.rows]
+        twice = next(
+            (label for at, (label, _) in enumerate(described) if described[at] in described[:at]), ""
+        )
+        if twice:
+            raise ValueError(f"two rows are called {twice!r}: give them different labels or groups")
+        return self
+
     def cells(self) -> tuple[str, ...]:
-        """The names of all cells, each once."""
+        """Return the names of all cells, each once."""
         pairs = [cell for pair in self.pairs for cell in (pair.before, pair.after)]
         return tuple(dict.fromkeys([*(row.cell for row in self.rows), *pairs]))
 
 
-@dataclass(frozen=True)
-class FigureDescription:
+class FigureDescription(Description):
     """A figure of the cells of some tables, by the title of their panel.
 
     `metric` is the validation metric of training curves, `seed` picks the network where only one is shown, `rows` picks
@@ -70,39 +121,30 @@ class FigureDescription:
     """
 
     name: str
-    kind: str
-    title: str
-    panels: Mapping[str, str]
+    kind: Literal["summary", "calibration", "roc", "sparsification", "training", "latent", "extremes"]
+    title: Text
+    panels: Annotated[dict[str, str], Field(min_length=1)]
     columns: tuple[str, ...] = ()
     metric: str = "map@5"
     seed: int | None = None
     rows: tuple[str, ...] = ()
 
-
-KINDS = ("summary", "calibration", "roc", "sparsification", "training", "latent", "extremes")
-_FIGURE_KEYS = ("kind", "title", "panels", "columns", "metric", "seed", "rows")
-_TABLE_KEYS = (
-    "title",
-    "columns",
-    "out",
-    "rows",
-    "pairs",
-    "before",
-    "after",
-    "trivial",
-    "published",
-    "seeds",
-    "note",
-)
-_ROW_KEYS = ("label", "cell", "score", "published", "group", "style")
-_PAIR_KEYS = ("label", "before", "after", "score")
+    @model_validator(mode="after")
+    def _known_columns(self) -> FigureDescription:
+        if self.kind == "summary" and not self.columns:
+            raise ValueError("'columns' are missing")
+        for column in self.columns:
+            columns.find(column, out="any")
+        return self
 
 
-def parse_table(name: str, content: Mapping[str, Any]) -> TableDescription:
-    """A table out of what its YAML says.
+def _column(entry: object, out: str) -> Column:
+    one = validated(ColumnDescription, {"metric": entry} if isinstance(entry, str) else entry, "a column")
+    return columns.find(one.metric, one.out or out, one.title)
 
-    Columns are names of metrics, or {metric, out, title}; `out` of the table is that of columns that name none.
-    `trivial` names a cell whose trivial scores become the last rows.
+
+def parse_table(name: str, content: Any) -> TableDescription:
+    """Return a table out of what its YAML says.
 
     Example:
         >>> row = {"label": "PFE", "cell": "mnist/pfe"}
@@ -110,42 +152,11 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableDescription:
         >>> table.columns[0].out, table.rows[0].score
         ('svhn', 'own')
     """
-    entries = _checked(content, _TABLE_KEYS, ("title", "columns"), f"table {name}")
-    found = [_column(entry, entries.get("out", ""), name) for entry in entries["columns"]]
-    rows = [
-        RowDescription(**_checked(row, _ROW_KEYS, ("label", "cell"), f"table {name}, row {number + 1}"))
-        for number, row in enumerate(entries.get("rows", []))
-    ]
-    pairs = [
-        PairDescription(**_checked(pair, _PAIR_KEYS, _PAIR_KEYS[:3], f"table {name}, pair {number + 1}"))
-        for number, pair in enumerate(entries.get("pairs", []))
-    ]
-    if bool(rows) == bool(pairs):
-        raise ValueError(f"table {name} needs either 'rows' or 'pairs'")
-    if "trivial" in entries:
-        rows += [
-            RowDescription(score, entries["trivial"], score, group="Without any posterior")
-            for score in TRIVIAL
-        ]
-    described = [(row.label, row.group) for row in rows]
-    twice = next(
-        (label for number, (label, group) in enumerate(described) if (label, group) in described[:number]), ""
-    )
-    if twice:
-        raise ValueError(f"table {name} has two rows {twice!r}: give them different labels or groups")
-    kept = {
-        key: entries[key]
-        for key in ("title", "out", "before", "after", "published", "note")
-        if key in entries
-    }
-    seeds = None if entries.get("seeds") is None else tuple(entries["seeds"])
-    return TableDescription(
-        name, columns=tuple(found), rows=tuple(rows), pairs=tuple(pairs), seeds=seeds, **kept
-    )
+    return validated(TableDescription, _named(name, content), f"table {name}")
 
 
 def parse_tables(content: Mapping[str, Any]) -> list[TableDescription]:
-    """All tables of a YAML mapping of their names."""
+    """Return all tables of a YAML mapping of their names."""
     return [parse_table(name, entry) for name, entry in content.items()]
 
 
@@ -162,10 +173,8 @@ def read_tables(path: Path, only: Sequence[str] = ()) -> list[TableDescription]:
     return [table for table in tables if not only or table.name in only]
 
 
-def parse_figure(
-    name: str, content: Mapping[str, Any], tables: Sequence[TableDescription]
-) -> FigureDescription:
-    """A figure out of what its YAML says; its panels are names of tables with rows.
+def parse_figure(name: str, content: Any, tables: Sequence[TableDescription]) -> FigureDescription:
+    """Return a figure out of what its YAML says; its panels are names of tables with rows.
 
     Example:
         >>> row = {"label": "PFE", "cell": "mnist/pfe"}
@@ -173,51 +182,73 @@ def parse_figure(
         >>> parse_figure("f", {"kind": "calibration", "title": "F", "panels": {"t": "MNIST"}}, [table]).panels
         {'t': 'MNIST'}
     """
-    entries = _checked(content, _FIGURE_KEYS, _FIGURE_KEYS[:3], f"figure {name}")
-    if entries["kind"] not in KINDS:
-        raise ValueError(f"figure {name} is of the kind {entries['kind']!r}; there are: {', '.join(KINDS)}")
-    rooms = {table.name: table for table in tables if table.rows}
-    for panel in entries["panels"]:
-        if panel not in rooms:
+    figure = validated(FigureDescription, _named(name, content), f"figure {name}")
+    with_rows = {table.name: table for table in tables if table.rows}
+    for panel in figure.panels:
+        if panel not in with_rows:
             raise ValueError(
-                f"figure {name}: no table with rows is called {panel!r}; there are: {', '.join(rooms)}"
+                f"figure {name}: no table with rows is called {panel!r}; {near(panel, with_rows)}"
             )
-        if entries["kind"] in ("roc", "summary") and not rooms[panel].out:
+        if figure.kind in ("roc", "summary") and not with_rows[panel].out:
             raise ValueError(
                 f"figure {name}: table {panel} does not say which set is out of the distribution: give 'out'"
             )
-    if entries["kind"] == "summary" and not entries.get("columns"):
-        raise ValueError(f"figure {name} lacks 'columns'")
-    for column in entries.get("columns", ()):
-        try:
-            columns.find(column, out="any")
-        except ValueError as error:
-            raise ValueError(f"figure {name}: {error}") from error
     # Figures may share one list, of which each takes what its tables have.
     known = {row.label for table in tables for row in table.rows}
-    for label in entries.get("rows", ()):
+    for label in figure.rows:
         if label not in known:
             raise ValueError(f"figure {name}: no table has a row {label!r}")
-    lists = {key: tuple(entries.get(key, ())) for key in ("columns", "rows")}
-    return FigureDescription(name, **{**entries, **lists})
+    return figure
 
 
-def _column(entry: object, out: str, table: str) -> Column:
-    chosen = {"metric": entry} if isinstance(entry, str) else entry
-    known = _checked(chosen, ("metric", "out", "title"), ("metric",), f"a column of table {table}")
-    try:
-        return columns.find(known["metric"], known.get("out", out), known.get("title", ""))
-    except ValueError as error:
-        raise ValueError(f"table {table}: {error}") from error
+def _named(name: str, content: Any) -> Any:
+    return {**content, "name": name} if isinstance(content, Mapping) else content
 
 
-def _checked(content: object, known: Sequence[str], needed: Sequence[str], where: str) -> dict[str, Any]:
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{where} is {content!r}, it must say {', '.join(needed)}")
-    for key in content:
-        if key not in known:
-            raise ValueError(f"{where} has {key!r}, which is not known; there are: {', '.join(known)}")
-    for key in needed:
-        if not content.get(key):
-            raise ValueError(f"{where} lacks {key!r}")
-    return dict(content)
+@dataclass(frozen=True)
+class PublishedNumber:
+    """A number as it was printed; the deviation is None where none was given.
+
+    Example:
+        >>> PublishedNumber.parse("0.78 ± 0.01")
+        PublishedNumber(text='0.78 ± 0.01', mean=0.78, deviation=0.01)
+    """
+
+    text: str
+    mean: float
+    deviation: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> PublishedNumber:
+        """From "mean" or "mean ± deviation"."""
+        found = re.fullmatch(r"(-?\d+\.?\d*)(?: ± (\d+\.?\d*))?", text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a number like 0.78 or '0.78 ± 0.01'")
+        deviation = None if found[2] is None else float(found[2])
+        return cls(text, float(found[1]), deviation)
+
+
+def _parsed(text: Any) -> Any:
+    return text if isinstance(text, PublishedNumber) else PublishedNumber.parse(str(text))
+
+
+class PublishedTable(Description):
+    """A table of a paper: for each row its numbers by metric, such as "0.78 ± 0.01".
+
+    The name of a metric of out-of-distribution images is followed by that of their set, as in AUROC/mnist.
+    """
+
+    source: str
+    rows: dict[str, dict[str, Annotated[PublishedNumber, BeforeValidator(_parsed)]]]
+
+    def number(self, row: str, column: Column) -> PublishedNumber | None:
+        """Return the number for a column of ours, if there is one; of OOD images only if they are the same set."""
+        return self.rows[row].get(f"{column.metric}/{column.out}" if column.out else column.metric)
+
+
+def read_published(path: Path) -> dict[str, PublishedTable]:
+    """Return published tables by name from a YAML file."""
+    return {
+        name: validated(PublishedTable, content, f"{path}: {name}")
+        for name, content in read_yaml(path).items()
+    }

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from laplacian_metric.report.columns import Column
+from laplacian_metric.report.descriptions import PublishedNumber
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.published import PublishedNumber
 from laplacian_metric.report.seeds import Cell, spread
 from laplacian_metric.report.styles import GRID, Style, panels, shared_legend, style_of
 

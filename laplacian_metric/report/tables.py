@@ -12,9 +12,13 @@ from dataclasses import dataclass
 
 from laplacian_metric.metrics.comparison import compare_paired
 from laplacian_metric.report.columns import Column
-from laplacian_metric.report.descriptions import PairDescription, RowDescription, TableDescription
+from laplacian_metric.report.descriptions import (
+    PairDescription,
+    PublishedTable,
+    RowDescription,
+    TableDescription,
+)
 from laplacian_metric.report.precision import Precisions
-from laplacian_metric.report.published import PublishedTable
 from laplacian_metric.report.seeds import Cell, Spread, pick, seeds_in_words, spread
 from laplacian_metric.runs.results import Result
 

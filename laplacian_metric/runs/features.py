@@ -9,14 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.heads import identity_head, random_head, whitening_head
 from laplacian_metric.laplace.features import collect_features
-from laplacian_metric.runs.images import OUT, TESTS, ImageSets
+from laplacian_metric.runs.images import OUT, TESTS, TRAIN, ImageSets
 from laplacian_metric.runs.matching import Matching
+from laplacian_metric.runs.sections import NetworkSection
 
 WHOLE = "whole.json"  # is there when all rows are
 
@@ -124,3 +126,26 @@ def bytes_of(rows: int, width: int) -> int:
         1934
     """
     return rows * (width * torch.float32.itemsize + torch.long.itemsize)
+
+
+def initial_head(
+    section: NetworkSection, sets: FeatureSets, seed: int, *, shape_only: bool = False
+) -> nn.Linear:
+    """The head that the section asks for; only a random one depends on the seed.
+
+    With ``shape_only`` it is random in any case: what it will hold is read from a checkpoint.
+    """
+    width = sets.encoder.num_features
+    dim = section.dim or (sets.encoder.dim if section.head == "random" else width)
+    if shape_only or section.head == "random":
+        return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
+    if section.head == "whitening":
+        features = sets[TRAIN].inputs
+        assert isinstance(features, Tensor)
+        return whitening_head(features, dim)
+    if dim != width:
+        raise ValueError(
+            f"network.head is 'identity', which keeps all {width} features, but dim is {dim}: leave dim out, or take "
+            "'whitening' or 'random'"
+        )
+    return identity_head(width)

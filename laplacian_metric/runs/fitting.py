@@ -18,8 +18,7 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Star
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.config import Cell, completed, differences, plain
-from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.heads import initial_head
+from laplacian_metric.runs.features import FeatureSets, initial_head
 from laplacian_metric.runs.images import OUT, TEST, TRAIN, VALIDATION, ImageSets
 from laplacian_metric.runs.matching import Matching
 from laplacian_metric.runs.reading import Cells
@@ -268,3 +267,36 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
         write_json(folder / TRAINED, plain(done))
     load_best(learner, folder)
     return done
+
+
+def fitted(
+    name: str,
+    seed: int,
+    *,
+    cells_dir: Path,
+    work: Path,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    progress: bool | None = None,
+) -> Fitted:
+    """The embedder of a cell and the sets of inputs that it takes, by name: "train", "validation", "test" and others.
+
+    Networks that are in ``work`` are used, and what is missing there is trained first, as `run` does; posteriors are
+    fitted anew.
+
+    Raises:
+        Busy: another process is at the same cell and seed.
+    """
+    made: dict[str, ImageSets] = {}
+
+    def images(cell: Cell) -> ImageSets:
+        key = cell.data.model_dump_json()
+        if key not in made:
+            made[key] = ImageSets(cell.data, data_dir, cell.evaluation.batch_size)
+        return made[key]
+
+    cells = Cells(cells_dir)
+    cell = cells[name]
+    place = Place(cells, Work(work), data_dir, images, device, progress)
+    with place.work.locked(cell.name, seed):
+        return fit(place, cell, seed)

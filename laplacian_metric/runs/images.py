@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.data.labelled import LabelledInputs
-from laplacian_metric.runs.augment import AUGMENTATIONS
 from laplacian_metric.runs.matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
 
@@ -189,3 +190,24 @@ def spread(images: LabelledImages, limit: int | None) -> LabelledImages:
     if limit is None or limit >= len(images):
         return images
     return images.select(torch.arange(limit) * len(images) // limit)
+
+
+def crop_flip(image: Tensor) -> Tensor:
+    """A random window of the image, which is padded by an eighth of its side, and every other one mirrored.
+
+    The image is (C, H, W), uint8, and so is the window; torch's global generator decides.
+
+    Example:
+        >>> crop_flip(torch.zeros(3, 32, 24, dtype=torch.uint8)).shape
+        torch.Size([3, 32, 24])
+    """
+    height, width = image.shape[-2:]
+    down, across = height // 8, width // 8
+    padded = F.pad(image, (across, across, down, down))
+    top = int(torch.randint(2 * down + 1, ()))
+    left = int(torch.randint(2 * across + 1, ()))
+    window = padded[..., top : top + height, left : left + width]
+    return window.flip(-1) if bool(torch.rand(()) < 0.5) else window
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {"crop-flip": crop_flip}

@@ -8,37 +8,20 @@ another name starts from its own defaults.
 from __future__ import annotations
 
 import copy
-import difflib
 import fnmatch
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from laplacian_metric import methods
+from laplacian_metric.core.checked import complaint, near, read_yaml
 from laplacian_metric.core.method import Start
 from laplacian_metric.runs.config import Cell, differences
-from laplacian_metric.runs.sections import (
-    DataSection,
-    EvaluationSection,
-    LossSection,
-    NetworkSection,
-    OutSet,
-    Splits,
-)
-from laplacian_metric.training import TrainingOptions
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "data": DataSection,
-    "network": NetworkSection,
-    "loss": LossSection,
-    "evaluation": EvaluationSection,
-}
 OF_BASE = ("data", "network", "loss", "training", "evaluation", "seeds", "members")
 OWN = ("name", "title", "notes", "inherit")
 STARTS_FROM_BASE = (Start.NETWORK, Start.FROZEN, Start.NETWORKS)
@@ -73,7 +56,7 @@ class Cells:
         for pattern in patterns:
             some = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
             if not some:
-                raise ConfigError(f"no cell is called {pattern!r} in {self.folder}{_near(pattern, known)}")
+                raise ConfigError(f"no cell is called {pattern!r} in {self.folder}; {near(pattern, known)}")
             found += some
         return list(dict.fromkeys(found))
 
@@ -99,17 +82,14 @@ class Cells:
         path = self._file(name)
         if not path.is_file():
             by = "" if asked_by is None else f"{self._file(asked_by)}: "
-            raise ConfigError(f"{by}there is no cell {name!r} in {self.folder}{_near(name, self.names())}")
+            raise ConfigError(f"{by}there is no cell {name!r} in {self.folder}; {near(name, self.names())}")
         try:
-            found = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(found, dict):
-            raise ConfigError(f"{path} holds no keys: a cell has at least a name and a method")
-        _check_keys(found, str(path))
-        if found.get("name") != name:
-            raise ConfigError(f"{path}: name is {found.get('name')!r}, but the file's place says {name!r}")
-        return found
+            content = read_yaml(path)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if content.get("name") != name:
+            raise ConfigError(f"{path}: name is {content.get('name')!r}, but the file's place says {name!r}")
+        return _written_out(content)
 
     def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
         """What a file has, on top of what it takes over."""
@@ -136,13 +116,16 @@ class Cells:
         try:
             cell = Cell.model_validate_json(json.dumps(whole), strict=True)
         except ValidationError as error:
-            raise ConfigError(_said(path, error)) from error
+            for parent in (whole.get("base"), whole.get("inherit")):
+                if isinstance(parent, str):
+                    self[parent]  # where the mistake is in its file, its file is named
+            raise ConfigError(f"{path}: {complaint(error, Cell)}") from error
         except TypeError as error:
             raise ConfigError(f"{path}: {error}: take plain numbers, words and lists") from error
         try:
             cell.method.make()
         except ValidationError as error:
-            raise ConfigError(_said(path, error, "method")) from error
+            raise ConfigError(f"{path}: {complaint(error, section='method')}") from error
         except (ValueError, ImportError) as error:
             raise ConfigError(f"{path}: method: {error}") from error
         self._check_base(cell, path)
@@ -184,24 +167,6 @@ class Cells:
             )
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and no key may occur twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is there twice", node.value[number][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
 def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """What the second has, on top of the first, key by key."""
     whole = dict(below)
@@ -214,28 +179,14 @@ def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _check_keys(found: Mapping[str, Any], path: str) -> None:
-    """Refuse keys that nothing knows, and those that are no section."""
-    _known(found, Cell.model_fields, "", path)
-    for key, section in SECTIONS.items():
-        if key in found:
-            _known(_mapping(found[key], key, path), section.model_fields, key, path)
-    if "training" in found:
-        training = _mapping(found["training"], "training", path)
-        _known(training, [field.name for field in fields(TrainingOptions)], "training", path)
-        options = training.get("miner_options")
-        if isinstance(options, dict):
-            training["miner_options"] = [[name, value] for name, value in options.items()]
-    if "method" in found:
-        if isinstance(found["method"], str):
-            found["method"] = {"name": found["method"]}  # type: ignore[index]
-        _mapping(found["method"], "method", path)
-    data = found.get("data") or {}
-    if "splits" in data:
-        _known(_mapping(data["splits"], "data.splits", path), Splits.model_fields, "data.splits", path)
-    for out in data.get("out") or () if isinstance(data.get("out"), list) else ():
-        if isinstance(out, dict):
-            _known(out, OutSet.model_fields, "data.out", path)
+def _written_out(content: dict[str, Any]) -> dict[str, Any]:
+    """A method by its name alone, and a miner's options by name, as the models have them."""
+    if isinstance(content.get("method"), str):
+        content["method"] = {"name": content["method"]}
+    training = content.get("training")
+    if isinstance(training, dict) and isinstance(training.get("miner_options"), dict):
+        training["miner_options"] = list(map(list, training["miner_options"].items()))
+    return content
 
 
 def _check_method(whole: Mapping[str, Any], path: str) -> None:
@@ -249,38 +200,9 @@ def _check_method(whole: Mapping[str, Any], path: str) -> None:
         kind = methods.find(method["name"])
     except (ValueError, ImportError) as error:
         raise ConfigError(f"{path}: method.name: {error}") from error
-    options = ["name", *(field.name for field in fields(kind))]  # type: ignore[arg-type]
-    _known(method, options, f"method ({method['name']})", path)
-
-
-def _mapping(value: Any, key: str, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: {key} is {value!r}: keys with values are needed below it")
-    return value
-
-
-def _known(found: Mapping[str, Any], known: Iterable[str], where: str, path: str) -> None:
-    names = list(known)
-    for key in found:
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
-            raise ConfigError(f"{path}: {where or 'a cell'} has no key {key!r}; {hint}")
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _said(path: str, error: ValidationError, section: str = "") -> str:
-    """The first of pydantic's complaints, by the key's name."""
-    first = error.errors()[0]
-    places = [section, *map(str, first["loc"])]
-    key = ".".join(place for place in places if place)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return f"{path}: {key} is missing"
-    if first["type"] == "value_error":
-        return f"{path}: {key}: {message}" if key else f"{path}: {message}"
-    return f"{path}: {key} is {first['input']!r}: {message[:1].lower()}{message[1:]}"
+    options = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in method:
+        if key not in ("name", *options):
+            raise ConfigError(
+                f"{path}: method ({method['name']}) has no key {key!r}; {near(str(key), options)}"
+            )

@@ -17,8 +17,7 @@ from laplacian_metric.runs.measurements import evaluate, label_entropy
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.results import DONE, FAILED, Result, Results
-from laplacian_metric.runs.space import space
-from laplacian_metric.runs.tasks import Summary, Task, headline
+from laplacian_metric.runs.tasks import Summary, Task, headline, space
 from laplacian_metric.runs.work import Busy, ChangedError, RunError, Work
 
 WAIT = 1.0  # seconds before locked runs are tried again

@@ -10,8 +10,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -24,8 +26,52 @@ from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder, encoder_names
 from laplacian_metric.encoder.zoo import LIBRARIES
-from laplacian_metric.runs.section import Section
-from laplacian_metric.runs.verification_section import VerificationSection
+
+
+class Section(BaseModel):
+    """A part of a cell; it knows its keys, and no others."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    # Options that are not written where they have their default: what was made before they came stays the same.
+    later: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        defaults = {
+            key: type(self).model_fields[key].get_default(call_default_factory=True) for key in self.later
+        }
+        return {key: value for key, value in found.items() if key not in defaults or value != defaults[key]}
+
+
+class VerificationSection(Section):
+    """How pairs of images of the test set, and of every one of `data.tests`, are verified, as in the HIB paper.
+
+    Attributes:
+        pairs: whose average precision is measured; half of them match.
+        random_pairs: any two images, whose average precision is compared with their uncertainty.
+        neighbours: that vote for an image's class.
+        bins: of equal size, from the lowest to the highest uncertainty.
+        samples: K of each image, where a method has distributions.
+        repeats: how often what is drawn is drawn anew; what is measured of pairs, and what uncertainty tells, are
+            means over that. Neighbours are looked for with the first draws.
+        seed: of the pairs and the draws.
+        galleries: for some of `data.tests` another test set of the same images in the same order, among which
+            neighbours are looked for too; an image's twin there is passed over.
+        drawn: so many images of each set, taken at random, are kept for pictures, where spaces have two or three
+            dimensions.
+    """
+
+    pairs: int = Field(default=10_000, ge=2, multiple_of=2)
+    random_pairs: int = Field(default=200_000, ge=2)
+    neighbours: int = Field(default=5, ge=1)
+    bins: int = Field(default=20, ge=2)
+    samples: int = Field(default=8, ge=1)
+    repeats: int = Field(default=10, ge=1)
+    seed: int = Field(default=0, ge=0)
+    galleries: dict[str, str] = Field(default_factory=dict)
+    drawn: int = Field(default=200, ge=0)
 
 
 class OutSet(Section):

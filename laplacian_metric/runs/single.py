@@ -19,9 +19,8 @@ from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.fitting import BaseError, Fitted
+from laplacian_metric.runs.fitting import BaseError, Fitted, fitted
 from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
-from laplacian_metric.runs.loading import fitted
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.single_cell import NAME, write_cells
 from laplacian_metric.runs.work import Busy, ChangedError

@@ -28,7 +28,7 @@ from laplacian_metric.runs.fitting import Fitted
 from laplacian_metric.runs.images import TEST, TESTS
 from laplacian_metric.runs.results import rounded
 from laplacian_metric.runs.scores import norms
-from laplacian_metric.runs.verification_section import VerificationSection
+from laplacian_metric.runs.sections import VerificationSection
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 LATENT_DIM = 3

@@ -14,8 +14,7 @@ from experiments.images import ImagesOfResults
 from laplacian_metric import data
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.report import columns
-from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_tables
-from laplacian_metric.report.published import read_published
+from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_published, read_tables
 from laplacian_metric.runs.results import Result
 from tests.report.synthetic import failure, result, write
 
@@ -240,12 +239,12 @@ def test_a_result_that_does_not_fit_the_data(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "pie"}, "figure f is of the kind 'pie'; there are: summary"),
+        ({"kind": "pie"}, "figure f: kind is 'pie'"),
         ({"panels": {"u": "U"}}, "no table with rows is called 'u'; there are: t"),
         ({"columns": ["AURO"]}, "figure f: no metric is called 'AURO'; did you mean 'AUROC'"),
-        ({"kind": "summary"}, "figure f lacks 'columns'"),
+        ({"kind": "summary"}, "figure f: 'columns' are missing"),
         ({"rows": ["y"]}, "no table has a row 'y'"),
-        ({"colour": "red"}, "figure f has 'colour', which is not known"),
+        ({"colour": "red"}, "figure f: there is no key 'colour'"),
     ],
 )
 def test_a_wrong_figure_is_said(change: dict[str, Any], message: str) -> None:

@@ -31,6 +31,7 @@ from laplacian_metric.report.curves import (
     sparsification_curves,
     training_curves,
 )
+from laplacian_metric.report.descriptions import PublishedNumber
 from laplacian_metric.report.latent import (
     angular_deviation,
     arcs,
@@ -42,7 +43,6 @@ from laplacian_metric.report.latent import (
     tangential,
 )
 from laplacian_metric.report.pictures import PictureRow, as_pixels, draw_extremes, extreme_pictures
-from laplacian_metric.report.published import PublishedNumber
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import styles
 from laplacian_metric.report.summary import draw_summary, summary_figure

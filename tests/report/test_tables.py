@@ -16,9 +16,14 @@ from hypothesis import strategies as st
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.metrics.evaluation import Score
 from laplacian_metric.report.columns import find
-from laplacian_metric.report.descriptions import TableDescription, parse_table
+from laplacian_metric.report.descriptions import (
+    PublishedNumber,
+    PublishedTable,
+    TableDescription,
+    parse_table,
+    read_published,
+)
 from laplacian_metric.report.precision import Precisions
-from laplacian_metric.report.published import PublishedNumber, PublishedTable, read_published
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
 from laplacian_metric.runs.results import Epoch, Result, Training, read_results
@@ -264,7 +269,7 @@ def test_the_same_number_twice_does_not_compete_with_itself() -> None:
 
 def test_published_numbers_stand_below_ours() -> None:
     numbers = {"R-AUROC": PublishedNumber.parse("0.70 ± 0.0")}
-    published = {"p": PublishedTable("A paper, Table 1", {"row": numbers})}
+    published = {"p": PublishedTable(source="A paper, Table 1", rows={"row": numbers})}
     rows = [{"label": "x", "cell": "a", "published": "row"}, {"label": "y", "cell": "b"}]
     content = {"title": "T", "columns": ["mAP@1", "R-AUROC"], "rows": rows, "published": "p"}
     made = build_table(parse_table("t", content), of("a", [0.5]), published)
@@ -274,12 +279,12 @@ def test_published_numbers_stand_below_ours() -> None:
     with pytest.raises(ValueError, match="no published table is called 'p'"):
         build_table(parse_table("t", content), [], {})
     with pytest.raises(ValueError, match="p has no row 'row'; there are: other"):
-        build_table(parse_table("t", content), [], {"p": PublishedTable("s", {"other": {}})})
+        build_table(parse_table("t", content), [], {"p": PublishedTable(source="s", rows={"other": {}})})
 
 
 def test_a_published_number_is_of_the_same_strangers() -> None:
     numbers = {"AUROC/svhn": PublishedNumber.parse("0.78"), "ECE": PublishedNumber.parse("0.02")}
-    published = PublishedTable("s", {"row": numbers})
+    published = PublishedTable(source="s", rows={"row": numbers})
     assert published.number("row", find("AUROC", out="svhn")) == numbers["AUROC/svhn"]
     assert published.number("row", find("AUROC", out="mnist")) is None
     assert published.number("row", find("ECE")) == numbers["ECE"]
@@ -379,8 +384,8 @@ def test_latex_of_a_whole_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"columns": ["ECE"]}, "table t lacks 'title'"),
-        ({"title": "T", "columns": ["ECE"]}, "table t needs either 'rows' or 'pairs'"),
+        ({"columns": ["ECE"]}, "table t: title is missing"),
+        ({"title": "T", "columns": ["ECE"]}, "table t: either 'rows' or 'pairs'"),
         (
             {"title": "T", "columns": ["EZE"], "rows": []},
             "table t: no metric is called 'EZE'; did you mean 'ECE'",
@@ -388,12 +393,18 @@ def test_latex_of_a_whole_table(tmp_path: Path) -> None:
         ({"title": "T", "columns": ["AUROC"], "rows": []}, "table t: AUROC needs to know which set"),
         (
             {"title": "T", "columns": ["ECE"], "row": []},
-            "table t has 'row', which is not known; there are: title",
+            "table t: there is no key 'row'; did you mean 'rows'",
         ),
-        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x"}]}, "table t, row 1 lacks 'cell'"),
-        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}] * 2}, "two rows 'x'"),
-        ({"title": "T", "columns": ["ECE"], "pairs": [{"label": "x"}]}, "table t, pair 1 lacks 'before'"),
-        ({"title": "T", "columns": ["ECE"], "rows": ["a"]}, "table t, row 1 is 'a', it must say label, cell"),
+        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x"}]}, "table t: rows[0].cell is missing"),
+        (
+            {"title": "T", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}] * 2},
+            "two rows are called 'x'",
+        ),
+        (
+            {"title": "T", "columns": ["ECE"], "pairs": [{"label": "x"}]},
+            "table t: pairs[0].before is missing",
+        ),
+        ({"title": "T", "columns": ["ECE"], "rows": ["a"]}, "table t: rows[0] is 'a'"),
     ],
 )
 def test_a_wrong_description_is_said(content: dict[str, Any], message: str) -> None:
@@ -416,8 +427,8 @@ def test_yaml_that_says_something_twice_is_refused(tmp_path: Path) -> None:
 def test_wrong_published_numbers_are_said(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("p: {source: s, rows: {a: {ECE: '0.1 +- 0.2'}}}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"p, a: '0.1 \+- 0.2' is not a number like"):
+    with pytest.raises(ValueError, match=r"p: rows.a.ECE: '0.1 \+- 0.2' is not a number like"):
         read_published(path)
     path.write_text("p: {rows: {}}", encoding="utf-8")
-    with pytest.raises(ValueError, match="p needs 'source' and 'rows'"):
+    with pytest.raises(ValueError, match="p: source is missing"):
         read_published(path)

@@ -24,7 +24,7 @@ def without(*keys: str) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "key": ({**BASE, "trainig": {}}, "a cell has no key 'trainig'; did you mean 'training'?"),
+    "key": ({**BASE, "trainig": {}}, "there is no key 'trainig'; did you mean 'training'?"),
     "training key": (
         with_("training", learnin_rate=1),
         "training has no key 'learnin_rate'; did you mean 'learning_rate'?",
@@ -35,7 +35,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         with_("data", splits={"tst": "test"}),
         "data.splits has no key 'tst'; did you mean 'test'?",
     ),
-    "out key": (with_("data", out=[{"nam": "mnist"}]), "data.out has no key 'nam'; did you mean 'name'?"),
+    "out key": (with_("data", out=[{"nam": "mnist"}]), "data.out[0] has no key 'nam'; did you mean 'name'?"),
     "method option": (
         {**LAPLACE, "method": {"name": "laplace", "structur": "diag"}},
         "method (laplace) has no key 'structur'; did you mean 'structure'?",
@@ -61,13 +61,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "method.structure is 'round'",
     ),
     "data set": (with_("data", train="fashion-mnst"), "did you mean 'fashion-mnist'?"),
-    "out set": (with_("data", out=["mnst"]), "data.out.0.name: no data set is called 'mnst'"),
+    "out set": (with_("data", out=["mnst"]), "data.out[0].name: no data set is called 'mnst'"),
     "out twice": (with_("data", out=["mnist", "mnist"]), "data: out names 'mnist' twice"),
     "network": (with_("network", name="fashon-mnist"), "did you mean 'fashion-mnist'?"),
     "method": ({**BASE, "method": "determinstic"}, "method.name: no method is called 'determinstic'"),
     "no method": (without("method"), "there is no method"),
     "no data": (without("data"), "data is missing"),
-    "section": ({**BASE, "training": 3}, "training is 3: keys with values are needed below it"),
+    "section": ({**BASE, "training": 3}, "training is 3"),
     "test trains": (with_("data", splits={"train": "test"}), "test images are never trained on"),
     "test chooses": (with_("data", splits={"validation": "all"}), "test images are never trained on"),
     "weights": (with_("network", weights="/net.safetensors"), "give the file's place below the data folder"),
@@ -102,11 +102,11 @@ def test_what_is_wrong_is_named_with_its_file(case: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: mini/wrong\nname: mini/wrong\n", "the key 'name' is there twice"),
-        ("name: [", "is no YAML"),
-        ("", "holds no keys"),
+        ("name: mini/wrong\nname: mini/wrong\n", "'name' is there twice"),
+        ("name: [", "cannot be read"),
+        ("", "holds no mapping"),
         ("name: mini/other\nmethod: hib\n", "name is 'mini/other', but the file's place says 'mini/wrong'"),
-        ("name: mini/wrong\nmethod: !!python/name:os.system\n", "is no YAML"),
+        ("name: mini/wrong\nmethod: !!python/name:os.system\n", "cannot be read"),
     ],
 )
 def test_files_that_are_no_cells(text: str, expected: str, tmp_path: Path) -> None:

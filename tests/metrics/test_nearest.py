@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric import metrics
-from laplacian_metric.runs.own_ranking import rank_by
+from laplacian_metric.metrics.nearest import rank_by
 
 
 def points(number: int, dim: int = 4) -> Tensor:
