@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for name, exists in paths.items():
-        print(f"{name}: {'written' if exists else 'none of its cells has been paths, left out'}")
+        print(f"{name}: {'written' if exists else 'none of its cells has been made, left out'}")
     return 0
 
 

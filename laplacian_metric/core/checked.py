@@ -87,7 +87,7 @@ def _entry(path: Iterable[object]) -> str:
     ).lstrip(".")
 
 
-def _fields(model: Any, path: Iterable[object]) -> Iterable[str]:
+def _fields(model: Any, path: Iterable[object]) -> list[str]:
     """The names of the fields at a place in a model; none where it holds no model."""
     for place in path:
         if not isinstance(place, int):
@@ -96,8 +96,7 @@ def _fields(model: Any, path: Iterable[object]) -> Iterable[str]:
             model = next(
                 (kind for kind in kinds if hasattr(kind, "model_fields") or is_dataclass(kind)), None
             )
-    names: Iterable[str] = getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", ())
-    return names
+    return list(getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", ()))
 
 
 def near(name: str, known: Iterable[str]) -> str:
