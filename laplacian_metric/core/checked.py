@@ -96,7 +96,8 @@ def _fields(model: Any, path: Iterable[object]) -> list[str]:
             model = next(
                 (kind for kind in kinds if hasattr(kind, "model_fields") or is_dataclass(kind)), None
             )
-    return list(getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", ()))
+    names: Any = getattr(model, "model_fields", getattr(model, "__dataclass_fields__", ()))
+    return list(names)
 
 
 def near(name: str, known: Iterable[str]) -> str:
