@@ -29,7 +29,8 @@ class UnreadableImageError(ValueError):
 def decode_image(path: Path) -> torch.Tensor:
     """Decode an image file.
 
-    The orientation that a camera noted is applied. Pillow's limit on the number of pixels stays on.
+    The orientation that a camera noted is applied, and what is transparent is laid on white. Pillow's limit on the
+    number of pixels stays on.
 
     Returns:
         (3, H, W), uint8, red first.
@@ -43,6 +44,11 @@ def decode_image(path: Path) -> torch.Tensor:
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(image)
+            if upright.has_transparency_data:
+                # Dropping alpha would show whatever colour the file has below it, which for icons is black on black.
+                LOGGER.info("%s is transparent: it is laid on white", path)
+                layers = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers)
             pixels = np.array(upright.convert("RGB"))
     except FileNotFoundError as error:
         raise UnreadableImageError(f"the image {path} does not exist") from error

@@ -70,7 +70,7 @@ def load(
     split: str | Split = Split.TRAIN,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    download: bool = False,
+    download: bool | Literal["unverified"] = False,
     image_size: int | Literal["default"] | None = "default",
     channels: int | None = None,
     preprocessing: str | None = None,
@@ -88,7 +88,8 @@ def load(
         split: "train", "validation", "train+validation" or "test".
         data_dir: the only folder to look in. By default it is that of the environment variable
             LAPLACIAN_METRIC_DATA and then that in the platform's cache.
-        download: fetch what is missing, where its publisher allows that.
+        download: fetch what is missing, where its publisher allows that; "unverified" also where it comes without
+            encryption or without a checksum.
         image_size: the side of the square that images are scaled and cut to; None leaves them as they are. The
             default is the data set's own.
         channels: 1 or 3, to turn grey into colour or the other way round.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.download import DownloadError, lock_beside
+from laplacian_metric.data.archives import unpack
+from laplacian_metric.data.download import DownloadError, fetch, lock_beside
 from laplacian_metric.data.images import ImageFiles
 from laplacian_metric.data.lookup import VARIABLE, MissingDataError, locate
 from laplacian_metric.data.splits import STANDARD, Split
@@ -65,14 +67,14 @@ class Request:
         info: the data set.
         split: the part of it.
         folders: the data folders; downloads go to the first.
-        download: whether files may be fetched.
+        download: whether files may be fetched; "unverified" also without encryption or a checksum.
         skip_unreadable: whether what is no image may be left out.
     """
 
     info: DataSetInfo
     split: Split
     folders: tuple[Path, ...]
-    download: bool = False
+    download: bool | Literal["unverified"] = False
     skip_unreadable: bool = False
 
     def find(
@@ -103,6 +105,21 @@ class Request:
         if place is None:
             raise MissingDataError(self._missing(incomplete, downloadable=fetch is not None))
         return place
+
+    def fetch(self, url: str, target: Path, md5: str | None = None) -> Path:
+        """Download a file whose checksum is known over https; any other only where that was asked for."""
+        lacks = [] if url.startswith(("https:", "file:")) else ["its address is not encrypted"]
+        lacks += [] if md5 else ["no checksum of it is published"]
+        if lacks and self.download != "unverified":
+            raise DownloadError(
+                f"{url} was not downloaded: {' and '.join(lacks)}, so that whatever arrives would be taken for it. If "
+                f'you accept that, data.load({self.info.name!r}, download="unverified") fetches it'
+            )
+        return fetch(url, target, md5=md5)
+
+    def fetch_and_unpack(self, url: str, folder: Path, expects: str, md5: str | None = None) -> None:
+        """Download an archive into a data folder and unpack one folder of it there; the archive stays."""
+        unpack(self.fetch(url, folder / url.rsplit("/", 1)[-1], md5), folder, expects)
 
     def _fetch(self, fetch: Callable[[Path], None], target: Path) -> None:
         try:

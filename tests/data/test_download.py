@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from laplacian_metric import data
-from laplacian_metric.data import DownloadError, MissingDataError
+from laplacian_metric.data import DownloadError, MissingDataError, source
 from laplacian_metric.data.download import fetch
 from laplacian_metric.data.sources import cifar10, cub, fashion_mnist, mnist, products, svhn
 from tests.data import miniatures
@@ -183,9 +184,9 @@ def test_a_data_set_is_downloaded_on_request(
     with pytest.raises(MissingDataError):
         data.load("fashion-mnist", split="test", data_dir=place)
     assert not site.requests
-    assert len(data.load("fashion-mnist", split="test", data_dir=place, download=True)) == 30
+    assert len(data.load("fashion-mnist", split="test", data_dir=place, download="unverified")) == 30
     assert len(site.requests) == 4
-    data.load("fashion-mnist", split="train", data_dir=place, download=True, held_out=20)
+    data.load("fashion-mnist", split="train", data_dir=place, download="unverified", held_out=20)
     assert len(site.requests) == 4
     # torchvision takes the same files from the same place.
     assert (place / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").is_file()
@@ -228,7 +229,7 @@ def test_an_archive_is_downloaded_and_unpacked(
         monkeypatch.setattr(module, "MD5", md5(packed))
     options = {"held_out": 20} if name == "cifar-10" else {}
     place = tmp_path / "data"
-    loaded = data.load(name, data_dir=place, download=True, **options)
+    loaded = data.load(name, data_dir=place, download="unverified", **options)
     expected = data.load(name, data_dir=source, **options)
     assert loaded.labels.tolist() == expected.labels.tolist()
     assert loaded[0][0].shape == expected[0][0].shape
@@ -245,7 +246,7 @@ def test_matlab_files_are_downloaded_one_by_one(
     site.files["/test_32x32.mat"] = content
     monkeypatch.setattr(svhn, "URL", site.url)
     monkeypatch.setattr(svhn, "CHECKSUMS", {"test_32x32.mat": md5(content)})
-    assert len(data.load("svhn", split="test", data_dir=tmp_path / "data", download=True)) == 20
+    assert len(data.load("svhn", split="test", data_dir=tmp_path / "data", download="unverified")) == 20
     assert [path for path, _ in site.requests] == ["/test_32x32.mat"]
 
 
@@ -257,8 +258,8 @@ def test_human_labels_are_downloaded_when_insisted_on(
     site.files["/cifar10h-probs.npy"] = labels.read_bytes()
     labels.unlink()
     monkeypatch.setattr(cifar10, "URL_H", site.url + "cifar10h-probs.npy")
-    assert not data.load("cifar-10", split="test", data_dir=tmp_path, download=True).extras
-    loaded = data.load("cifar-10", split="test", data_dir=tmp_path, download=True, human_labels=True)
+    assert not data.load("cifar-10", split="test", data_dir=tmp_path, download="unverified").extras
+    loaded = data.load("cifar-10", split="test", data_dir=tmp_path, download="unverified", human_labels=True)
     assert loaded.extras["human_distribution"].shape == (40, 10)
 
 
@@ -284,7 +285,9 @@ def test_two_processes_download_once(site: Site, tmp_path: Path, root: Path) -> 
         "from laplacian_metric.data.sources import mnist\n"
         f"mnist.MIRROR, mnist.CHECKSUMS = {site.url!r}, {checksums!r}"
     )
-    call = f"len(data.load('mnist', split='test', data_dir={str(tmp_path / 'data')!r}, download=True))"
+    call = (
+        f"len(data.load('mnist', split='test', data_dir={str(tmp_path / 'data')!r}, download='unverified'))"
+    )
     assert in_two_processes(setup, call, root) == ["30", "30"]
     assert sorted(path for path, _ in site.requests) == sorted(f"/{name}" for name in checksums)
 
@@ -301,7 +304,7 @@ def test_two_processes_unpack_once(site: Site, tmp_path: Path, root: Path) -> No
         "from laplacian_metric.data.sources import cub\n"
         f"cub.URL, cub.MD5 = {site.url + 'birds.tgz'!r}, {md5(packed)!r}"
     )
-    call = f"len(data.load('cub-200-2011', split='test', data_dir={str(tmp_path / 'data')!r}, download=True))"
+    call = f"len(data.load('cub-200-2011', split='test', data_dir={str(tmp_path / 'data')!r}, download='unverified'))"
     assert in_two_processes(setup, call, root) == ["30", "30"]
     assert len(site.requests) == 1
     assert visible(tmp_path / "data") == ["CUB_200_2011", "birds.tgz"]
@@ -314,7 +317,55 @@ def test_a_failed_download_says_where_else_the_data_are(
     with pytest.raises(
         DownloadError, match=r"404.*; CUB-200-2011 is published at https://data.caltech.edu/records"
     ):
-        data.load("cub-200-2011", data_dir=tmp_path, download=True)
+        data.load("cub-200-2011", data_dir=tmp_path, download="unverified")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("svhn", {}, "its address is not encrypted"),
+        ("stanford-online-products", {}, "not encrypted and no checksum of it is published"),
+        ("cifar-10", {"human_labels": True, "split": "test"}, "no checksum of it is published"),
+    ],
+)
+def test_what_cannot_be_verified_is_fetched_only_where_that_is_accepted(
+    name: str, options: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "cifar-10":
+        miniatures.cifar10(tmp_path)
+        (tmp_path / "cifar10h-probs.npy").unlink()
+    tried: list[str] = []
+
+    def attempt(url: str, target: Path, **_: object) -> Path:
+        tried.append(url)
+        raise DownloadError("there is no network here")
+
+    monkeypatch.setattr(source, "fetch", attempt)
+    with pytest.raises(DownloadError, match=f'was not downloaded: .*{reason}.*download="unverified"'):
+        data.load(name, data_dir=tmp_path, download=True, **options)
+    assert not tried
+    with pytest.raises(DownloadError, match="there is no network here"):
+        data.load(name, data_dir=tmp_path, download="unverified", **options)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "mnist", "cifar-10", "cub-200-2011"])
+def test_the_other_addresses_are_encrypted_and_have_checksums(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[tuple[str, str | None]] = []
+
+    def attempt(url: str, target: Path, md5: str | None = None) -> Path:
+        tried.append((url, md5))
+        raise DownloadError("there is no network here")
+
+    monkeypatch.setattr(source, "fetch", attempt)
+    with pytest.raises(DownloadError, match="there is no network here"):
+        data.load(name, data_dir=tmp_path, download=True)
+    ((url, md5),) = tried
+    assert url.startswith("https://")
+    assert md5 is not None
+    assert len(md5) == 32
 
 
 def test_checksums_are_those_that_torchvision_has() -> None:
@@ -329,4 +380,3 @@ def test_checksums_are_those_that_torchvision_has() -> None:
         assert url == svhn.URL + name
         assert checksum == svhn.CHECKSUMS[name]
     assert mnist.MIRROR in sets.MNIST.mirrors
-    assert fashion_mnist.MIRROR in sets.FashionMNIST.mirrors

@@ -11,6 +11,7 @@ from PIL import Image
 
 from laplacian_metric import data
 from laplacian_metric.data import ImageFiles, MissingDataError, TestDataError, UnreadableImageError
+from laplacian_metric.data.images import decode_image
 from tests.data import miniatures
 
 
@@ -216,3 +217,32 @@ def test_folders_for_splits_are_taken_together_to_be_divided_by_class(tmp_path: 
         ]
     everything = [name for split in ("train", "validation", "test") for name in names(loaded[split])]
     assert sorted(everything) == sorted(names(loaded["all"]))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA"])
+def test_what_is_transparent_is_laid_on_white(
+    mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    icon = Image.new("RGBA", (3, 1), (0, 0, 0, 0))  # black, below nothing
+    icon.putpixel((1, 0), (0, 0, 0, 255))
+    icon.putpixel((2, 0), (0, 0, 0, 128))
+    path = tmp_path / ("icon.tiff" if mode == "PA" else "icon.png")
+    if mode == "P":
+        flat = Image.new("P", (3, 1), 0)
+        flat.putpalette([0, 0, 0, 0, 0, 0])
+        flat.putpixel((1, 0), 1)
+        flat.save(path, transparency=0)
+    elif mode == "PA":
+        icon.convert("PA").convert("RGBA").save(path)
+    else:
+        icon.convert(mode).save(path)
+    with caplog.at_level("INFO"):
+        pixels = decode_image(path)
+    assert pixels.shape == (3, 1, 3)
+    assert pixels[:, 0, :2].tolist() == [[255, 0]] * 3
+    if mode != "P":
+        assert abs(int(pixels[0, 0, 2]) - 127) <= 1
+    assert f"{path} is transparent" in caplog.text
+    opaque = tmp_path / "opaque.png"
+    Image.new("RGBA", (3, 1), (0, 0, 0, 255)).save(opaque)
+    assert not decode_image(opaque).any()

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.download import fetch
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.data.readers import CorruptFileError, read_cifar_batch, read_npy, read_npz
 from laplacian_metric.data.source import Content, DataSetInfo, Request
-from laplacian_metric.data.sources.shared import array_content, fetch_and_unpack
+from laplacian_metric.data.sources.shared import array_content
 from laplacian_metric.data.splits import Split
 
 INFO = DataSetInfo(
@@ -93,7 +92,7 @@ def read(
     folder = request.find(
         (_FOLDER, "."),
         [(name,) for name in (*_TRAIN, *_TEST)],
-        lambda target: fetch_and_unpack(URL, target, _FOLDER, MD5),
+        lambda target: request.fetch_and_unpack(URL, target, _FOLDER, MD5),
     )
     batches = [read_cifar_batch(folder / name) for name in names]
     images = np.concatenate([batch[0] for batch in batches])
@@ -163,7 +162,7 @@ def _read_h(
 ) -> dict[str, torch.Tensor]:
     path = _beside(request, folder, _CIFAR10H, _WHERE_H, required and not request.download)
     if path is None and required:
-        path = fetch(URL_H, request.folders[0] / _CIFAR10H)
+        path = request.fetch(URL_H, request.folders[0] / _CIFAR10H)
     if path is None:
         return {}
     shares = read_npy(path)

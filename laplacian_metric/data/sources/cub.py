@@ -8,7 +8,6 @@ from laplacian_metric.data.readers import CorruptFileError
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.sources.shared import (
     as_number,
-    fetch_and_unpack,
     file_content,
     read_table,
     rows_of_first_and_second_half,
@@ -45,7 +44,7 @@ def read(request: Request, validation_share: float = 0.2) -> Content:
     folder = request.find(
         (_FOLDER, "CUB_200_2011/CUB_200_2011", "cub2011/CUB_200_2011", "."),
         [(name,) for name in _NEEDED],
-        lambda target: fetch_and_unpack(URL, target, _FOLDER, MD5),
+        lambda target: request.fetch_and_unpack(URL, target, _FOLDER, MD5),
     )
     listed, classed = folder / "images.txt", folder / "image_class_labels.txt"
     names = {as_number(number, listed): name for number, name in read_table(listed, 2)}

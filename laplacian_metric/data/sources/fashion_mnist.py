@@ -17,7 +17,7 @@ INFO = DataSetInfo(
     "Algorithms, 2017",
 )
 
-MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+MIRROR = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 CHECKSUMS = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",

@@ -9,7 +9,7 @@ import torch
 
 from laplacian_metric.data.readers import CorruptFileError
 from laplacian_metric.data.source import Content, DataSetInfo, Request
-from laplacian_metric.data.sources.shared import as_number, fetch_and_unpack, file_content, read_table
+from laplacian_metric.data.sources.shared import as_number, file_content, read_table
 from laplacian_metric.data.splits import STANDARD, Split, part_of_classes
 
 INFO = DataSetInfo(
@@ -41,7 +41,7 @@ def read(request: Request, validation_share: float = 0.2) -> Content:
     folder = request.find(
         (_FOLDER, "."),
         [("Ebay_train.txt",), ("Ebay_test.txt",)],
-        lambda target: fetch_and_unpack(URL, target, _FOLDER, None),
+        lambda target: request.fetch_and_unpack(URL, target, _FOLDER),
     )
     rows: list[tuple[str, int, int]] = []
     train: set[int] = set()

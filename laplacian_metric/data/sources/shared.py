@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.archives import unpack
-from laplacian_metric.data.download import fetch
 from laplacian_metric.data.images import ImageFiles
 from laplacian_metric.data.readers import CorruptFileError, read_idx
 from laplacian_metric.data.source import Content, Request
@@ -38,7 +36,7 @@ def find_idx(request: Request, bases: Sequence[str], mirror: str, checksums: Map
     def get(folder: Path) -> None:
         for name in IDX_FILES:
             zipped = f"{name}.gz"
-            fetch(f"{mirror}{zipped}", folder / bases[0] / zipped, md5=checksums[zipped])
+            request.fetch(f"{mirror}{zipped}", folder / bases[0] / zipped, checksums[zipped])
 
     return request.find(bases, [(name, f"{name}.gz") for name in IDX_FILES], get)
 
@@ -127,11 +125,6 @@ def file_content(
         indices=part,
         extras={name: values[rows] for name, values in (extras or {}).items()},
     )
-
-
-def fetch_and_unpack(url: str, folder: Path, expects: str, md5: str | None) -> None:
-    """Download an archive into a data folder and unpack one folder of it there; the archive stays."""
-    unpack(fetch(url, folder / url.rsplit("/", 1)[-1], md5=md5), folder, expects)
 
 
 def read_table(path: Path, columns: int) -> list[list[str]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from laplacian_metric.data.download import fetch
 from laplacian_metric.data.embedded import DIGITS
 from laplacian_metric.data.readers import CorruptFileError, read_mat
 from laplacian_metric.data.source import Content, DataSetInfo, Request
@@ -40,7 +39,7 @@ def read(request: Request, held_out: int = 5000) -> Content:
     name = "test_32x32.mat" if request.split is Split.TEST else "train_32x32.mat"
 
     def get(folder: Path) -> None:
-        fetch(URL + name, folder / "svhn" / name, md5=CHECKSUMS[name])
+        request.fetch(URL + name, folder / "svhn" / name, CHECKSUMS[name])
 
     path = request.find(("svhn", "SVHN", "."), [(name,)], get) / name
     arrays = read_mat(path, ("X", "y"))
