@@ -104,16 +104,15 @@ class Manifest(Strict):
         return cls.FORMAT.rpartition(" ")[2]
 
 
-def validated(kind: type[B], values: Any, where: str) -> B:
+def validated(kind: type[B], values: Any, where: str, remedy: str = "copy it again, or save it again") -> B:
     """Return values of JSON as a model; the error names the entry that is missing or wrong."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         entry = ".".join(map(str, first["loc"])) or "the content"
-        raise DamagedArtifactError(
-            f"{entry} of {where} is damaged ({first['msg']}): copy it again, or save it again"
-        ) from error
+        is_value = "missing" if first["type"] == "missing" else f"{first['input']!r:.100}"
+        raise DamagedArtifactError(f"{entry} in {where} is {is_value} ({first['msg']}): {remedy}") from error
 
 
 def parsed(text: str | bytes, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import tensor_file
 from laplacian_metric.encoder.weight_files import notes_of, read_weights
 
 if TYPE_CHECKING:
@@ -41,22 +41,12 @@ def save_encoder(encoder: Encoder, path: str | os.PathLike[str]) -> None:
         >>> again.fingerprint() == encoder.fingerprint()
         True
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ImportError("encoders are saved by safetensors: pip install safetensors") from error
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in encoder.state_dict().items():
+    tensors = encoder.state_dict()
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}, only tensors can be saved")
-        storage = tensor.untyped_storage().data_ptr()
-        # The format knows no tensors that share memory.
-        tensors[name] = tensor.detach().contiguous() if storage not in seen else tensor.detach().clone()
-        seen.add(storage)
     notes = json.dumps({"normalize": encoder.normalize, "recipe": encoder.recipe})
-    with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt", "encoder": notes})
+    tensor_file.save(path, tensors, {"format": "pt", "encoder": notes})
 
 
 def load_encoder(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laplacian_metric.core import tensor_file
+
 # Where training scripts put the state dictionary beside the optimizer's, the most telling name first.
 WRAPPINGS = (
     "state_dict",
@@ -37,7 +39,7 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         raise FileNotFoundError(f"there is no file {file}")
     start = _start_of(file)
     if len(start) > 8 and start[8:9] == b"{":
-        return _read_safetensors(file)
+        return tensor_file.load(file)
     if start.startswith(b"version https://git-lfs"):
         raise ValueError(
             f"{file.name} is a pointer to a large file, not the file: fetch it with git lfs pull"
@@ -52,20 +54,6 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
 def _start_of(file: Path) -> bytes:
     with file.open("rb") as opened:
         return opened.read(64)
-
-
-def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(f"{file.name} is read by safetensors: pip install safetensors") from error
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file.name} is no whole safetensors file ({error}): copy or download it again"
-        ) from error
 
 
 def _refuse_programs(file: Path) -> None:

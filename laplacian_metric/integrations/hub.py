@@ -108,15 +108,15 @@ def save_folder(
     header = header_of(lam, lam._fit())
     effective = {"n_effective": lam.n_effective, "prior_precision": lam.prior_precision}
     manifest = PosteriorManifest(
-        made_with=header["versions"],
+        made_with=header.versions,
         encoder_reference=_reference(lam.encoder) if encoder_reference is None else encoder_reference,
         licence=licence,
         metrics=_plain(metrics),
         fingerprint=lam.fingerprint(),
-        settings=header["settings"] | effective,
-        loss=header["loss"],
-        fit=header["fit"],
-        encoder=header["encoder"],
+        settings=header.settings.model_dump() | effective,
+        loss=header.loss.model_dump(by_alias=True),
+        fit=header.fit.model_dump(),
+        encoder=header.encoder.model_dump(),
     )
     text = card(folder.resolve().name if title is None else title, manifest.model_dump())
     return artifact.save(folder, manifest, {POSTERIOR: lam.save, CARD: text}, overwrite=overwrite)

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core import artifact
+from laplacian_metric.core import artifact, tensor_file
 from laplacian_metric.core.manifest import DamagedArtifactError, Manifest, Strict
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
@@ -148,7 +148,7 @@ class ModelFolder:
         payloads: dict[str, artifact.Payload] = {
             ENCODER: lambda path: self._write_encoder(path, manifest.encoder),
             POSTERIOR: self.lam.save,
-            SEEN: self._write_seen,
+            SEEN: lambda path: tensor_file.save(path, self.seen),
         }
         return artifact.save(folder, manifest, payloads, overwrite=overwrite)
 
@@ -160,11 +160,6 @@ class ModelFolder:
             raise ValueError(
                 f"the encoder is not made again by its name, {entry.name!r}, and its options: pass all of its options"
             )
-
-    def _write_seen(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file({name: tensor.contiguous() for name, tensor in self.seen.items()}, path)
 
     @classmethod
     def load(
@@ -183,8 +178,6 @@ class ModelFolder:
             loss: needed where it is of a class that is not this library's.
             device: where the encoder is to compute.
         """
-        from safetensors.torch import load_file
-
         with artifact.load(folder, ModelManifest) as opened:
             manifest, path = opened.manifest, opened.path(ENCODER)
             prepared = manifest.preparation
@@ -195,7 +188,7 @@ class ModelFolder:
                 options=manifest.encoder.options,
                 class_names=tuple(manifest.class_names),
                 about=manifest.about,
-                seen=load_file(opened.path(SEEN)),
+                seen=tensor_file.load(opened.path(SEEN))[0],
             )
 
 

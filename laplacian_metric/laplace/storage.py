@@ -6,29 +6,28 @@ classes, or passed by whoever loads.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import tensor_file
+from laplacian_metric.core.manifest import DamagedArtifactError, ForeignArtifactError
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.layer import CURVATURES, LayerCurvature, Structure
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.laplace.stored_header import (
-    FORMAT,
+    Header,
     check_encoder,
-    check_real,
+    header_from,
     header_of,
     loss_of,
     naming,
-    parsed,
 )
 
 if TYPE_CHECKING:
@@ -73,13 +72,8 @@ def save(lam: LAM, path: str | os.PathLike[str]) -> None:
         tensors[name], order = _packed(tensor)
         if order is not None:
             orders[name] = order
-    header = {"format": FORMAT, **header_of(lam, fitted), "orders": orders}
-    check_real(header, "")
-    told = json.dumps(header, allow_nan=False)
-    with _safetensors():
-        from safetensors.torch import save_file
-    with atomic_write(path) as temporary:
-        save_file(tensors, temporary, metadata={KEY: told})
+    header = header_of(lam, fitted, orders).model_dump_json(by_alias=True)
+    tensor_file.save(path, tensors, {KEY: header})
 
 
 def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
@@ -93,29 +87,28 @@ def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None =
     from laplacian_metric.laplace.posthoc import LAM
 
     file = Path(path).name
-    header, tensors = _read(path)
-    check_encoder(header["encoder"], encoder, file)
-    settings, fit = header["settings"], header["fit"]
-    with naming(file):
-        lam = LAM(encoder, loss_of(header["loss"], loss, file), **settings)
-    shape = (header["encoder"]["outputs"], header["encoder"]["features"] + fit["bias_is_random"])
-    device = encoder.head.weight.device
-    gradient = tensors.pop("gradient").to(device)
+    tensors, notes = tensor_file.load(path)
+    header = _header(notes, file)
+    _check_orders(header.orders, {name: tensor.ndim for name, tensor in tensors.items()}, file)
+    for name, order in header.orders.items():
+        tensors[name] = _unpacked(tensors[name], order)
+    for name, tensor in tensors.items():
+        _check_numbers(name, tensor, f"{file} is damaged, or was not written by LAM.save")
+    check_encoder(header.encoder, encoder, file)
+    fit, shape = header.fit, (header.encoder.outputs, header.encoder.features + header.fit.bias_is_random)
+    gradient = tensors.pop("gradient")
     judged = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith(CONFIDENCE)}
     with naming(file):
+        lam = LAM(encoder, loss_of(header.loss, loss, file), **header.settings.model_dump())
         confidence = _confidence(judged, shape[0]) if judged else None
-        curvature = _curvature(tensors, lam.structure, shape, fit["clamped"])
+        curvature = _curvature(tensors, lam.structure, shape, fit.clamped)
         _check_shape("gradient", gradient, shape)
-    counts = {name: float(fit[name]) for name in ("num_positives", "num_negatives", "loss_value")}
+    device = encoder.head.weight.device
     lam.fitted = Fitted(
         curvature=curvature.to(device),
-        num_images=fit["num_images"],
-        num_batches=fit["num_batches"],
-        bias_is_random=fit["bias_is_random"],
-        gradient=gradient,
-        fingerprint=header["encoder"]["fingerprint"],
-        length=fit.get("length"),
-        **counts,
+        gradient=gradient.to(device),
+        fingerprint=header.encoder.fingerprint,
+        **fit.model_dump(exclude={"clamped"}),
     )
     if confidence is not None:
         lam.set_confidence(confidence.to(device))
@@ -129,16 +122,18 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         "format", "versions", "loss", "settings", "fit" and "encoder" as they were stored, and "tensors": the shape
         and dtype of each.
     """
-    with _opened(path) as (opened, header):
-        told = {name: section for name, section in header.items() if name != "orders"}
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-        told["tensors"] = {}
-        for name, found in sorted(slices.items()):
-            stored = found.get_shape()
-            order = header["orders"].get(name, list(range(len(stored))))
-            shape = [stored[order.index(i)] for i in range(len(stored))]
-            told["tensors"][name] = {"shape": shape, "dtype": found.get_dtype()}
-    return told
+    file = Path(path).name
+    with tensor_file.opened(path) as opened:
+        header = _header(opened.metadata() or {}, file)
+        slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+        shapes = {name: found.get_shape() for name, found in slices.items()}
+        _check_orders(header.orders, {name: len(shape) for name, shape in shapes.items()}, file)
+        tensors = {}
+        for name, shape in shapes.items():
+            order = header.orders.get(name, range(len(shape)))
+            in_order = [shape[place] for place in np.argsort(order)]
+            tensors[name] = {"shape": in_order, "dtype": slices[name].get_dtype()}
+    return {**header.model_dump(by_alias=True, exclude={"orders"}), "tensors": tensors}
 
 
 # --- the tensors ---
@@ -235,61 +230,22 @@ def _curvature(
     return CURVATURES[structure].from_tensors(found, clamped)
 
 
-# --- the file ---
+# --- the header ---
 
 
-@contextmanager
-def _safetensors() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError("a LAM is stored by safetensors: pip install safetensors") from error
+def _header(notes: Mapping[str, str], file: str) -> Header:
+    if KEY not in notes:
+        remedy = "; it holds an encoder: Encoder.from_checkpoint reads it" if "encoder" in notes else ""
+        raise ForeignArtifactError(f"{file} was not written by LAM.save{remedy}")
+    return header_from(notes[KEY], file)
 
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The open file and its header."""
-    with _safetensors():
-        from safetensors import SafetensorError, safe_open
-    file = Path(path)
-    if file.is_dir():
-        raise IsADirectoryError(f"{file} is a folder, a file that LAM.save wrote is needed")
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            told = opened.metadata() or {}
-            if KEY not in told:
-                remedy = (
-                    "; it holds an encoder: Encoder.from_checkpoint reads it" if "encoder" in told else ""
-                )
-                raise ValueError(f"{file.name} was not written by LAM.save{remedy}")
-            header = parsed(told[KEY], file.name)
-            _check_orders(header["orders"], opened, file.name)
-            yield opened, header
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file.name} is no whole safetensors file ({error}): copy it again, or pass what LAM.save wrote"
-        ) from error
-
-
-def _check_orders(orders: dict[str, Any], opened: Any, file: str) -> None:
+def _check_orders(orders: Mapping[str, list[int]], dimensions: Mapping[str, int], file: str) -> None:
     """Refuse a header that does not know the tensors beside it."""
-    names = set(opened.keys())
-    if "gradient" not in names or not set(orders) <= names:
-        raise ValueError(f"{file} lacks tensors that a LAM has: the file is damaged")
+    if "gradient" not in dimensions or not set(orders) <= set(dimensions):
+        raise DamagedArtifactError(f"{file} lacks tensors that a LAM has: the file is damaged")
     for name, order in orders.items():
-        places = range(len(opened.get_slice(name).get_shape()))
-        if not isinstance(order, list) or sorted(map(repr, order)) != sorted(map(repr, places)):
-            raise ValueError(f"orders.{name} in the header of {file} is {order!r}: the file is damaged")
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a file, as they lay in memory; the file may be replaced afterwards."""
-    with _opened(path) as (opened, header):
-        tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    for name, order in header["orders"].items():
-        tensors[name] = _unpacked(tensors[name], order)
-    for name, tensor in tensors.items():
-        _check_numbers(name, tensor, f"{Path(path).name} is damaged, or was not written by LAM.save")
-    return header, tensors
+        if sorted(order) != list(range(dimensions[name])):
+            raise DamagedArtifactError(
+                f"orders.{name} in the header of {file} is {order!r}: the file is damaged"
+            )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -11,9 +9,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import Field, model_validator
 
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
+from laplacian_metric import __version__
+from laplacian_metric.core.manifest import (
+    DamagedArtifactError,
+    NewerArtifactError,
+    Strict,
+    parsed,
+    validated,
+)
 from laplacian_metric.encoder.fingerprint import digest
 from laplacian_metric.laplace.state import Fitted
 
@@ -23,51 +30,76 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 LOSSES: dict[str, type[PairLoss]] = {"hessians.ContrastiveLoss": ContrastiveLoss}
-NUMBER = (int, float)
-
-# What a header must have, and of which types; ``None`` stands for "not set".
-SECTIONS: dict[str, dict[str, tuple[type, ...]]] = {
-    "versions": {"laplacian_metric": (str,), "torch": (str,)},
-    "loss": {"class": (str,), "fields": (dict, type(None))},
-    "settings": {
-        "approximation": (str,),
-        "structure": (str,),
-        "rank": (int,),
-        "n_effective": (*NUMBER, type(None)),
-        "temperature": NUMBER,
-        "prior_precision": (*NUMBER, type(None)),
-        "weight_decay": (*NUMBER, type(None)),
-    },
-    "fit": {
-        "num_images": (int,),
-        "num_positives": NUMBER,
-        "num_negatives": NUMBER,
-        "num_batches": (int,),
-        "loss_value": NUMBER,
-        "bias_is_random": (bool,),
-        "clamped": NUMBER,
-    },
-    "encoder": {
-        "fingerprint": (str,),
-        "backbone": (str,),
-        "head": (str,),
-        "outputs": (int,),
-        "features": (int,),
-        "bias": (bool,),
-        "dtype": (str,),
-        "normalize": (bool,),
-    },
-    "orders": {},
-}
-# Entries that files of earlier versions do not have.
-OPTIONAL: dict[str, dict[str, tuple[type, ...]]] = {"fit": {"length": (*NUMBER, type(None))}}
 
 
-def header_of(lam: LAM, fitted: Fitted) -> dict[str, dict[str, Any]]:
-    from laplacian_metric import __version__
+class LossEntry(Strict):
+    """The class of a loss, and its settings where these are plain values."""
 
+    name: str = Field(alias="class")
+    fields: dict[str, bool | int | float | str | None] | None
+
+
+class SettingsEntry(Strict):
+    """The settings of a LAM; None stands for "not set"."""
+
+    approximation: str
+    structure: str
+    rank: int
+    n_effective: float | None
+    temperature: float
+    prior_precision: float | None
+    weight_decay: float | None
+
+
+class FitEntry(Strict):
+    """What was measured beside the tensors."""
+
+    num_images: int
+    num_positives: float
+    num_negatives: float
+    num_batches: int
+    loss_value: float
+    bias_is_random: bool
+    clamped: float
+    length: float | None = None  # files of earlier versions do not have it
+
+
+class EncoderEntry(Strict):
+    """The encoder that it was fitted to, by digests and by the form of its head."""
+
+    fingerprint: str
+    backbone: str
+    head: str
+    outputs: int
+    features: int
+    bias: bool
+    dtype: str
+    normalize: bool
+
+
+class Header(Strict):
+    """The header of a file."""
+
+    format: int
+    versions: dict[str, str]
+    loss: LossEntry
+    settings: SettingsEntry
+    fit: FitEntry
+    encoder: EncoderEntry
+    orders: dict[str, list[int]]
+
+    @model_validator(mode="after")
+    def _bias(self) -> Header:
+        if self.fit.bias_is_random and not self.encoder.bias:
+            raise ValueError("the bias is random, and the head has none")
+        return self
+
+
+def header_of(lam: LAM, fitted: Fitted, orders: Mapping[str, list[int]] | None = None) -> Header:
+    """Return the header of a fitted LAM; numbers that JSON does not have are refused by their place in it."""
     encoder = lam.encoder
-    return {
+    values = {
+        "format": FORMAT,
         "versions": {"laplacian_metric": __version__, "torch": str(torch.__version__)},
         "loss": {"class": _class_name(lam.loss), "fields": _fields(lam.loss)},
         "settings": {
@@ -95,7 +127,9 @@ def header_of(lam: LAM, fitted: Fitted) -> dict[str, dict[str, Any]]:
             "head": digest(encoder.head, {}),
             **_head_form(encoder),
         },
+        "orders": dict(orders or {}),
     }
+    return validated(Header, values, "the LAM", "fit with finite settings and data, only these are stored")
 
 
 def _head_form(encoder: Encoder) -> dict[str, Any]:
@@ -109,54 +143,18 @@ def _head_form(encoder: Encoder) -> dict[str, Any]:
     }
 
 
-def check_real(value: Any, name: str) -> None:
-    """Refuse numbers that JSON does not have, by their place in the header."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            check_real(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(
-            f"{name} is {value}: only finite numbers are stored, fit with finite settings and data"
+def header_from(text: str, file: str) -> Header:
+    """Return the header of a file from its JSON."""
+    values = parsed(text, f"the header of {file}")
+    if type(values.get("format")) is not int:
+        raise DamagedArtifactError(
+            f"the header of {file} has no format number: it was not written by LAM.save"
         )
-
-
-def parsed(told: str, file: str) -> dict[str, Any]:
-    """The header, checked entry by entry."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
-
-    try:
-        header = json.loads(told, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"the header of {file} cannot be read: {error}") from error
-    if not isinstance(header, dict) or type(header.get("format")) is not int:
-        raise ValueError(f"the header of {file} has no format number: it was not written by LAM.save")
-    if header["format"] > FORMAT:
-        versions = header.get("versions")
-        version = versions.get("laplacian_metric") if isinstance(versions, dict) else None
-        raise ValueError(
-            f"{file} has format {header['format']}, written by laplacian_metric {version or 'of a later version'}; "
-            f"this one reads up to format {FORMAT}: update laplacian_metric"
+    if values["format"] > FORMAT:
+        raise NewerArtifactError(
+            f"{file} has format {values['format']}, this version reads up to format {FORMAT}: update laplacian_metric"
         )
-    for section, entries in SECTIONS.items():
-        found = header.get(section)
-        if not isinstance(found, dict):
-            raise ValueError(f"the header of {file} has no section {section!r}: the file is damaged")
-        later = {name: kinds for name, kinds in OPTIONAL.get(section, {}).items() if name in found}
-        for name, kinds in {**entries, **later}.items():
-            if name not in found or type(found[name]) not in kinds:
-                raise ValueError(
-                    f"{section}.{name} in the header of {file} is {found.get(name)!r}: the file is damaged"
-                )
-    with naming(file):
-        check_real(header, "")
-    if header["fit"]["bias_is_random"] and not header["encoder"]["bias"]:
-        raise ValueError(f"the header of {file} has a random bias of a head without one: the file is damaged")
-    unknown = set(header["settings"]) - set(SECTIONS["settings"])
-    if unknown:
-        raise ValueError(f"the header of {file} has unknown settings: {', '.join(sorted(unknown))}")
-    return header
+    return validated(Header, values, f"the header of {file}")
 
 
 @contextmanager
@@ -191,8 +189,8 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def loss_of(told: dict[str, Any], given: PairLoss | None, file: str) -> PairLoss:
-    name, settings = told["class"], told["fields"]
+def loss_of(entry: LossEntry, given: PairLoss | None, file: str) -> PairLoss:
+    name, settings = entry.name, entry.fields
     if given is not None:
         if _class_name(given) != name:
             raise ValueError(f"it was fitted with the loss {name}, but loss is a {_class_name(given)}")
@@ -216,29 +214,29 @@ def loss_of(told: dict[str, Any], given: PairLoss | None, file: str) -> PairLoss
 # --- the encoder ---
 
 
-def check_encoder(told: dict[str, Any], encoder: Encoder, file: str) -> None:
+def check_encoder(entry: EncoderEntry, encoder: Encoder, file: str) -> None:
     """Refuse another encoder, and say what about it is another."""
     if any(tensor.is_meta for tensor in (*encoder.parameters(), *encoder.buffers())):
         raise ValueError(
             f"{file} cannot be checked against an encoder on the meta device, which has no weights: load them first"
         )
-    if encoder.fingerprint() == told["fingerprint"]:
+    if encoder.fingerprint() == entry.fingerprint:
         return
-    form = _head_form(encoder)
-    same_backbone = digest(encoder.backbone, {}) == told["backbone"]
-    same_head = digest(encoder.head, {}) == told["head"]
+    form, stored = _head_form(encoder), entry.model_dump()
+    same_backbone = digest(encoder.backbone, {}) == entry.backbone
+    same_head = digest(encoder.head, {}) == entry.head
     reasons = []
     if not same_backbone:
         reasons.append("the backbone differs")
-    shapes = [_form_text(each) for each in (told, form)]
+    shapes = [_form_text(each) for each in (stored, form)]
     if shapes[0] != shapes[1]:
         reasons.append(f"the head has another shape: {shapes[0]} in the file, {shapes[1]} here")
-    elif form["dtype"] != told["dtype"]:
-        reasons.append(f"the dtype differs: {told['dtype']} in the file, {form['dtype']} here")
+    elif form["dtype"] != entry.dtype:
+        reasons.append(f"the dtype differs: {entry.dtype} in the file, {form['dtype']} here")
     elif not same_head:
         reasons.append("only the head's weights differ" if same_backbone else "the head's weights differ")
-    if form["normalize"] != told["normalize"]:
-        reasons.append(f"normalize is {told['normalize']} in the file, {form['normalize']} here")
+    if form["normalize"] != entry.normalize:
+        reasons.append(f"normalize is {entry.normalize} in the file, {form['normalize']} here")
     raise ValueError(
         f"{file} is the posterior of another encoder: {'; '.join(reasons) or 'its fingerprint differs'}. Load it "
         "with the encoder that it was fitted to, or fit this one"

@@ -348,18 +348,18 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], object], **tensors:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h: h.update(format=2), "changed has format 2, written by laplacian_metric .* update"),
+        (lambda h: h.update(format=2), "changed has format 2, .* update"),
         (lambda h: h.pop("format"), "changed has no format number"),
         (lambda h: h.update(format="1"), "changed has no format number"),
-        (lambda h: h.pop("fit"), "the header of changed has no section 'fit'"),
-        (lambda h: h["fit"].pop("clamped"), "fit.clamped in the header of changed is None"),
+        (lambda h: h.pop("fit"), "fit in the header of changed is missing"),
+        (lambda h: h["fit"].pop("clamped"), "fit.clamped in the header of changed is missing"),
         (lambda h: h["fit"].update(num_images="60"), "fit.num_images in the header of changed is '60'"),
-        (lambda h: h["fit"].update(loss_value=float("nan")), "the header of changed cannot be read: NaN is no number"),
+        (lambda h: h["fit"].update(loss_value=float("nan")), "the header of changed is no JSON .NaN"),
         (lambda h: h["settings"].update(temperature=-1.0), "changed cannot be loaded: temperature is -1.0"),
-        (lambda h: h["settings"].update(n_effective=10**400), "changed cannot be loaded: int too large"),
+        (lambda h: h["settings"].update(n_effective=10**400), "settings.n_effective in the header of changed"),
         (lambda h: h["settings"].update(structure="dense"), "changed cannot be loaded: structure is 'dense'"),
         (lambda h: h["settings"].update(structure="kron"), "changed cannot be loaded: its tensors are diagonal"),
-        (lambda h: h["settings"].update(encoder=1), "changed has unknown settings: encoder"),
+        (lambda h: h["settings"].update(encoder=1), "settings.encoder in the header of changed"),
         (lambda h: h["loss"]["fields"].update(margin="wide"), "changed cannot be loaded: '>' not supported"),
         (lambda h: h["loss"]["fields"].update(system="rm"), "changed cannot be loaded: .*system"),
         (lambda h: h["loss"].update({"class": "os.system"}), "the loss os.system, which is not this library's"),
@@ -436,7 +436,7 @@ def test_foreign_files_are_refused_and_nothing_of_them_runs(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"it holds an encoder: Encoder.from_checkpoint reads it"):
         describe(tmp_path / "encoder")
     save_file({"a": torch.ones(2)}, tmp_path / "deep", metadata={KEY: "[" * 100_000})
-    with pytest.raises(ValueError, match="the header of deep cannot be read"):
+    with pytest.raises(ValueError, match="the header of deep is no JSON"):
         describe(tmp_path / "deep")
     with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing"):
         LAM.load(tmp_path / "nothing", an_encoder())
@@ -469,7 +469,7 @@ def test_numbers_that_are_none_are_not_saved(tmp_path: Path) -> None:
     lam.fitted = replace(
         fitted, curvature=lam.posterior and a_lam().fitted.curvature, loss_value=float("inf")
     )  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"fit.loss_value is inf: only finite numbers are stored"):
+    with pytest.raises(ValueError, match=r"fit.loss_value in the LAM is inf"):
         lam.save(tmp_path / "lam")
     assert list(tmp_path.iterdir()) == []
 
@@ -478,22 +478,15 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def half_written(tensors: object, path: Path, metadata: object) -> None:
-    Path(path).write_bytes(b"half")
-    full_disk()
-
-
-@pytest.mark.parametrize(
-    ("target", "failing"), [("safetensors.torch.save_file", half_written), ("os.fsync", full_disk)]
-)
+@pytest.mark.parametrize("target", ["laplacian_metric.core.tensor_file._bytes", "os.fsync"])
 def test_a_full_disk_leaves_the_old_file(
-    target: str, failing: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lam"
     a_lam().save(path)
     before = path.read_bytes()
     with monkeypatch.context() as patched:
-        patched.setattr(target, failing)
+        patched.setattr(target, full_disk)
         for name in ("lam", "new"):
             with pytest.raises(OSError, match="No space left"):
                 a_lam(temperature=2.0).save(tmp_path / name)
@@ -533,6 +526,6 @@ def test_without_safetensors_the_error_says_what_to_install(
     lam.save(tmp_path / "lam")
     for name in ("safetensors", "safetensors.torch"):
         monkeypatch.setitem(sys.modules, name, None)
-    for use in (lam.save, describe, lambda path: LAM.load(path, lam.encoder)):
+    for use in (describe, lambda path: LAM.load(path, lam.encoder)):
         with pytest.raises(ImportError, match="pip install safetensors"):
             use(tmp_path / "lam")

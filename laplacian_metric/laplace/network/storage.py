@@ -8,7 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import tensor_file
+from laplacian_metric.core.manifest import (
+    DamagedArtifactError,
+    ForeignArtifactError,
+    Strict,
+    parsed,
+    validated,
+)
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.posterior import NetworkFitted
 
@@ -16,7 +23,37 @@ if TYPE_CHECKING:
     from laplacian_metric.laplace.network.posthoc import NetworkLAM
 
 FORMAT = "laplacian-metric network posterior 1"
+PARTS = ("curvature", "gradient")
 COUNTS = ("loss_value", "num_images", "num_positives", "num_negatives", "num_batches")
+
+
+class SettingsEntry(Strict):
+    """The settings of a NetworkLAM; None stands for "not set"."""
+
+    approximation: str
+    layers: str | int | list[str]
+    predictive: str
+    samples: int
+    n_effective: float | None
+    temperature: float
+    prior_precision: float | dict[str, float] | None
+    weight_decay: float | None
+
+
+class NetworkState(Strict):
+    """What a file holds beside its tensors."""
+
+    format: str
+    fingerprint: str
+    loss: str
+    settings: SettingsEntry
+    groups: dict[str, list[str]]
+    clamped: dict[str, float]
+    loss_value: float
+    num_images: int
+    num_positives: float
+    num_negatives: float
+    num_batches: int
 
 
 def state_dict(lam: NetworkLAM) -> dict[str, Any]:
@@ -81,39 +118,33 @@ def load_state_dict(lam: NetworkLAM, state: Mapping[str, Any]) -> None:
 
 def save(lam: NetworkLAM, path: str | os.PathLike[str]) -> None:
     """Write the state into one file, whole or not at all."""
-    from safetensors.torch import save_file
-
     state = state_dict(lam)
-    tensors = {
-        f"{what}/{name}": values.cpu().contiguous().clone()
-        for what in ("curvature", "gradient")
-        for name, values in state.pop(what).items()
-    }
-    with atomic_write(path) as temporary:
-        save_file(tensors, temporary, {"state": json.dumps(state)})
+    tensors = {f"{part}/{name}": values for part in PARTS for name, values in state.pop(part).items()}
+    tensor_file.save(path, tensors, {"state": json.dumps(state)})
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state in a file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as opened:
-            state: dict[str, Any] = json.loads((opened.metadata() or {}).get("state", "{}"))
-            state["curvature"], state["gradient"] = {}, {}
-            for key in opened.keys():  # noqa: SIM118 - it is no dictionary
-                what, _, name = key.partition("/")
-                state.setdefault(what, {})[name] = opened.get_tensor(key)
-    except SafetensorError as error:
-        raise ValueError(f"{os.fspath(path)} is no safetensors file, or not a whole one: {error}") from error
-    if state.get("format") != FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)} is no posterior of a NetworkLAM, or one of another version: it says "
-            f"{state.get('format')!r}, {FORMAT!r} is needed"
+    """Return the state in a file."""
+    tensors, notes = tensor_file.load(path)
+    file = os.fspath(path)
+    values = parsed(notes.get("state", "{}"), f"the header of {file}")
+    if values.get("format") != FORMAT:
+        raise ForeignArtifactError(
+            f"{file} is no posterior of a NetworkLAM, or one of another version: it says {values.get('format')!r}, "
+            f"{FORMAT!r} is needed"
         )
-    # The order in which the layers run; the file has its tensors in an order of its own.
-    state["curvature"] = {layer: state["curvature"][layer] for layer in state["groups"]}
-    return state
+    state = validated(NetworkState, values, f"the header of {file}").model_dump()
+    # In the order in which the layers run; the file has its tensors in an order of its own.
+    names = {
+        "curvature": list(state["groups"]),
+        "gradient": [n for group in state["groups"].values() for n in group],
+    }
+    needed = {f"{part}/{name}" for part in PARTS for name in names[part]}
+    if set(tensors) != needed or set(state["clamped"]) != set(state["groups"]):
+        raise DamagedArtifactError(
+            f"the tensors in {file} are not of the layers in its header: copy it again"
+        )
+    return state | {part: {name: tensors[f"{part}/{name}"] for name in names[part]} for part in PARTS}
 
 
 def describe(loss: object, known: str | None = None) -> str:
