@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from laplacian_metric.cli import common, options
 from laplacian_metric.demo.settings import ALPHA, EPOCHS, REPORT_NAME
@@ -22,84 +20,68 @@ def demo(
         bool,
         typer.Option("--force", help="Accept a folder that is not empty; only its report.html is replaced."),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Decides all random choices.")] = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="How often every training image is seen.")] = EPOCHS,
+    seed: options.Seed = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = EPOCHS,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a small network on installed images, make it Bayesian, and write a page about which images to trust.
+    """Train a small network on installed images and write a page about which of its answers can be trusted.
 
     Example: lam demo --out demo-report
     """
     from laplacian_metric.demo.run import run_demo
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
+    result = run_demo(
+        out, force=force, seed=seed, epochs=epochs, on_stage=lambda stage: common.note(f"{stage} ...")
     )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("training", total=None, loss="")
-
-        def on_step(done: int, total: int, loss: float) -> None:
-            progress.update(task, completed=done, total=total, loss=f"loss {loss:.3f}")
-
-        def on_stage(what: str) -> None:
-            nonlocal task
-            progress.update(
-                task, total=progress.tasks[-1].total or 1, completed=progress.tasks[-1].total or 1
-            )
-            task = progress.add_task(what, total=None, loss="")
-
-        result = run_demo(out, force=force, seed=seed, epochs=epochs, on_step=on_step, on_stage=on_stage)
-        progress.update(task, total=1, completed=1)
-    found = _figures(result)
+    figures = _figures(result)
     if as_json:
-        common.print_json({"report": str(out / REPORT_NAME), **found})
-    else:
-        title = (
-            f"{result.train_images:,} images trained on in {found['training_seconds']:.1f} s, everything in "
-            f"{found['seconds']:.1f} s"
-        )
-        common.show(title, _summary(found), f"report: {out / REPORT_NAME}")
+        common.print_json({"report": str(out / REPORT_NAME), **figures})
+        return
+    common.show(
+        f"{len(result.gallery):,} images trained on in {result.trained.seconds:.1f} s, everything in "
+        f"{result.seconds:.1f} s",
+        common.table(("", ""), _rows(figures)),
+        f"report: {out / REPORT_NAME}",
+    )
 
 
-def _figures(result: DemoResult) -> dict[str, float | None]:
-    """What the page says at greater length; None where no threshold could be promised, or answers nothing."""
-    from laplacian_metric import metrics
+def _figures(result: DemoResult) -> dict[str, Any]:
+    """Return the numbers of the page; None where no threshold could be promised, or nothing is answered."""
+    from laplacian_metric.demo.compute import OOD
 
-    told, promised = result.uncertainty, result.refusal
+    evaluation = result.evaluation
     return {
-        "training_seconds": result.training.seconds,
+        "training_seconds": result.trained.seconds,
         "seconds": result.seconds,
-        "recall@1": result.inside.recall,
-        "strangers_auroc": metrics.ood_auroc(told.inside.uncertainty, told.outside.uncertainty),
-        "error": promised.error,
-        "answered_error": promised.answered_error,
-        "answered": promised.answered,
-        "strangers_answered": promised.strangers_answered,
-        "curvature_deviation": max(agreement.deviation for agreement in result.agreements),
+        "error": 1 - evaluation["recall@1"],
+        "probability_ece": evaluation["probability_ece"],
+        "r_auroc": evaluation["r_auroc"],
+        "ood_auroc": evaluation.scores["novelty"].ood[OOD]["auroc"],
+        "ood_unlike_anything_seen": float((result.ood.answer.reason == "unlike anything seen").mean()),
+        "answered": result.share_answered(result.test),
+        "answered_error": result.answered_error,
+        "ood_answered": result.share_answered(result.ood),
+        "curvature_deviation": max(curvature.deviation for curvature in result.curvatures),
     }
 
 
-def _summary(figures: dict[str, float | None]) -> str:
+def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures in words."""
     rows = [
-        ("recall@1 on test images", f"{figures['recall@1']:.3f}"),
-        ("digits are less certain than clothes (0.5 is chance)", f"{figures['strangers_auroc']:.3f}"),
         ("wrong answers if every query is answered", f"{figures['error']:.1%}"),
+        ("calibration error of the probability that an answer is right", f"{figures['probability_ece']:.3f}"),
+        ("wrong answers are less probable than right ones (AUROC)", f"{figures['r_auroc']:.3f}"),
+        ("digits are less like the training images than clothes (AUROC)", f"{figures['ood_auroc']:.3f}"),
+        ("digits that are unlike anything seen", f"{figures['ood_unlike_anything_seen']:.1%}"),
     ]
     if figures["answered"] is None:
-        rows.append((f"a threshold for at most {ALPHA:.0%}", "none can be promised"))
+        rows.append((f"a threshold for at most {ALPHA:.0%} wrong answers", "none can be promised"))
     else:
         error = "none" if figures["answered_error"] is None else f"{figures['answered_error']:.1%}"
         rows += [
-            (f"wrong answers below the threshold for at most {ALPHA:.0%}", error),
+            (f"wrong answers below the threshold that promises at most {ALPHA:.0%}", error),
             ("queries that it answers", f"{figures['answered']:.1%}"),
-            ("digits that it answers", f"{figures['strangers_answered']:.1%}"),
+            ("digits that it answers", f"{figures['ood_answered']:.1%}"),
         ]
     deviation = f"{figures['curvature_deviation']:.1e}"
-    rows.append(("largest relative deviation of the curvature from autograd", deviation))
-    return common.table(("", ""), rows)
+    return [*rows, ("largest relative deviation of the curvature from autograd", deviation)]

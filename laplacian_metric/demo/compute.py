@@ -1,121 +1,266 @@
-"""Everything that the demo shows, computed: train, embed, measure, compare."""
+"""Everything that the demo shows: train, calibrate, answer, measure."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import torch
-from torch.nn import functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric.data import ImageSet, embedded_sample
-from laplacian_metric.demo.curvature import Agreement, Curvature, compare, measure
-from laplacian_metric.demo.refusal import Refusal, refuse
-from laplacian_metric.demo.settings import COMPARED_IMAGES, CURVATURE_BATCH, MARGIN, VALIDATION
-from laplacian_metric.demo.training import OnStage, OnStep, Training, extract_features, train
-from laplacian_metric.demo.uncertainty import Uncertainty, assess
-from laplacian_metric.encoder import Encoder
+from laplacian_metric import LAM, Encoder, Trust, data, methods, metrics
+from laplacian_metric.core.method import Setup
+from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.demo import settings
+from laplacian_metric.demo.curvature import Curvature, curvatures
+from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.laplace.features import Features
-from laplacian_metric.metrics import recall_at_k
+from laplacian_metric.metrics import Evaluation, Uncertainties
+from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
+from laplacian_metric.runs.augment import crop_flip
+from laplacian_metric.training import Trained, TrainingOptions, train
+from laplacian_metric.trust import Answer
 
-logger = logging.getLogger(__name__)
+LOGGER = logging.getLogger(__name__)
+OOD = "MNIST"
+
+OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded:
-    """Images with their features, (N, H), and the recall at 1 of their embeddings and of their pixels."""
+class Answered:
+    """Images with their features and what `Trust` answers about them.
 
-    sample: ImageSet
-    features: torch.Tensor
-    recall: float
-    pixel_recall: float
+    Attributes:
+        images: the images.
+        features: of the encoder's backbone.
+        answer: for each image, searched for in the gallery.
+        neighbours: (N, k), rows of the nearest gallery images.
+        similarities: (N, k), their cosines.
+    """
+
+    images: LabelledImages
+    features: Features
+    answer: Answer
+    neighbours: Tensor
+    similarities: Tensor
+
+    @property
+    def uncertainty(self) -> Tensor:
+        """1 - probability, (N,)."""
+        return 1 - torch.from_numpy(self.answer.probability)
 
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """All that the page and the closing table are made from."""
+    """All that the page and the closing table show.
+
+    Attributes:
+        seed, epochs: of the run.
+        trained: the training.
+        encoder: the network.
+        gallery: the training images, which are searched.
+        calibrating: how many validation images calibrated the probability.
+        test, ood: the queries.
+        pixel_recall: recall at 1 of the raw pixels.
+        evaluation: of the test images, and of detecting the OOD images; the scores compare `Trust` with others.
+        threshold: the smallest probability with a promise; None where none can be promised, for the ``reason``.
+        diagnostics: of the Laplace posterior.
+        curvatures: of the last layer.
+        seconds: of all computations.
+    """
 
     seed: int
     epochs: int
-    training: Training
-    train_images: int
-    inside: Embedded
-    outside: Embedded
+    trained: Trained
+    encoder: Encoder
+    trust: Trust
+    gallery: LabelledImages
+    calibrating: int
+    test: Answered
+    ood: Answered
+    pixel_recall: float
+    evaluation: Evaluation
+    threshold: Threshold | None
+    reason: str
+    diagnostics: Diagnostics
     curvatures: list[Curvature]
-    agreements: list[Agreement]
-    uncertainty: Uncertainty
-    refusal: Refusal
     seconds: float
 
+    def share_answered(self, answered: Answered) -> float | None:
+        """Return the share of queries above the threshold; None without one."""
+        return None if self.threshold is None else float(self._accepted(answered).mean())
 
-def _embed(training: Training, sample: ImageSet) -> Embedded:
-    images = sample.floats()
-    with torch.no_grad():
-        features = extract_features(training.backbone, images)
-        directions = F.normalize(training.head(features), dim=1)
-    recall = recall_at_k(directions, sample.labels)
-    pixels = F.normalize(images.flatten(1), dim=1)
-    return Embedded(sample, features, recall, recall_at_k(pixels, sample.labels))
+    @property
+    def answered_error(self) -> float | None:
+        """The share of wrong answers among those above the threshold; None where nothing is answered."""
+        if self.threshold is None or not (accepted := self._accepted(self.test)).any():
+            return None
+        return float((~right(self.test)[accepted]).mean())
 
-
-def split(sample: ImageSet, validation: int) -> tuple[ImageSet, ImageSet]:
-    """Images to train on, and the last ones of every class, as many of each, to choose by."""
-    of_each = validation // len(torch.unique(sample.labels))
-    place = torch.zeros_like(sample.labels)
-    for label in torch.unique(sample.labels):
-        rows = (sample.labels == label).nonzero().flatten()
-        place[rows] = torch.arange(len(rows), 0, -1)
-    chosen = place <= of_each
-    return _some(sample, ~chosen), _some(sample, chosen)
+    def _accepted(self, answered: Answered) -> NDArray[np.bool_]:
+        assert self.threshold is not None
+        return self.threshold.answers(answered.uncertainty.numpy())
 
 
-def _some(sample: ImageSet, rows: torch.Tensor) -> ImageSet:
-    return replace(
-        sample, images=sample.images[rows], labels=sample.labels[rows], indices=sample.indices[rows]
+def right(answered: Answered) -> NDArray[np.bool_]:
+    """Return whether the nearest gallery image is of the query's class, (N,)."""
+    assert answered.answer.labels is not None
+    return np.asarray(np.array(answered.answer.labels) == answered.images.labels.numpy())
+
+
+def network(seed: int) -> Encoder:
+    """Return a small convolutional network for 28 x 28 grey images, with a linear head."""
+    width = settings.WIDTH
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for before, after in ((1, width), (width, 2 * width), (2 * width, 4 * width)):
+            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
+            layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        return Encoder(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4 * width * 9, settings.DIM))
+
+
+def trained_network(
+    images: LabelledImages, validation: LabelledImages, loss: ContrastiveLoss, epochs: int, seed: int
+) -> tuple[Encoder, Trained]:
+    """Train the network; the last epoch is kept, so that nothing is chosen on validation images."""
+    encoder = network(seed)
+    options = TrainingOptions(
+        epochs=epochs,
+        batch_size=settings.BATCH_SIZE,
+        optimizer="adamw",  # type: ignore[arg-type]
+        learning_rate=settings.LEARNING_RATE,
+        weight_decay=settings.WEIGHT_DECAY,
+        schedule="cosine",  # type: ignore[arg-type]
     )
+    varied = images.prepared(replace(images.preparation, augment=crop_flip))
+    learner = methods.make("deterministic").learner([encoder], Setup(loss, num_images=len(images)))
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train(
+            learner,
+            LabelledInputs(varied),
+            LabelledInputs.in_memory(validation),
+            options,
+            Path(folder),
+            seed=seed,
+        )
+    return encoder.eval(), trained
 
 
-def compute(
-    seed: int, epochs: int, on_step: OnStep | None = None, on_stage: OnStage = logger.info
-) -> DemoResult:
-    """Everything that the demo shows. The same seed on the same machine gives the same numbers, times aside."""
+def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResult:
+    """Return everything that the demo shows. A seed gives the same numbers on the same machine, times aside."""
     begin = time.perf_counter()
-    sample, validation = split(embedded_sample("fashion-mnist", "train"), VALIDATION)
-    loss = ContrastiveLoss(margin=MARGIN, distance="arccos", negatives="active")
-    training = train(sample, loss, epochs, seed, on_step)
-    logger.info("trained %d epochs in %.1f s", epochs, training.seconds)
-    on_stage("computing the curvature, and comparing it with autograd")
-    features, held_out = (_features(training, images) for images in (sample, validation))
-    batch = torch.randperm(len(sample), generator=torch.Generator().manual_seed(seed))[:CURVATURE_BATCH]
-    few = batch[:COMPARED_IMAGES]
-    curvatures = measure(features.features, sample.labels, training.head, MARGIN, batch)
-    agreements = compare(features.features[few], sample.labels[few], training.head, MARGIN)
-    on_stage("fitting the posterior, and embedding")
-    inside = _embed(training, embedded_sample("fashion-mnist", "test"))
-    outside = _embed(training, embedded_sample("mnist", "test"))
-    test = Features(inside.features, inside.sample.labels)
-    encoder = Encoder(training.backbone, training.head)
-    uncertainty = assess(
-        encoder, loss, features, held_out, test, Features(outside.features, outside.sample.labels), seed
+    gallery, validation, test = (
+        data.load("sample-fashion-mnist", split) for split in ("train", "validation", "test")
     )
-    on_stage("calibrating retrieval that can refuse")
-    refusal = refuse(uncertainty.lam, features, test, uncertainty.inside, uncertainty.outside, seed)
+    digits = data.load("sample-mnist", "test")
+    loss = ContrastiveLoss(margin=settings.MARGIN, negatives="active")
+    on_stage("training")
+    encoder, trained = trained_network(gallery, validation, loss, epochs, seed)
+
+    on_stage("calibrating which answers can be trusted")
+    lam = LAM(encoder, loss)
+    h, held_out, h_test, h_ood = (
+        lam.features(LabelledInputs.in_memory(images), progress=False)
+        for images in (gallery, validation, test, digits)
+    )
+    order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
+    promising, calibrating = order[: settings.PROMISING], order[settings.PROMISING :]
+    trust = Trust.fit(
+        (h.features, h.labels),
+        (held_out.features[calibrating], held_out.labels[calibrating]),
+        encoder=encoder,
+    )
+    answer = trust(held_out.features[promising])
+    assert answer.labels is not None
+    wrong = np.array(answer.labels) != held_out.labels[promising].numpy()
+    threshold, reason = None, ""
+    try:
+        threshold = choose_threshold(
+            1 - answer.probability, wrong, alpha=settings.ALPHA, delta=settings.DELTA
+        )
+    except NoThresholdError as error:
+        reason = str(error)
+
+    on_stage("answering queries")
+    point = _embed(encoder, h.features)
+    answered = [
+        _answered(trust, encoder, point, images, x) for images, x in ((test, h_test), (digits, h_ood))
+    ]
+    on_stage("fitting the Laplace posterior, and comparing")
+    lam.fit_features(h, check_mode=False).optimize_prior_precision()
+    pixels = [nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)]
     return DemoResult(
         seed=seed,
         epochs=epochs,
-        training=training,
-        train_images=len(sample),
-        inside=inside,
-        outside=outside,
-        curvatures=curvatures,
-        agreements=agreements,
-        uncertainty=uncertainty,
-        refusal=refusal,
+        trained=trained,
+        encoder=encoder,
+        trust=trust,
+        gallery=gallery,
+        calibrating=len(calibrating),
+        test=answered[0],
+        ood=answered[1],
+        pixel_recall=metrics.recall_at_k(
+            pixels[1], test.labels, database=pixels[0], database_labels=gallery.labels
+        ),
+        evaluation=_evaluate(lam, encoder, point, h, answered[0], answered[1], seed),
+        threshold=threshold,
+        reason=reason,
+        diagnostics=lam.diagnostics(),
+        curvatures=curvatures(h.features, h.labels, encoder.head, loss, settings.COMPARED_IMAGES),
         seconds=time.perf_counter() - begin,
     )
 
 
-def _features(training: Training, images: ImageSet) -> Features:
-    return Features(extract_features(training.backbone, images.floats()), images.labels)
+@torch.no_grad()
+def _embed(encoder: Encoder, features: Tensor) -> Tensor:
+    return nn.functional.normalize(encoder.head(features), dim=1)
+
+
+def _answered(
+    trust: Trust, encoder: Encoder, gallery: Tensor, images: LabelledImages, features: Features
+) -> Answered:
+    similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(settings.NEIGHBOURS)
+    return Answered(images, features, trust(features.features), neighbours, similarities)
+
+
+def _evaluate(
+    lam: LAM, encoder: Encoder, gallery: Tensor, known: Features, test: Answered, ood: Answered, seed: int
+) -> Evaluation:
+    """Return the numbers of `Trust`, and of scores to compare it with."""
+
+    def score(of: Callable[[Answered], Tensor]) -> Uncertainties:
+        return Uncertainties(of(test), {OOD: of(ood)})
+
+    scores = {
+        "novelty": score(lambda images: torch.from_numpy(images.answer.novelty)),
+        "distance to the nearest image": score(lambda images: torch.from_numpy(images.answer.distance)),
+        "distance in the features": score(
+            lambda images: metrics.nearest_distance(
+                nn.functional.normalize(images.features.features, dim=1),
+                database=nn.functional.normalize(known.features, dim=1),
+            )
+        ),
+        "1/kappa of the Laplace posterior": score(
+            lambda images: 1 / lam.embed_features(images.features).kappa.detach()
+        ),
+    }
+    return metrics.evaluate(
+        _embed(encoder, test.features.features),
+        test.images.labels,
+        database=gallery,
+        database_labels=known.labels,
+        probability=torch.from_numpy(test.answer.probability),
+        ood_uncertainty={OOD: ood.uncertainty},
+        scores=scores,
+        generator=torch.Generator().manual_seed(seed),
+    )

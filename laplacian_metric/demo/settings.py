@@ -1,22 +1,19 @@
-"""The demo's fixed choices, apart so that the command line can name them without loading torch."""
+"""The demo's fixed choices, which the command line names without loading torch."""
 
 from __future__ import annotations
 
-EPOCHS = 14
+EPOCHS = 25
 BATCH_SIZE = 128
-LEARNING_RATE = 5e-4
-WEIGHT_DECAY = 1e-5
-MARGIN = 0.7
-RANK = 50
-VALIDATION = 500  # of the training images
-SAMPLED_SPACES = 50
+LEARNING_RATE = 3e-3
+WEIGHT_DECAY = 1e-4
+MARGIN = 1.3
+WIDTH, DIM = 16, 16  # channels of the first convolution, dimensions of the embedding
 
-# What is promised of retrieval that refuses.
-ALPHA, DELTA, LEVEL = 0.1, 0.1, 0.9
+ALPHA, DELTA = 0.1, 0.1  # at most this share of the answers is wrong, but for this probability
+PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
 
-CURVATURE_BATCH = 256
 COMPARED_IMAGES = 24
-TIMING_REPEATS = 5
-TIMING_SECONDS = 0.5
+EXAMPLES = 6  # images shown for each reason
+NEIGHBOURS = 5
 
 REPORT_NAME = "report.html"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.metrics import Evaluation
+from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.report.blocks.palette import ACCENT
 from laplacian_metric.report.blocks.texts import plain
 from laplacian_metric.report.curves import calibration_curves, draw_sparsification, roc_curves
@@ -42,9 +42,9 @@ def _cell(evaluation: Evaluation) -> dict[str, Cell]:
     return {THIS: Cell(THIS, (Result.model_construct(cell=THIS, seed=0, **dict(evaluation)),))}
 
 
-def calibration_plot(evaluation: Evaluation) -> bytes:
+def calibration_plot(calibration: Calibration, label: str) -> bytes:
     """Draw accuracy over confidence."""
-    return calibration_curves({"retrieval": _cell(evaluation)}, LOOKS)
+    return calibration_curves({label: _cell(Evaluation(calibration=calibration))}, LOOKS)
 
 
 def sparsification_plot(evaluation: Evaluation) -> bytes:

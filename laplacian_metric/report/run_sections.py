@@ -8,7 +8,7 @@ import torch
 
 from laplacian_metric import __version__
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.metrics import Evaluation
+from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.report.blocks import RefusalSlider
 from laplacian_metric.report.blocks.texts import number, plain, share
@@ -187,40 +187,50 @@ def _number(value: float) -> str:
 
 
 def calibration(evaluation: Evaluation) -> Section:
-    """Return whether confidence is what it says."""
+    """Return whether the agreement of sampled networks is what it says."""
     agreed = evaluation.calibration
     if agreed is None:
         return Section("Calibration", [])
+    text = (
+        f"{agreed.samples:,} networks drawn from the posterior each name the class of a query's nearest neighbour. "
+        "Their agreement is the confidence. It is calibrated if 80 % are right of those queries whose confidence is "
+        f"0.8. The mean gap is {agreed.ece:.3f}."
+    )
+    return Section("Calibration", _calibrated(agreed, text, "retrieval", "confidence"))
+
+
+def reliability(evaluation: Evaluation) -> Section:
+    """Return whether the predicted probability that an answer is right is what it says."""
+    predicted = evaluation.reliability
+    if predicted is None:
+        return Section("Is the probability right?", [])
+    error, spread = with_interval(evaluation, "probability_ece")
+    text = (
+        "The probability is calibrated if 80 % of the answers are right to those queries whose probability is 0.8. The "
+        f"mean gap, the expected calibration error, is {error} (95 %: {spread}), the Brier score {predicted.brier:.3f}."
+    )
+    return Section("Is the probability right?", _calibrated(predicted, text, "answers", "probability"))
+
+
+def _calibrated(agreed: Calibration, text: str, label: str, what: str) -> list[Block]:
     rows = [
-        (
-            f"{one.low:.1f} to {one.high:.1f}",
-            f"{one.count:,}",
-            _number(one.confidence),
-            _number(one.accuracy),
-        )
+        (f"{one.low:.1f} to {one.high:.1f}", f"{one.count:,}", _number(one.confidence), _number(one.accuracy))
         for one in agreed.bins
     ]
-    return Section(
-        "Calibration",
-        [
-            Paragraph(
-                f"{agreed.samples:,} networks drawn from the posterior each name the class of a query's nearest "
-                "neighbour. Their agreement is the confidence. It is calibrated if 80 % are right of those queries "
-                f"whose confidence is 0.8. The mean gap is {agreed.ece:.3f}."
-            ),
-            Picture(
-                calibration_plot(evaluation),
-                alt=f"Accuracy over confidence in ten bins; the calibration error is {agreed.ece:.3f}.",
-                caption="On the diagonal confidence is what it says; below it is too great.",
-            ),
-            Table(
-                "Queries by confidence",
-                ("Confidence", "Queries", "Mean confidence", "Accuracy"),
-                rows,
-                numeric=frozenset({1, 2, 3}),
-            ),
-        ],
-    )
+    return [
+        Paragraph(text),
+        Picture(
+            calibration_plot(agreed, label),
+            alt=f"Accuracy over {what} in ten bins; the calibration error is {agreed.ece:.3f}.",
+            caption=f"On the diagonal the {what} is what it says; below it is too great.",
+        ),
+        Table(
+            f"Queries by {what}",
+            (what.capitalize(), "Queries", f"Mean {what}", "Accuracy"),
+            rows,
+            numeric=frozenset({1, 2, 3}),
+        ),
+    ]
 
 
 def posterior(evaluated: Evaluated) -> Section:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace as Box
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import laplacian_metric
@@ -77,7 +77,7 @@ def test_the_demo_from_a_shell(tmp_path: Path, root: Path, long_form: bool) -> N
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert "recall@1" in done.stdout
+    assert "digits that are unlike anything seen" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -90,36 +90,45 @@ def test_the_demo_from_a_shell(tmp_path: Path, root: Path, long_form: bool) -> N
 def test_the_demo_says_its_figures_to_people_and_machines(
     answered: float | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    figures = {"recall@1": 0.75, "probability_ece": 0.03, "r_auroc": 0.9}
+
+    class Evaluation(dict[str, float]):
+        scores: ClassVar = {"novelty": Box(ood={"MNIST": {"auroc": 0.98}})}
+
     def run_demo(*arguments: Any, **options: Any) -> Any:
+        options["on_stage"]("training")
+        reasons = np.array(["unlike anything seen", "trusted"])
         return Box(
-            training=Box(seconds=1.5),
+            trained=Box(seconds=1.5),
             seconds=2.5,
-            train_images=2500,
-            inside=Box(recall=0.75),
-            uncertainty=Box(
-                inside=Box(uncertainty=torch.tensor([0.1, 0.2])), outside=Box(uncertainty=torch.tensor([0.3]))
-            ),
-            refusal=Box(error=0.25, answered=answered, answered_error=0.125, strangers_answered=0.0),
-            agreements=[Box(deviation=1e-13), Box(deviation=2e-13)],
+            gallery=range(2500),
+            test="test",
+            ood=Box(answer=Box(reason=reasons)),
+            evaluation=Evaluation(figures),
+            share_answered=lambda queries: answered if queries == "test" or answered is None else 0.0,
+            answered_error=0.125,
+            curvatures=[Box(deviation=1e-13), Box(deviation=2e-13)],
         )
 
     monkeypatch.setattr(run, "run_demo", run_demo)
     code, output = lam("demo", "--out", "pages")
     assert code == 0
-    assert "2,500 images trained on in 1.5 s, everything in 2.5 s" in " ".join(output.split())
+    assert "2,500 images trained on in 1.5 s, everything in 2.5 s" in output
+    assert "training ..." in output
     assert said in output
     assert "2.0e-13" in output
-    code, output = lam("demo", "--out", "pages", "--json")
-    found = json.loads(output)
-    assert found.pop("report") == str(Path("pages") / "report.html")
-    assert found == {
+    stdout = CliRunner().invoke(app, ["demo", "--out", "pages", "--json"]).stdout
+    assert json.loads(stdout) == {
+        "report": str(Path("pages") / "report.html"),
         "training_seconds": 1.5,
         "seconds": 2.5,
-        "recall@1": 0.75,
-        "strangers_auroc": 1.0,
         "error": 0.25,
-        "answered_error": 0.125,
+        "probability_ece": 0.03,
+        "r_auroc": 0.9,
+        "ood_auroc": 0.98,
+        "ood_unlike_anything_seen": 0.5,
         "answered": answered,
-        "strangers_answered": 0.0,
+        "answered_error": 0.125,
+        "ood_answered": None if answered is None else 0.0,
         "curvature_deviation": 2e-13,
     }

@@ -1,0 +1,295 @@
+"""The page that the demo writes: which answers can be trusted first, then how that was done."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from laplacian_metric import __version__
+from laplacian_metric.demo.compute import OOD, Answered, DemoResult, right
+from laplacian_metric.demo.settings import (
+    ALPHA,
+    BATCH_SIZE,
+    COMPARED_IMAGES,
+    DELTA,
+    DIM,
+    EXAMPLES,
+    LEARNING_RATE,
+    MARGIN,
+    PROMISING,
+)
+from laplacian_metric.metrics.evaluation import ood_name
+from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, RefusalSlider
+from laplacian_metric.report.blocks.texts import share
+from laplacian_metric.report.plots import loss_curve, signed_histograms
+from laplacian_metric.report.run_sections import diagnostics_table, reliability
+from laplacian_metric.report.thumbnails import encode
+
+REASONS = ("trusted", "no reliable match", "unlike anything seen")
+SIDE = 64
+SCORES = {"own": "Trust: 1 - probability", "novelty": "Trust: novelty, which ranks OOD images"}
+
+
+def demo_page(result: DemoResult) -> Page:
+    """Return the whole page."""
+    return Page(
+        "laplacian_metric: which answers can be trusted",
+        [
+            _trusted(result),
+            _examples(result),
+            _refusing(result),
+            reliability(result.evaluation),
+            _comparison(result),
+            _training(result),
+            _posterior(result),
+            _about(result),
+        ],
+    )
+
+
+def _trusted(result: DemoResult) -> Section:
+    test, ood, wrong = result.test, result.ood, ~right(result.test)
+    rows = []
+    for reason in REASONS:
+        here = test.answer.reason == reason
+        error = share(float(wrong[here].mean())) if here.any() else "–"
+        rows.append(
+            (reason, share(float(here.mean())), error, share(float((ood.answer.reason == reason).mean())))
+        )
+    rows.append(("all", share(1.0), share(float(wrong.mean())), share(1.0)))
+    return Section(
+        "Which answers can be trusted",
+        [
+            Paragraph(
+                f"A small network learned to put images of the same kind of clothing close together, from "
+                f"{len(result.gallery):,} images in {result.trained.seconds:.0f} seconds. Each of {len(test.images):,} "
+                "new images of clothes is a query: its answer is the nearest training image, and the answer is right "
+                f"if both show the same kind of clothing. {len(ood.images):,} handwritten digits are queries too. "
+                "Nothing here has ever seen a digit, so every answer to a digit is wrong. Trust says for each query "
+                "how probable it is that its answer is right, and why not."
+            ),
+            Table(
+                "What Trust says about clothes and digits",
+                ("Reason", "Clothes", "Wrong among these clothes", "Digits"),
+                rows,
+                numeric=frozenset({1, 2, 3}),
+            ),
+        ],
+    )
+
+
+def _examples(result: DemoResult) -> Section:
+    clothes, digits, correct = result.test, result.ood, right(result.test)
+    reason, probability = clothes.answer.reason, clothes.answer.probability
+    galleries = [
+        ("Unlike anything seen: digits", digits, _first(digits.answer.reason == REASONS[2])),
+        ("No reliable match: clothes", clothes, _first(reason == REASONS[1])),
+        ("Trusted and right", clothes, _first((reason == REASONS[0]) & correct)),
+        (
+            "Trusted and wrong, the most probable first",
+            clothes,
+            _first((reason == REASONS[0]) & ~correct, order=-probability),
+        ),
+    ]
+    blocks: list[Block] = [
+        Gallery(title, "Each query with its nearest training images.", _cards(result, queries, rows))
+        for title, queries, rows in galleries
+        if len(rows)
+    ]
+    return Section("Examples", blocks)
+
+
+def _first(chosen: NDArray[np.bool_], order: NDArray[np.float64] | None = None) -> list[int]:
+    rows = np.flatnonzero(chosen)
+    if order is not None:
+        rows = rows[np.argsort(order[rows], kind="stable")]
+    return [int(row) for row in rows[:EXAMPLES]]
+
+
+def _cards(result: DemoResult, queries: Answered, rows: list[int]) -> list[Card]:
+    names, is_known = result.gallery.class_names, queries is result.test
+    answer, cards = queries.answer, []
+    for row in rows:
+        label = int(queries.images.labels[row])
+        neighbours = []
+        for item, cosine in zip(
+            queries.neighbours[row].tolist(), queries.similarities[row].tolist(), strict=True
+        ):
+            other = int(result.gallery.labels[item])
+            same = is_known and other == label
+            neighbours.append(
+                Neighbour(names[other], same, min(cosine, 1.0), _thumbnail(result.gallery.images[item]))
+            )
+        cards.append(
+            Card(
+                queries.images.class_names[label]
+                if is_known
+                else f"the digit {queries.images.class_names[label]}",
+                f"the nearest image is a {names[int(result.gallery.labels[queries.neighbours[row, 0]])]}",
+                neighbours[0].right,
+                (
+                    f"{answer.reason[row]} ({answer.because[row]})",
+                    f"probability that the answer is right: {answer.probability[row]:.2f}",
+                ),
+                _thumbnail(queries.images.images[row]),
+                neighbours=neighbours,
+            )
+        )
+    return cards
+
+
+def _thumbnail(image: torch.Tensor) -> Image:
+    return encode(image[0].numpy(), SIDE)
+
+
+def _refusing(result: DemoResult) -> Section:
+    promise = (
+        f"{PROMISING} validation images choose the smallest probability at which at most {ALPHA:.0%} of the answers "
+        f"are wrong, with probability {1 - DELTA:.0%} over such images. "
+    )
+    accepted = result.share_answered(result.test)
+    if result.threshold is None or accepted is None:
+        promise += f"Here none can be promised: {result.reason}."
+    else:
+        error = "none" if result.answered_error is None else share(result.answered_error)
+        promise += (
+            f"It is {1 - result.threshold.value:.2f}: {share(accepted)} of the clothes are answered, {error} of the "
+            f"answers are wrong, and {share(result.share_answered(result.ood) or 0.0)} of the digits are answered. The "
+            "promise is about clothes; digits play no part in it."
+        )
+    return Section(
+        "Refusing",
+        [
+            Paragraph(promise),
+            RefusalSlider("Refusing the least probable answers", result.evaluation.refusals),
+        ],
+    )
+
+
+def _comparison(result: DemoResult) -> Section:
+    rows = []
+    for name, score in result.evaluation.scores.items():
+        detection = score.ood[OOD]
+        values = (score.values["r_auroc"], detection["auroc"], detection["open_set_auroc"])
+        rows.append((SCORES.get(name, name), *(f"{value:.3f}" for value in values)))
+    return Section(
+        "Compared with scores that cost nothing",
+        [
+            Paragraph(
+                "Three questions, each an AUROC (0.5 is chance, 1 is perfect). Wrong answers: are the wrong answers to "
+                "clothes less certain than the right ones? OOD: are digits less certain than clothes? Both: are right "
+                "answers more certain than everything else, clothes and digits in equal weight? A plain distance is "
+                "enough where it does as well."
+            ),
+            Table(
+                "Higher is better",
+                ("Score", "Wrong answers", "OOD", "Both"),
+                rows,
+                numeric=frozenset({1, 2, 3}),
+            ),
+        ],
+    )
+
+
+def _training(result: DemoResult) -> Section:
+    history = result.trained.history
+    losses = [epoch["loss"] for epoch in history]
+    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
+    rows = [
+        ("Recall at 1, pixels", f"{result.pixel_recall:.3f}"),
+        (f"Recall at 1, embedding of {DIM} dimensions", f"{result.evaluation['recall@1']:.3f}"),
+        (
+            "Images, epochs, seconds",
+            f"{len(result.gallery):,}, {result.epochs}, {result.trained.seconds:.1f}",
+        ),
+        ("Validation images that calibrated the probability", f"{result.calibrating:,}"),
+        ("Its expected calibration error", str(result.trust.calibration_error)),
+        ("All computations", f"{result.seconds:.1f} s"),
+    ]
+    return Section(
+        "How it was done",
+        [
+            Table("The run in numbers", ("What", "Value"), rows, numeric=frozenset({1})),
+            Picture(
+                loss_curve(losses, 1),
+                alt=f"The mean training loss falls from {losses[0]:.3f} to {losses[-1]:.3f}.",
+                caption=f"Mean loss of every epoch: contrastive, margin {MARGIN}, all pairs of batches of {BATCH_SIZE} "
+                f"images, AdamW from the learning rate {LEARNING_RATE:g}. Three convolutions and a linear layer, "
+                f"{parameters:,} parameters. Nothing was chosen on the test images or the digits.",
+            ),
+        ],
+    )
+
+
+def _posterior(result: DemoResult) -> Section:
+    rows = [
+        (
+            one.approximation,
+            f"{one.seconds * 1e3:,.0f}",
+            share(float((one.diagonal < 0).double().mean())),
+            f"{one.deviation:.1e}",
+        )
+        for one in result.curvatures
+    ]
+    pairs = len(result.gallery) * (len(result.gallery) - 1) // 2
+    return Section(
+        "The Laplace posterior",
+        [
+            Paragraph(
+                "The library also computes the exact Laplace posterior of the last layer, from the curvature of the "
+                "loss over all pairs of training images. It makes every embedding a distribution; Trust does not need "
+                f"it. The curvature is a closed form. For {COMPARED_IMAGES} images it is compared with automatic "
+                "differentiation in double precision."
+            ),
+            Table(
+                f"The curvature over {pairs:,} pairs",
+                (
+                    "Approximation",
+                    "Time (ms)",
+                    "Negative entries",
+                    "Largest relative deviation from autograd",
+                ),
+                rows,
+                numeric=frozenset({1, 2, 3}),
+            ),
+            Picture(
+                signed_histograms(
+                    {one.approximation: one.diagonal for one in result.curvatures}, "curvature"
+                ),
+                alt="Histograms of the curvature of the weights for each approximation.",
+                caption="How the curvature is distributed over the weights; its axis is logarithmic on both sides of "
+                "zero. Red is negative; a posterior sets negative entries to zero.",
+            ),
+            diagnostics_table(result.diagnostics),
+        ],
+    )
+
+
+def _about(result: DemoResult) -> Section:
+    rows = [
+        ("laplacian_metric", __version__),
+        ("PyTorch", str(torch.__version__)),
+        ("Python", platform.python_version()),
+        ("Threads", str(torch.get_num_threads())),
+        ("Seed", str(result.seed)),
+        ("AUROC of the probability, 95 % interval", _interval(result)),
+    ]
+    return Section(
+        "About this run",
+        [
+            Table("Versions and settings", ("What", "Value"), rows),
+            *(
+                Paragraph(f"{images.citation} Licence of the images: {images.licence}.")
+                for images in (result.test.images, result.ood.images)
+            ),
+        ],
+    )
+
+
+def _interval(result: DemoResult) -> str:
+    interval = result.evaluation.intervals[ood_name("open_set_auroc", OOD)]
+    return f"{interval.low:.3f} to {interval.high:.3f} (clothes and digits)"

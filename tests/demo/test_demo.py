@@ -1,0 +1,170 @@
+"""The demo: its numbers are those of the library, its page says them, and nothing is left where it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import jacrev
+
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import data, metrics
+from laplacian_metric.demo import curvature, run, settings
+from laplacian_metric.demo.compute import OOD, DemoResult, compute, network, right, trained_network
+from laplacian_metric.demo.curvature import by_autograd, curvatures
+from laplacian_metric.demo.page import demo_page
+from laplacian_metric.report.blocks.texts import share
+
+LOSS = ContrastiveLoss(margin=1.3, negatives="active")
+
+
+@pytest.fixture(scope="module")
+def result(long_form: bool) -> DemoResult:
+    return compute(seed=5, epochs=settings.EPOCHS if long_form else 1)
+
+
+def test_a_seed_decides_the_network_and_leaves_the_global_generator() -> None:
+    before = torch.random.get_rng_state()
+    first, second, third = (network(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(first.head.weight, second.head.weight)
+    assert not torch.equal(first.head.weight, third.head.weight)
+    assert first.raw(torch.zeros(2, 1, 28, 28)).shape == (2, settings.DIM)
+
+
+def test_training_lowers_the_loss_and_is_reproducible() -> None:
+    images, validation = (data.load("sample-fashion-mnist", split) for split in ("train", "validation"))
+    few, some = images.select(torch.arange(0, 2500, 10)), validation.select(torch.arange(0, 500, 10))
+    encoder, trained = trained_network(few, some, LOSS, epochs=2, seed=3)
+    again, _ = trained_network(few, some, LOSS, epochs=2, seed=3)
+    assert torch.equal(encoder.head.weight, again.head.weight)
+    pairs = Pairs.from_labels(few.labels)
+    with torch.no_grad():
+        before, after = (LOSS(each.eval().raw(few.floats()), pairs) for each in (network(3), encoder))
+    assert after < before
+    assert len(trained.history) == 2
+    assert not encoder.training
+
+
+def small_layer() -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(7, 3)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(3, 7, generator=generator))
+        head.bias.copy_(torch.randn(3, generator=generator))
+    return torch.rand(12, 7, generator=generator), torch.arange(12) % 3, head
+
+
+def test_the_diagonal_by_autograd_is_that_of_the_plain_hessian() -> None:
+    """The raw embeddings are linear in the weights, so that J^T M J is the Hessian of the loss in the weights."""
+    features, labels, head = small_layer()
+    features, head = features.double(), head.double()
+    pairs = Pairs.from_labels(labels)
+
+    def value(flat: torch.Tensor) -> torch.Tensor:
+        matrix = flat.reshape(3, 8)
+        return LOSS(features @ matrix[:, :7].T + matrix[:, 7], pairs)
+
+    flat = torch.cat([head.weight, head.bias[:, None]], dim=1).detach().flatten()
+    plain = jacrev(jacrev(value))(flat).diagonal()
+    torch.testing.assert_close(by_autograd(features, labels, head, LOSS, "full"), plain)
+
+
+def test_the_curvature_agrees_with_autograd() -> None:
+    features, labels, head = small_layer()
+    results = curvatures(features, labels, head, LOSS, num=12)
+    assert [each.approximation for each in results] == ["fixed", "positive"]
+    assert max(each.deviation for each in results) < 1e-12
+    assert all(each.diagonal.shape == (24,) for each in results)
+
+
+def test_a_wrong_closed_form_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = curvature.last_layer_ggn_diagonal
+
+    def wrong(*arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight, bias = closed(*arguments, **options)  # type: ignore[arg-type]
+        return weight * 1.001, bias
+
+    monkeypatch.setattr(curvature, "last_layer_ggn_diagonal", wrong)
+    assert max(each.deviation for each in curvatures(*small_layer(), LOSS, num=12)) > 1e-5
+
+
+@pytest.mark.slow
+def test_the_numbers_are_those_of_the_library(result: DemoResult, long_form: bool) -> None:
+    with torch.no_grad():
+        points = [
+            nn.functional.normalize(result.encoder.raw(images.floats()), dim=1)
+            for images in (result.gallery, result.test.images)
+        ]
+    recall = metrics.recall_at_k(
+        points[1], result.test.images.labels, database=points[0], database_labels=result.gallery.labels
+    )
+    assert result.evaluation["recall@1"] == pytest.approx(recall)
+    assert right(result.test).mean() == pytest.approx(recall)
+    answer = result.trust(result.test.features.features)
+    np.testing.assert_array_equal(answer.probability, result.test.answer.probability)
+    assert result.evaluation["r_auroc"] == pytest.approx(
+        metrics.r_auroc(
+            points[1],
+            result.test.images.labels,
+            result.test.uncertainty,
+            database=points[0],
+            database_labels=result.gallery.labels,
+        )
+    )
+    novelty = [torch.from_numpy(queries.answer.novelty) for queries in (result.test, result.ood)]
+    assert result.evaluation.scores["novelty"].ood[OOD]["auroc"] == pytest.approx(metrics.ood_auroc(*novelty))
+    assert max(each.deviation for each in result.curvatures) < 1e-10
+    if long_form:
+        assert recall > max(0.8, result.pixel_recall)
+        assert result.evaluation["probability_ece"] < 0.08
+        assert (result.ood.answer.reason == "unlike anything seen").mean() > 0.8
+        assert result.answered_error is not None
+        assert result.answered_error < 1 - recall
+
+
+@pytest.mark.slow
+def test_the_page_says_the_numbers_and_leads_with_trust(result: DemoResult) -> None:
+    page = demo_page(result)
+    html = page.html()
+    assert page.sections[0].title == "Which answers can be trusted"
+    wrong = ~right(result.test)
+    for reason in ("trusted", "no reliable match", "unlike anything seen"):
+        here = result.test.answer.reason == reason
+        assert f"<td>{reason}</td>" in html
+        assert share(float(here.mean())) in html
+    assert share(float(wrong.mean())) in html
+    for name, score in result.evaluation.scores.items():
+        assert name == "own" or name in html
+        assert f"{score.ood[OOD]['auroc']:.3f}" in html
+    if result.threshold is None:
+        assert "none can be promised" in html
+    else:
+        assert f"{share(result.share_answered(result.test) or 0.0)} of the clothes are answered" in html
+    assert html.count('class="card"') >= settings.EXAMPLES
+
+
+@pytest.mark.slow
+def test_nothing_above_the_threshold_is_no_error(result: DemoResult) -> None:
+    from dataclasses import replace
+
+    from laplacian_metric.retrieval import Threshold
+
+    never = Threshold(-1.0, 0.1, 0.1, 0.05, 100, 0, 0)
+    nothing = replace(result, threshold=never)
+    assert nothing.answered_error is None
+    assert nothing.share_answered(nothing.test) == 0
+    assert replace(result, threshold=None, reason="too few").share_answered(result.test) is None
+    assert "too few" in demo_page(replace(result, threshold=None, reason="too few")).html()
+
+
+def test_a_failing_demo_leaves_nothing(tmp_path: Path) -> None:
+    def stop(stage: str) -> None:
+        raise RuntimeError(f"stopped at {stage}")
+
+    with pytest.raises(RuntimeError, match="stopped at training"):
+        run.run_demo(tmp_path / "out", epochs=1, on_stage=stop)
+    assert list(tmp_path.iterdir()) == []
