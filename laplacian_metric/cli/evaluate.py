@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from laplacian_metric.cli import common, options
+
+if TYPE_CHECKING:
+    from laplacian_metric.metrics import Evaluation
 
 MEANINGS = {
     "recall@1": "the nearest neighbour is right",
@@ -44,10 +48,11 @@ def evaluate(
     """
     if out is not None:
         common.check_new(out, output.force)
-    from laplacian_metric.cli.steps.evaluating import evaluate as evaluate_source
+    from laplacian_metric.metrics.evaluation import OWN, ood_name
+    from laplacian_metric.report import model_evaluation
 
     loaded = images.model(model)
-    result = evaluate_source(
+    result = model_evaluation.evaluate(
         loaded,
         images.open(data, loaded),
         evaluating.open_ood(images, loaded),
@@ -56,46 +61,46 @@ def evaluate(
         resamples=evaluating.resamples,
         seed=evaluating.seed,
     )
+    record = result.to_dict()
     if out is not None:
-        common.write_json(out, result, output.force)
+        common.write_json(out, record, output.force)
     if output.as_json:
-        common.print_json(result)
+        common.print_json(record)
         return
     rows = [
-        (metric, *_with_interval(result, metric), MEANINGS[metric])
-        for metric in result["values"]
-        if metric in MEANINGS
+        (name, *_with_interval(result, name), MEANINGS[name]) for name in result.values if name in MEANINGS
     ]
-    for label, detection in result["strangers"].items():
-        interval = _with_interval(detection, "ood_auroc")
-        rows.append((f"AUROC {label}", *interval, "OOD images are less certain (0.5 is chance)"))
-    counts = result["counts"]
+    ood = list(result.scores[OWN].ood)
+    rows += [
+        (
+            f"AUROC {label}",
+            *_with_interval(result, ood_name("auroc", label)),
+            "OOD images are less certain (0.5 is chance)",
+        )
+        for label in ood
+    ]
+    refused = [
+        (
+            f"{row.share:.1%}",
+            f"{row.error:.1%}",
+            "{:.1%} to {:.1%}".format(*row.interval),
+            *(f"{row.ood[label]:.1%}" for label in ood),
+        )
+        for row in result.refusals
+    ]
+    header = ["least certain refused", "wrong answers", "95 % interval"]
+    counts = result.counts
     common.show(
-        f"{result['data']['name']}: {counts['answerable']} of {counts['queries']} images have another of their class",
+        f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class",
         common.table(("metric", "value", "95 % interval", "meaning"), rows, numeric=slice(1, 3)),
         "\nIf the least certain queries are refused:",
-        _refusing(result),
+        common.table([*header, *(f"of {label} refused" for label in ood)], refused),
     )
 
 
-def _refusing(result: dict[str, Any]) -> str:
-    """Return the table of the errors that remain."""
-    header = ["least certain refused", "wrong answers", "95 % interval"]
-    rows = [
-        (
-            f"{row['refused']:.1%}",
-            f"{row['error']:.1%}",
-            f"{row['low']:.1%} to {row['high']:.1%}",
-            *(f"{share:.1%}" for share in row["strangers"].values()),
-        )
-        for row in result["refusing"]
-    ]
-    return common.table([*header, *(f"of {label} refused" for label in result["strangers"])], rows)
-
-
-def _with_interval(result: dict[str, Any], metric: str) -> tuple[str, str]:
-    interval = result["intervals"].get(metric)
+def _with_interval(evaluation: Evaluation, name: str) -> tuple[str, str]:
+    interval = evaluation.intervals.get(name)
     text = "-"
-    if interval is not None and None not in (interval["low"], interval["high"]):
-        text = f"{common.number(interval['low'])} to {common.number(interval['high'])}"
-    return common.number(result["values"][metric]), text
+    if interval is not None and math.isfinite(interval.low):
+        text = f"{common.number(interval.low)} to {common.number(interval.high)}"
+    return common.number(evaluation[name]), text

@@ -35,7 +35,7 @@ def report(
     from laplacian_metric.core.output_folder import output_folder
 
     with output_folder(out, output.force) as folder:
-        from laplacian_metric.cli.steps.evaluating import evaluated
+        from laplacian_metric.report.model_evaluation import evaluated
         from laplacian_metric.report.run_report import run_report
 
         loaded = images.model(model)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any
+from statistics import mean
 
+from laplacian_metric.core.checked import read_json, validated
 from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+from laplacian_metric.report.seeds import spread
 
 EVALUATION = "laplacian_metric evaluation"
 # What comes first where nobody asks for anything else.
@@ -37,17 +37,10 @@ class Group:
     def seeds(self) -> list[int]:
         return [one.seed for one in self.results]
 
-    def values(self, metric: str) -> list[float]:
-        """Those that are defined."""
-        found = [one.values.get(metric, math.nan) for one in self.results]
-        return [value for value in found if math.isfinite(value)]
-
     def spread(self, metric: str) -> tuple[float, float] | None:
-        """Mean and standard deviation over seeds; the latter is NaN of a single one."""
-        found = self.values(metric)
-        if not found:
-            return None
-        return mean(found), stdev(found) if len(found) > 1 else math.nan
+        """Return mean and standard deviation over seeds, the latter NaN of a single one; None where none is defined."""
+        known = spread(one.values.get(metric, math.nan) for one in self.results)
+        return (known.mean, known.deviation) if known.number else None
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ class Difference:
 
 
 def read_result(path: Path) -> Measured:
-    """One result file of either kind.
+    """Return the numbers of a result file of either kind.
 
     Raises:
         ValueError: it is damaged, failed, or something else.
@@ -72,39 +65,20 @@ def read_result(path: Path) -> Measured:
         raise ValueError(f"{path} is a folder: name the result files in it, {path}/*.json say")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not whole or no JSON ({error}): make it again") from error
-    if isinstance(content, dict) and content.get("format") == EVALUATION:
-        return _of_evaluation(path, content)
-    if isinstance(content, dict) and "cell" in content:
-        return _of_run(path)
-    raise ValueError(f"{path} is no result: give files of `lam evaluate --out` or of runs")
+    content = read_json(path, "make it again")
+    if content.get("format") == EVALUATION:
+        from laplacian_metric.report.model_evaluation import ModelEvaluation
 
-
-def _of_evaluation(path: Path, content: dict[str, Any]) -> Measured:
-    try:
-        values = {name: _number(value) for name, value in content["values"].items()}
-        for label, found in content["strangers"].items():
-            short = {"ood_auroc": "auroc", "ood_average_precision": "average precision"}
-            values |= {f"{short[name]} {label}": _number(value) for name, value in found["values"].items()}
-        return Measured(str(content["name"]), int(content["seed"]), values)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} lacks what a result has ({error}): evaluate again") from error
-
-
-def _of_run(path: Path) -> Measured:
+        evaluation = validated(ModelEvaluation, content, path, "evaluate again")
+        return Measured(evaluation.name, evaluation.seed, evaluation.values)
+    if "cell" not in content:
+        raise ValueError(f"{path} is no result: give files of `lam evaluate --out` or of runs")
     from laplacian_metric.runs.results import read_result as read_run
 
-    found = read_run(path)
-    if not found.done:
-        raise ValueError(f"{path} is of a run that failed ({found.error}): leave it out, or run it again")
-    return Measured(found.cell, found.seed, found.values)
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+    result = read_run(path)
+    if not result.done:
+        raise ValueError(f"{path} is of a run that failed ({result.error}): leave it out, or run it again")
+    return Measured(result.cell, result.seed, result.values)
 
 
 def grouped(results: Iterable[Measured], names: Sequence[str] = ()) -> list[Group]:

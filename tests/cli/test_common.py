@@ -11,7 +11,7 @@ import typer
 from safetensors import SafetensorError
 
 from laplacian_metric.cli import app, common
-from laplacian_metric.cli.steps import evaluating
+from laplacian_metric.report import model_evaluation
 from tests.cli.conftest import Place
 from tests.cli.running import lam, refused, worked
 
@@ -44,7 +44,7 @@ def test_a_defect_is_said_to_be_one(place: Place, monkeypatch: pytest.MonkeyPatc
     def broken(*arguments: object, **options: object) -> None:
         raise defect
 
-    monkeypatch.setattr(evaluating, "evaluate", broken)
+    monkeypatch.setattr(model_evaluation, "evaluate", broken)
     said = refused("evaluate", place.flat_model, place.test_features)
     assert f"unexpected {type(defect).__name__}" in said
     assert "lam --debug COMMAND shows where" in said
@@ -56,7 +56,7 @@ def test_a_damaged_safetensors_file_is_a_mistake(place: Place, monkeypatch: pyte
     def damaged(*arguments: object, **options: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(evaluating, "evaluate", damaged)
+    monkeypatch.setattr(model_evaluation, "evaluate", damaged)
     said = refused("evaluate", place.flat_model, place.test_features)
     assert said == "error: No space left on device"
 
@@ -65,7 +65,7 @@ def test_torch_says_it_in_a_line(place: Place, monkeypatch: pytest.MonkeyPatch) 
     def broken(*arguments: object, **options: object) -> None:
         raise RuntimeError("CUDA out of memory\nTried to allocate\n a lot")
 
-    monkeypatch.setattr(evaluating, "evaluate", broken)
+    monkeypatch.setattr(model_evaluation, "evaluate", broken)
     assert refused("evaluate", place.flat_model, place.test_features) == "error: CUDA out of memory"
 
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from laplacian_metric import metrics
-from laplacian_metric.cli.steps import evaluating
 from laplacian_metric.data.opening import Opening, open_source
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.report import comparing
+from laplacian_metric.report import comparing, model_evaluation
 from tests.cli.conftest import Place
 from tests.cli.running import clusters, lam, refused, worked
 
@@ -48,18 +47,19 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
     )
     for name, value in found["values"].items():
         assert value == pytest.approx(expected[name]), name
-    of_strangers = found["strangers"]["strangers"]["values"]
-    assert of_strangers["ood_auroc"] == pytest.approx(expected["auroc strangers"])
-    assert of_strangers["ood_average_precision"] == pytest.approx(expected["average precision strangers"])
     interval = found["intervals"]["recall@1"]
     assert interval["low"] == pytest.approx(expected.intervals["recall@1"].low)
     # Refusing nobody leaves the error of retrieval, and refusing some makes it smaller here.
-    refusing = found["refusing"]
-    assert refusing[0]["refused"] == 0
-    assert refusing[0]["error"] == pytest.approx(1 - found["values"]["recall@1"])
-    assert refusing[-1]["refused"] == pytest.approx(0.5)
-    assert refusing[-1]["error"] < refusing[0]["error"]
-    assert refusing[-1]["strangers"]["strangers"] > 0.9
+    refusals = found["refusals"]
+    assert refusals[0]["share"] == 0
+    assert refusals[0]["error"] == pytest.approx(1 - found["values"]["recall@1"])
+    assert refusals[-1]["share"] == pytest.approx(0.5)
+    assert refusals[-1]["error"] < refusals[0]["error"]
+    assert refusals[-1]["ood"]["strangers"] > 0.9
+    # The file is the evaluation, and the plain norm stands beside the posterior.
+    again = model_evaluation.ModelEvaluation.model_validate(found)
+    assert again.to_dict() == found
+    assert "norm of the features, no posterior" in again.scores
     assert str(place.root) not in done.out
 
 
@@ -92,7 +92,7 @@ def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
     begin: tuple[object, ...] = ("evaluate", place.flat_model)
     wrong: dict[str, tuple[object, ...]] = {
         "needs at least 2 classes": (tmp_path / "one.npz",),
-        "has a positive in the gallery": (tmp_path / "each.npz",),
+        "has another of its class": (tmp_path / "each.npz",),
         "classes of strangers are not known": (place.stranger_features,),
         "is given twice": (place.test_features, *twice),
         "is no folder or file": (place.test_features, "--strangers", "nowhere"),
@@ -111,7 +111,7 @@ def test_images_that_match_by_distance_have_no_classes(place: Place) -> None:
     assert source.images is not None
     near = replace(source, images=replace(source.images, positive_distance=25.0))
     with pytest.raises(ValueError, match="match by distance and not by class"):
-        evaluating.evaluate(ModelFolder.load(place.model), near)
+        model_evaluation.evaluate(ModelFolder.load(place.model), near)
 
 
 def test_a_report_is_one_page(tmp_path: Path, place: Place) -> None:
@@ -155,7 +155,7 @@ def result(path: Path, name: str, seed: int, **values: float | None) -> Path:
     path.write_text(
         json.dumps(
             {
-                "format": evaluating.FORMAT,
+                "format": model_evaluation.FORMAT,
                 "name": name,
                 "seed": seed,
                 "values": values,
@@ -226,12 +226,16 @@ def test_wrong_results(tmp_path: Path) -> None:
     good = result(tmp_path / "a.json", "a", 0, r_auroc=0.7)
     (tmp_path / "cut.json").write_text(good.read_text()[:40])
     (tmp_path / "other.json").write_text('{"a": 1}')
-    (tmp_path / "half.json").write_text(json.dumps({"format": evaluating.FORMAT, "name": "x"}))
+    (tmp_path / "half.json").write_text(json.dumps({"format": model_evaluation.FORMAT, "name": "x"}))
+    (tmp_path / "none.json").write_text(
+        json.dumps({"format": model_evaluation.FORMAT, "name": "x", "seed": 0, "strangers": {}})
+    )
     failed: dict[str, Any] = {"cell": "a/b", "seed": 0, "status": "failed", "error": "it diverged"}
     (tmp_path / "failed.json").write_text(json.dumps(failed))
     same = result(tmp_path / "same.json", "a", 0, r_auroc=0.6)
     wrong: dict[str, tuple[object, ...]] = {
-        "there is no file": (good, tmp_path / "none.json"),
+        "there is no file": (good, tmp_path / "nowhere.json"),
+        "values are missing; evaluate again": (good, tmp_path / "none.json"),
         "no JSON": (good, tmp_path / "cut.json"),
         "is no result": (good, tmp_path / "other.json"),
         "evaluate again": (good, tmp_path / "half.json"),

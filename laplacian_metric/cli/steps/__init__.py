@@ -1,1 +1,0 @@
-"""What the commands do, as functions that can be called from anywhere: nothing here prints or ends the program."""

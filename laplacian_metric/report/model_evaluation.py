@@ -1,0 +1,264 @@
+"""The evaluation of a model folder on labelled and on out-of-distribution (OOD) images, and the page about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import Field, StrictInt, model_validator
+
+import laplacian_metric
+from laplacian_metric import metrics
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.named_inputs import Source
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.laplace.model_inputs import features_of, warn_if_seen
+from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
+from laplacian_metric.metrics.evaluation import OWN, TEST
+from laplacian_metric.report.evaluated import Evaluated
+from laplacian_metric.report.measured import measure
+
+FORMAT: Final = "laplacian_metric evaluation"
+SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
+CONSEQUENCE = "the figures are better than those of new images will be"
+OF_RETRIEVAL = ("recall@", "map@", "r_precision")
+
+
+class ModelEvaluation(Evaluation):
+    """What `lam evaluate --out` writes: an evaluation, and of what it is.
+
+    Its ``refusals`` are those of 0, 10, 20, 30 and 50 %. Files of version 1 are read as well.
+
+    Example:
+        >>> file = {"name": "a", "seed": 0, "values": {"recall@1": 0.5}, "strangers": {}}
+        >>> ModelEvaluation.model_validate(file)["recall@1"]
+        0.5
+    """
+
+    format: Literal["laplacian_metric evaluation"] = FORMAT
+    version: Literal[2] = 2
+    name: str
+    seed: StrictInt
+    data: Mapping[str, Any] = Field(default_factory=dict)
+    model: Mapping[str, Any] = Field(default_factory=dict)
+    made_with: Mapping[str, str] = Field(default_factory=dict)
+    settings: Mapping[str, int] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _version_1(cls, content: Any) -> Any:
+        """The first version had the numbers of the method's uncertainty only, and called OOD images strangers."""
+        if not isinstance(content, Mapping) or "strangers" not in content:
+            return content
+        if not isinstance(content.get("values"), Mapping):
+            raise ValueError("values are missing")
+        values = dict(content["values"])
+        retrieval = {name: values.pop(name) for name in list(values) if name.startswith(OF_RETRIEVAL)}
+        ece = values.pop("retrieval_ece", None)
+        ood = {
+            label: {name.removeprefix("ood_"): value for name, value in images["values"].items()}
+            for label, images in content["strangers"].items()
+        }
+        known = ("name", "seed", "data", "model", "made_with", "settings", "intervals", "counts")
+        return {
+            **{key: content[key] for key in known if key in content},
+            "retrieval": {TEST: retrieval},
+            "scores": {OWN: {**values, "ood": ood}},
+            "calibration": None if ece is None else {"ece": ece},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Embedded images of one source, on the CPU."""
+
+    source: Source
+    features: Features
+    embedding: StochasticEmbedding
+
+    @staticmethod
+    def of(model: ModelFolder, source: Source, progress: bool | None = None) -> Images:
+        features = features_of(model.encoder, source, progress=progress)
+        return Images(source, features, model.lam.embed_features(features).to("cpu"))
+
+
+def evaluate(
+    model: ModelFolder,
+    source: Source,
+    ood: Sequence[Source] = (),
+    *,
+    name: str | None = None,
+    samples: int = 100,
+    resamples: int = 1000,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> ModelEvaluation:
+    """Return every number of a model with its interval.
+
+    Args:
+        model: what is evaluated.
+        source: labelled images; each is searched for among the others.
+        ood: out-of-distribution images.
+        name: what the result is called where several are compared; by default the name of the data.
+        samples: joint samples for the calibration error; 0 leaves it out.
+        resamples: of the bootstrap; 0 leaves the intervals out.
+        seed: of both.
+        progress: whether to show bars.
+    """
+    source.require_classes("an evaluation")
+    seen = warn_if_seen(model, source, CONSEQUENCE)
+    measured = measure(
+        _evaluated(model, source, ood, seen, samples=samples, seed=seed, progress=progress),
+        resamples=resamples,
+        seed=seed,
+    )
+    if not measured.evaluation.retrieval:
+        raise ValueError(f"{source.title} cannot be evaluated: {measured.reason}")
+    numbers = dict(measured.evaluation) | {
+        "curves": None,
+        "refusals": tuple(measured.evaluation.refusals[share] for share in SHARES),
+    }
+    return ModelEvaluation(
+        **numbers,
+        name=name or source.name,
+        seed=seed_of(model),
+        data={"name": source.title, "images": len(source), "seen": seen},
+        model={"fingerprint": model.lam.fingerprint(), "about": dict(model.about)},
+        made_with={"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
+        settings={"samples": samples, "resamples": resamples, "seed": seed},
+    )
+
+
+def seed_of(model: ModelFolder) -> int:
+    """Return the seed that a model was fitted with."""
+    return int(dict(model.about.get("settings", {})).get("seed", 0) or 0)
+
+
+def titled(sources: Sequence[Source]) -> dict[str, Source]:
+    """Return each source by a name that no other has."""
+    named: dict[str, Source] = {}
+    for source in sources:
+        name = source.name if source.name not in named else source.title
+        if name in named:
+            raise ValueError(f"{source.title} is given twice as OOD images")
+        named[name] = source
+    return named
+
+
+def _consensus(model: ModelFolder, inside: Images, samples: int, seed: int) -> Consensus | None:
+    if not samples:
+        return None
+    generator = torch.Generator(model.encoder.head.weight.device).manual_seed(seed)
+    embeddings = model.lam.sample_embeddings(inside.features, samples, generator=generator)
+    return metrics.consensus((z.cpu() for z in embeddings), inside.source.known_labels())
+
+
+def evaluated(
+    model: ModelFolder,
+    source: Source,
+    ood: Sequence[Source] = (),
+    *,
+    title: str | None = None,
+    thumbnails: bool = True,
+    samples: int = 100,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Evaluated:
+    """Return what `laplacian_metric.report.run_report.run_report` makes a page of; arguments as for `evaluate`.
+
+    Args:
+        model: what is evaluated.
+        source: labelled images.
+        ood: out-of-distribution images.
+        title: of the page.
+        thumbnails: whether the page gets small pictures of the images.
+        samples: joint samples for the calibration.
+        seed: of these.
+        progress: whether to show bars.
+    """
+    source.require_classes("a report")
+    seen = warn_if_seen(model, source, CONSEQUENCE)
+    return _evaluated(
+        model,
+        source,
+        ood,
+        seen,
+        title=title,
+        thumbnails=thumbnails,
+        samples=samples,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _evaluated(
+    model: ModelFolder,
+    source: Source,
+    ood: Sequence[Source],
+    seen: dict[str, int],
+    *,
+    samples: int,
+    seed: int,
+    progress: bool | None,
+    title: str | None = None,
+    thumbnails: bool = False,
+) -> Evaluated:
+    inside = Images.of(model, source, progress)
+    outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
+    scores = {}
+    if model.lam.confidence is not None:
+        scores["1/kappa"] = Uncertainties(
+            inside.embedding.kappa.reciprocal(),
+            {name: images.embedding.kappa.reciprocal() for name, images in outside.items()},
+        )
+    scores["norm of the features, no posterior"] = Uncertainties(
+        -inside.features.features.norm(dim=1).cpu(),
+        {name: -images.features.features.norm(dim=1).cpu() for name, images in outside.items()},
+    )
+    return Evaluated(
+        title=title or f"Which images of {source.name} can be trusted",
+        embedding=inside.embedding,
+        labels=source.known_labels(),
+        class_names=source.class_names,
+        thumbnails=source.thumbnails() if thumbnails else None,
+        file_names=source.ids,
+        ood={
+            name: (images.embedding, images.source.thumbnails() if thumbnails else None)
+            for name, images in outside.items()
+        },
+        consensus=_consensus(model, inside, samples, seed) if _can_agree(source) else None,
+        diagnostics=model.lam.diagnostics(),
+        scores=scores,
+        provenance=_provenance(model, source, seen),
+    )
+
+
+def _can_agree(source: Source) -> bool:
+    """Whether any image has another of its class."""
+    labels = source.known_labels()
+    return len(torch.unique(labels)) < len(labels)
+
+
+def _provenance(model: ModelFolder, source: Source, seen: dict[str, int]) -> list[tuple[str, str]]:
+    fitted = dict(model.about.get("data", {}))
+    lam = model.lam
+    rows = [
+        ("Images", source.title),
+        ("Fitted to", f"{fitted['train']}, {fitted['images']} images" if fitted else "not said"),
+        ("Images that were fitted to or calibrated by", str(sum(seen.values()))),
+        ("Posterior's form", f"{lam.structure.value}, {lam.approximation.value}"),
+        ("Prior precision", f"{lam.prior_precision:.4g}"),
+        ("Uncertainty", "1/kappa" if lam.confidence is None else "1 - calibrated confidence"),
+        ("Loss", ", ".join(f"{name} {value}" for name, value in _of_loss(lam.loss).items())),
+    ]
+    return rows
+
+
+def _of_loss(loss: Any) -> dict[str, Any]:
+    try:
+        return {name: getattr(value, "value", value) for name, value in asdict(loss).items()}
+    except TypeError:
+        return {"class": type(loss).__name__}
