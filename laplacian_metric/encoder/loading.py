@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.weight_files import read_weights
 from laplacian_metric.encoder.zoo import encoder_names
 
+LOGGER = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """An encoder, whether its head was trained or is only initialised, and the options of its architecture."""
+    """An encoder with weights.
+
+    Attributes:
+        encoder: in evaluation mode.
+        head: what its last linear layer is: trained to embed, the classifier of a published network, or new.
+        options: of the architecture.
+    """
 
     encoder: Encoder
-    trained_head: bool
+    head: Literal["trained", "classifier", "new"]
     options: dict[str, Any]
 
 
@@ -41,6 +50,7 @@ def load_encoder(
         seed: of a head that no file has.
     """
     options = dict(options or {})
+    head: Literal["trained", "classifier", "new"]
     names = f"{', '.join(encoder_names())}, timm:NAME and torchvision:NAME"
     if weights is not None and pretrained:
         raise ValueError("--weights and --pretrained exclude each other: pass one of them")
@@ -55,24 +65,41 @@ def load_encoder(
         if name is None:
             raise ValueError(f"--pretrained needs the name of an encoder: pass --encoder NAME ({names})")
         encoder = Encoder.from_name(name, dim=dim, pretrained=True, seed=seed, **options)
-        trained_head = dim is None and ":" in name
+        head = "classifier" if dim is None and ":" in name else "new"
     elif name is None:
-        return LoadedEncoder(Encoder.from_checkpoint(weights).eval(), True, options)
+        return LoadedEncoder(Encoder.from_checkpoint(weights).eval(), "trained", options)
     else:
-        head = read_weights(weights)[0].get("head.weight")
-        if dim is None and head is not None and head.ndim == 2:
-            dim = len(head)
-        architecture = {"dim": dim, "seed": seed, **options}
-        try:
-            encoder, trained_head = Encoder.from_checkpoint(weights, name, **architecture), True
-        except ValueError as error:
-            try:
-                encoder = Encoder.from_checkpoint(weights, name, part="backbone", **architecture)
-            except ValueError:
-                raise error from None
-            trained_head = False
+        encoder, head = _with_weights(name, weights, dim, {"seed": seed, **options})
     encoder.recipe = {"name": name, "dim": encoder.dim}  # an encoder with options has none of its own
-    return LoadedEncoder(encoder.eval(), trained_head, options)
+    return LoadedEncoder(encoder.eval(), head, options)
+
+
+def _with_weights(
+    name: str, weights: Path, dim: int | None, options: dict[str, Any]
+) -> tuple[Encoder, Literal["trained", "classifier", "new"]]:
+    """Return an encoder with the weights of a file, and what its head is."""
+    tensors, notes = read_weights(weights)
+    own = tensors.get("head.weight") if "encoder" in notes or ":" not in name else None
+    if (
+        own is not None and own.ndim == 2 and dim in (None, len(own))
+    ):  # an embedding's head: nothing else will do
+        return Encoder.from_checkpoint(weights, name, dim=len(own), **options), "trained"
+    if own is not None:
+        LOGGER.warning(
+            "the head in %s has %d dimensions and not %d: it is left out, and the new one is not trained yet",
+            weights.name,
+            len(own),
+            dim,
+        )
+        return Encoder.from_checkpoint(weights, name, part="backbone", dim=dim, **options), "new"
+    try:
+        encoder = Encoder.from_checkpoint(weights, name, dim=dim, **options)
+    except ValueError as error:
+        try:
+            return Encoder.from_checkpoint(weights, name, part="backbone", dim=dim, **options), "new"
+        except ValueError:
+            raise error from None
+    return encoder, "classifier" if ":" in name and dim is None else "trained"
 
 
 def preparation_for(name: str, *, image_size: int | None = None, channels: int | None = None) -> Preparation:

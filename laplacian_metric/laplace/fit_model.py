@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import features_of
 from laplacian_metric.laplace.posthoc import LAM
 
+LOGGER = logging.getLogger(__name__)
+
 HEADS = ("keep", "trained", "whitening", "identity")
 DIM = 64  # of a head that is trained or whitens, unless it is given
 
@@ -30,7 +33,8 @@ class FitOptions:
 
     Attributes:
         head: "keep" takes the encoder's head; "trained" trains one on the features, "whitening" computes one from their
-            covariance, "identity" leaves them as they are. None keeps a loaded head, or trains one.
+            covariance, "identity" leaves them as they are. None keeps a head that was
+            trained to embed, and trains one in place of a classifier.
         dim: of a trained or whitening head; by default 64, or the number of features if that is smaller.
         steps: training steps of a head.
         margin, distance, power: of the loss.
@@ -167,8 +171,12 @@ def _needed(held_out: Features | None) -> Features:
 
 
 def _check_head(options: FitOptions, loaded: LoadedEncoder | None) -> None:
-    if options.head == "keep" and (loaded is None or not loaded.trained_head):
-        what = "features have no head" if loaded is None else "the file of weights has no head"
+    if options.head == "keep" and (loaded is None or loaded.head == "new"):
+        what = "features have no head"
+        if loaded is not None:
+            what = "the weights have no head" + (
+                "" if options.dim is None else f" of {options.dim} dimensions"
+            )
         raise ValueError(f"head is 'keep', but {what} to keep: take trained, whitening or identity")
 
 
@@ -176,7 +184,16 @@ def _kind(options: FitOptions, loaded: LoadedEncoder | None) -> str:
     """Return the kind of head that the model gets."""
     if options.head is not None:
         return options.head
-    return "keep" if loaded is not None and loaded.trained_head and options.dim is None else "trained"
+    if loaded is None or loaded.head == "new":
+        return "trained"
+    if loaded.head == "classifier":
+        LOGGER.info(
+            "the classifier of %d classes is cut off, and a head trained on the features below it; --head keep would "
+            "embed in its logits",
+            loaded.encoder.dim,
+        )
+        return "trained"
+    return "keep" if options.dim in (None, loaded.encoder.dim) else "trained"
 
 
 def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, train: Features) -> nn.Linear:

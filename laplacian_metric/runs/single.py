@@ -80,6 +80,11 @@ def train_single(
         write_cells(settings, cells_dir, seed)
         cell = Cells(cells_dir)[NAME]
         check_options(cell.network.options)
+        if ":" in cell.network.name and cell.network.dim is None:
+            raise ValueError(
+                f"{cell.network.name} without a dimension would embed in the logits of its classifier, which retrieve "
+                "worse than its features: pass --dim, 64 say"
+            )
         images = ImageSets(cell.data, data_dir)
         for name in (TRAIN, VALIDATION):
             _require_classes(images.loaded(name))

@@ -414,3 +414,17 @@ def test_a_fit_can_be_called_from_python() -> None:
     assert model.lam.confidence is None
     with pytest.warns(CurvatureWarning), pytest.raises(ValueError, match="validation images are needed"):
         fitting.fit_model(source, None, fitting.FitOptions(head="identity"))
+
+
+def test_a_classifier_is_cut_off_unless_it_is_to_be_kept(tmp_path: Path, place: Place) -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    torch.save(timm.create_model("resnet18", num_classes=12).state_dict(), tmp_path / "resnet18.pth")
+    arguments = ("fit", "--encoder", "timm:resnet18", "--weights", tmp_path / "resnet18.pth")
+    arguments += ("--encoder-option", "num_classes=12", "--data", place.digits, "--image-size", 64)
+    arguments += ("--no-confidence", "--steps", 2, "--prior", 1.0)
+    worked(*arguments, "--out", tmp_path / "cut")
+    model = ModelFolder.load(tmp_path / "cut")
+    assert (model.encoder.dim, model.about["settings"]["head"]) == (64, "trained")
+    worked(*arguments, "--head", "keep", "--out", tmp_path / "kept")
+    assert ModelFolder.load(tmp_path / "kept").encoder.dim == 12

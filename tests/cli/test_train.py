@@ -297,3 +297,9 @@ def test_wrong_settings_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     assert "holds no model" in refused(*SMALL, "--method", "pfe", "--out", tmp_path / "mine", "--force")
+
+
+def test_a_library_s_network_needs_a_dimension(tmp_path: Path, place: Place) -> None:
+    arguments = ("train", "--data", place.photos, "--encoder", "timm:resnet18", "--method", "laplace")
+    assert "would embed in the logits of its classifier" in refused(*arguments, "--out", tmp_path / "m")
+    assert not list(tmp_path.iterdir())
