@@ -101,7 +101,7 @@ class ContrastiveLoss(PairLoss):
     # --- one pair ---
 
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return self._value_of(self._squared_distance(first, second), positive)
+        return self._values_of(self._costs(self._squared_distance(first, second)), positive)
 
     def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return self._derivative(self._squared_distance(first, second), positive) != 0
@@ -142,12 +142,14 @@ class ContrastiveLoss(PairLoss):
             slope * blocks.second - bend * _outer(along_j, along_j),
         )
 
-    def _value_of(self, squared: Tensor, positive: bool) -> Tensor:
-        """The value of a pair from its squared distance."""
-        if self.power == 1:
-            distance = squared.clamp(min=(CLOSEST * self.margin) ** 2).sqrt()
-            return distance if positive else (self.margin - distance).clamp(min=0)
-        return squared / 2 if positive else (self.margin**2 - squared).clamp(min=0) / 2
+    def _costs(self, squared: Tensor) -> Tensor:
+        """What positive pairs cost, from squared distances: d^2/2, or d."""
+        return squared / 2 if self.power == 2 else squared.clamp(min=(CLOSEST * self.margin) ** 2).sqrt()
+
+    def _values_of(self, costs: Tensor, positive: bool) -> Tensor:
+        """The values of pairs from what they would cost as positives."""
+        limit = self.margin**2 / 2 if self.power == 2 else self.margin
+        return costs if positive else (limit - costs).clamp(min=0)
 
     def _derivative(self, squared: Tensor, positive: bool, exponent: int = 1) -> Tensor:
         """The derivative of a pair's value in d^2/2, 0 where it is inactive; minus the second one for exponent 3."""
@@ -157,7 +159,7 @@ class ContrastiveLoss(PairLoss):
     def _inverse_distance(self, squared: Tensor, exponent: int) -> Tensor:
         """1/d^exponent, 0 where a pair counts as coincident."""
         closest = (CLOSEST * self.margin) ** 2
-        return squared.clamp(min=closest).pow(-exponent / 2).masked_fill_(squared <= closest, 0)
+        return squared.clamp(min=closest).rsqrt_().pow(exponent).masked_fill_(squared <= closest, 0)
 
     def _squared_distance(self, first: Tensor, second: Tensor) -> Tensor:
         if self.normalize:
@@ -208,16 +210,17 @@ class ContrastiveLoss(PairLoss):
             for kind, positive in enumerate((True, False)):
                 first, second, count = next(pairs.listed(positive))
                 squared = (points[first] - points[second]).square().sum(1)
-                totals[kind] = totals[kind] + (count * self._value_of(squared, positive)).sum()
+                values = count * self._values_of(self._costs(squared), positive)
+                totals[kind] = totals[kind] + values.sum()
                 active = (count * (squared.detach() < self.margin**2)).sum()
             return totals[0], totals[1], active
         centred = self._centre(points)
         for start, stop in row_blocks(len(points)):
             squared = _squared_distances(centred, start, stop)
-            chosen = pairs.block(start, stop)
+            costs, chosen = self._costs(squared), pairs.block(start, stop)
             for kind, positive in enumerate((True, False)):
                 # Every pair is in two rows, hence the half.
-                values = chosen[kind] * self._value_of(squared, positive)
+                values = chosen[kind] * self._values_of(costs, positive)
                 totals[kind] = totals[kind] + (values.sum() / 2).to(points.dtype)
             active = active + (chosen[1] & (squared.detach() < self.margin**2)).sum()
         return totals[0], totals[1], active // 2
@@ -356,7 +359,7 @@ def row_sums_and_product(graph: PairGraph, points: Tensor) -> tuple[Tensor, Tens
 def _squared_distances(points: Tensor, start: int, stop: int) -> Tensor:
     """Squared distances of the points start..stop-1 to all N, (stop - start, N), twice differentiable."""
     square = points.square().sum(1)
-    return square[start:stop, None] + square - 2 * points[start:stop] @ points.T
+    return torch.addmm(square, points[start:stop], points.T, alpha=-2) + square[start:stop, None]
 
 
 def _outer(first: Tensor, second: Tensor) -> Tensor:
