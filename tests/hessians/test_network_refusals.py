@@ -108,7 +108,7 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda u: {"u": u}, TypeError, "Returning returns a dict, its embeddings .* wrap it"),
+        (lambda u: {"u": u}, TypeError, "Returning returns a dict; one tensor of embeddings .* wrap it"),
         (lambda u: (u, u), TypeError, "Returning returns a tuple"),
         (
             lambda u: u[:, :, None],
