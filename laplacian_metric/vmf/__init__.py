@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from laplacian_metric.vmf import nivmf
     from laplacian_metric.vmf.bessel import (
         length_and_variance,
         log_normalizer,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         log_expected_likelihood,
     )
     from laplacian_metric.vmf.fitting import concentration, fit
+    from laplacian_metric.vmf.positivity import log_positivity, log_positivity_matched
     from laplacian_metric.vmf.projected import ProjectedNormal, projected_normal
     from laplacian_metric.vmf.sampling import sample
     from laplacian_metric.vmf.streaming import StreamedFit
@@ -45,7 +47,10 @@ __all__ = [
     "log_density",
     "log_expected_likelihood",
     "log_normalizer",
+    "log_positivity",
+    "log_positivity_matched",
     "mean_resultant_length",
+    "nivmf",
     "projected_normal",
     "relative_log_normalizer",
     "sample",
@@ -65,6 +70,8 @@ _HOMES = {
     "log_density": "distribution",
     "log_expected_likelihood": "distribution",
     "log_normalizer": "bessel",
+    "log_positivity": "positivity",
+    "log_positivity_matched": "positivity",
     "mean_resultant_length": "bessel",
     "projected_normal": "projected",
     "relative_log_normalizer": "bessel",
@@ -74,6 +81,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "nivmf":
+        return importlib.import_module(f"{__name__}.nivmf")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
