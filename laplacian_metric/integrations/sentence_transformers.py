@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.encoder import Encoder, SentenceBackbone, train_head, whitening_head
 from laplacian_metric.integrations.optional import require
+from laplacian_metric.laplace.confidence import MatchConfidence
+from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.posthoc import LAM
 
 INSTALL = "laplacian-metric[text]"
 # What changes the features that the head was fitted to, or their form.
 FIXED = ("precision", "output_value", "truncate_dim")
+# What the model below has to say that is true of the whole too; anything else would be about the model's own space.
+PASSED_ON = (
+    *(
+        "device",
+        "dtype",
+        "max_seq_length",
+        "get_max_seq_length",
+        "tokenizer",
+        "tokenize",
+        "preprocess",
+        "prompts",
+    ),
+    *(
+        "default_prompt_name",
+        "similarity",
+        "similarity_pairwise",
+        "similarity_fn_name",
+        "modules",
+        "parameters",
+    ),
+)
+MODEL, HEAD, POSTERIOR = "model", "head.safetensors", "posterior.safetensors"
 
 
 class UncertainSentenceTransformer:
-    """A sentence encoder with a posterior, used like a SentenceTransformer.
+    """A sentence encoder with a posterior, used like a SentenceTransformer: whatever it offers is about head and all.
 
     Args:
         lam: fitted to an `Encoder` whose backbone is a `SentenceBackbone`.
@@ -65,9 +93,10 @@ class UncertainSentenceTransformer:
         steps: int = 500,
         batch_size: int = 32,
         seed: int = 0,
+        validation: tuple[Sequence[str], Tensor | Sequence[int]] | None = None,
         **options: Any,
     ) -> UncertainSentenceTransformer:
-        """Put a head on a frozen model, train it on labelled texts, and fit its posterior.
+        """Put a head on a frozen model, train it on labelled texts, fit its posterior and choose the prior precision.
 
         Args:
             model: a SentenceTransformer, its name or folder, or something that is used like it.
@@ -78,7 +107,9 @@ class UncertainSentenceTransformer:
             steps: of the head's training, which starts with the whitened features; 0 leaves it at that.
             batch_size: of the model's pass over the texts.
             seed: of the training's batches.
-            options: of `LAM`, such as ``structure``.
+            validation: other texts and their labels, on which the uncertainty becomes 1 less the probability that the
+                nearest text has the same label; without them it is that of the posterior.
+            options: of `LAM`, such as ``structure``; with ``prior_precision`` none is chosen.
         """
         if isinstance(model, str):
             module = require("sentence_transformers", "a model by its name", INSTALL)
@@ -102,6 +133,13 @@ class UncertainSentenceTransformer:
             head = train_head(features, numbers, loss, dim, init=head, steps=steps, generator=generator)
         lam = LAM(Encoder(backbone, head), loss, **options)
         lam.fit_features(features, numbers.to(features.device), check_mode=False)
+        if "prior_precision" not in options:
+            lam.optimize_prior_precision()
+        if validation is not None:
+            others = _features(model, list(validation[0]), {"batch_size": batch_size})
+            sets = ((features, numbers), (others, torch.as_tensor(validation[1])))
+            reference, held_out = (Features(rows, classes.to(rows.device)) for rows, classes in sets)
+            lam.set_confidence(MatchConfidence.fit(lam.head, reference, held_out))
         return cls(lam)
 
     def encode(
@@ -130,30 +168,49 @@ class UncertainSentenceTransformer:
             return_uncertainty: (embeddings, uncertainties), the latter (N,) or, for a single text, one number.
             options: others that the model's ``encode`` takes.
         """
-        single = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        known = {
-            "prompt_name": prompt_name,
-            "prompt": prompt,
-            "batch_size": batch_size,
-            "show_progress_bar": show_progress_bar,
+        own = {
+            "convert_to_numpy": convert_to_numpy,
+            "convert_to_tensor": convert_to_tensor,
+            "normalize_embeddings": normalize_embeddings,
+            "return_uncertainty": return_uncertainty,
         }
-        h = self._hidden(texts, {**known, **options})
+        known = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
+        return self._encode(
+            "encode", sentences, {**known, "show_progress_bar": show_progress_bar, **options}, own
+        )
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Embed queries as `encode` does, with the prompt that the model has for them; others are its options."""
+        return self._encode("encode_query", sentences, *_split(options))
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Embed documents as `encode` does, with the prompt that the model has for them."""
+        return self._encode("encode_document", sentences, *_split(options))
+
+    def _encode(
+        self,
+        name: str,
+        sentences: str | Sequence[str],
+        options: dict[str, Any],
+        own: dict[str, bool],
+    ) -> Any:
+        """Embed texts by one of the model's ways to encode them, and return them in the form that was asked for."""
+        single = isinstance(sentences, str)
+        h = self._hidden([sentences] if isinstance(sentences, str) else list(sentences), options, name)
         e = self.lam.embed_features(h)
         with torch.no_grad():
-            z = e.point if normalize_embeddings else self.lam.encoder.head(h)
-        converted = _converted(z, single, convert_to_numpy, convert_to_tensor)
-        if not return_uncertainty:
-            return converted
-        return converted, _converted(e.uncertainty, single, convert_to_numpy, convert_to_tensor)
+            z = e.point if own.get("normalize_embeddings", True) else self.lam.encoder.head(h)
+        form = single, own.get("convert_to_numpy", True), own.get("convert_to_tensor", False)
+        embeddings = _converted(z, *form)
+        return (embeddings, _converted(e.uncertainty, *form)) if own.get("return_uncertainty") else embeddings
 
     def embed(self, sentences: Sequence[str], *, batch_size: int = 32, **options: Any) -> StochasticEmbedding:
         """The distribution of each text's embedding, with mean, kappa and variance."""
         return self.lam.embed_features(self._hidden(list(sentences), {"batch_size": batch_size, **options}))
 
-    def _hidden(self, texts: list[str], options: dict[str, Any]) -> Tensor:
+    def _hidden(self, texts: list[str], options: dict[str, Any], name: str = "encode") -> Tensor:
         """The features (N, H) that the head takes."""
-        fixed = [name for name in FIXED if name in options]
+        fixed = [option for option in FIXED if option in options]
         if fixed:
             raise TypeError(
                 f"{', '.join(fixed)} would give other features than the posterior was fitted to: leave it out"
@@ -161,16 +218,68 @@ class UncertainSentenceTransformer:
         head = self.lam.encoder.head
         if not texts:
             return head.weight.new_empty(0, head.in_features)
-        options = {name: value for name, value in options.items() if value is not None}
+        options = {option: value for option, value in options.items() if value is not None}
         with evaluating(self.lam.encoder):
-            h = _features(self.backbone.model, texts, {**self.backbone.options, **options})
+            h = _features(self.backbone.model, texts, {**self.backbone.options, **options}, name)
         return h.to(head.weight.device, head.weight.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a SentenceTransformer has: ``tokenize``, ``device``, ``max_seq_length``."""
+        """What a SentenceTransformer has besides and is true of the whole: ``tokenize``, ``device``, ..."""
         if name.startswith("__") or "backbone" not in self.__dict__:
             raise AttributeError(name)
+        if name not in PASSED_ON:
+            raise AttributeError(
+                f"UncertainSentenceTransformer has no {name}: that of the model below, without head and posterior, is "
+                f".backbone.model.{name}"
+            )
         return getattr(self.backbone.model, name)
+
+    def to(self, device: torch.device | str) -> UncertainSentenceTransformer:
+        """Move the model, the head and the posterior."""
+        self.lam.encoder.to(device)
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model, the head and the posterior into a new folder, which `load` reads."""
+        from safetensors.torch import save_file
+
+        if not callable(getattr(self.backbone.model, "save", None)):
+            kind = type(self.backbone.model).__name__
+            raise TypeError(
+                f"the model ({kind}) has no method save: keep it, and the posterior by .lam.save(path)"
+            )
+        with output_folder(Path(path)) as folder:
+            self.backbone.model.save(str(folder / MODEL))
+            head = {name: tensor.contiguous() for name, tensor in self.lam.encoder.head.state_dict().items()}
+            save_file(head, folder / HEAD)
+            self.lam.save(folder / POSTERIOR)
+
+    save_pretrained = save
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], model: Any = None, loss: PairLoss | None = None
+    ) -> UncertainSentenceTransformer:
+        """Read what `save` wrote.
+
+        Args:
+            path: the folder.
+            model: in place of the SentenceTransformer in the folder.
+            loss: needed where it is of a class that is not this library's.
+        """
+        from safetensors.torch import load_file
+
+        folder = Path(path)
+        if not (folder / POSTERIOR).is_file():
+            raise FileNotFoundError(f"{folder} holds no model that UncertainSentenceTransformer.save wrote")
+        if model is None:
+            module = require("sentence_transformers", "a saved model", INSTALL)
+            model = module.SentenceTransformer(str(folder / MODEL))
+        head = load_file(folder / HEAD)
+        dim, width = head["weight"].shape
+        linear = nn.Linear(width, dim, bias="bias" in head, dtype=head["weight"].dtype)
+        linear.load_state_dict(head)
+        return cls(LAM.load(folder / POSTERIOR, Encoder(SentenceBackbone(model), linear).eval(), loss))
 
     def get_sentence_embedding_dimension(self) -> int:
         """Z, of what `encode` returns."""
@@ -179,10 +288,19 @@ class UncertainSentenceTransformer:
     get_embedding_dimension = get_sentence_embedding_dimension
 
 
-def _features(model: Any, texts: list[str], options: dict[str, Any]) -> Tensor:
-    """Features (N, H), with the checks of `SentenceBackbone`."""
-    features: Tensor = SentenceBackbone(model, **options)(texts)
+def _features(model: Any, texts: list[str], options: dict[str, Any], name: str = "encode") -> Tensor:
+    """Features (N, H), with the checks of `SentenceBackbone`; models that know no queries encode them as any text."""
+    encode = getattr(model, name, None)
+    encoder = model if name == "encode" or not callable(encode) else SimpleNamespace(encode=encode)
+    features: Tensor = SentenceBackbone(encoder, **options)(texts)
     return features.detach()
+
+
+def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bool]]:
+    """The options that go to the model, and those of the form of what is returned."""
+    own = ("convert_to_numpy", "convert_to_tensor", "normalize_embeddings", "return_uncertainty")
+    rest = {name: value for name, value in options.items() if name not in own}
+    return rest, {name: value for name, value in options.items() if name in own}
 
 
 def _converted(values: Tensor, single: bool, numpy: bool, tensor: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -180,3 +181,80 @@ def test_with_a_real_model(real: tuple[ModuleType, Any]) -> None:
     theirs = list(inspect.signature(library.SentenceTransformer.encode).parameters)[2:6]
     ours = list(inspect.signature(UncertainSentenceTransformer.encode).parameters)[2:6]
     assert ours == theirs
+
+
+class WithQueries(StandIn):
+    """Has a way of its own to encode queries, as newer models do."""
+
+    def encode_query(self, sentences: list[str], **options: Any) -> Tensor:
+        return self.encode(sentences, prompt="cats and cats: ", **options)
+
+    def encode_multi_process(self, sentences: list[str]) -> Tensor:
+        return self.encode(sentences, convert_to_tensor=True)
+
+
+def test_queries_and_documents_are_in_the_space_of_the_head() -> None:
+    model = UncertainSentenceTransformer.fit(WithQueries(), TEXTS, LABELS, dim=3, steps=30)
+    z, uncertainty = model.encode_query(TEXTS, return_uncertainty=True)
+    expected = model.encode(TEXTS, prompt="cats and cats: ", return_uncertainty=True)
+    np.testing.assert_array_equal(z, expected[0])
+    np.testing.assert_array_equal(uncertainty, expected[1])
+    assert not np.array_equal(z, model.encode(TEXTS))
+    # The stand-in knows no documents.
+    np.testing.assert_array_equal(model.encode_document(TEXTS[0]), model.encode(TEXTS[0]))
+    assert model.encode_document(TEXTS, convert_to_tensor=True).shape == (15, 3)
+    with pytest.raises(TypeError, match="truncate_dim would give other features"):
+        model.encode_query(TEXTS, truncate_dim=2)
+
+
+@pytest.mark.parametrize("name", ["encode_multi_process", "push_to_hub", "forward", "no_such_thing"])
+def test_what_would_be_of_the_model_below_is_refused_by_name(name: str) -> None:
+    model = UncertainSentenceTransformer.fit(WithQueries(), TEXTS, LABELS, dim=3, steps=2)
+    with pytest.raises(AttributeError, match=rf"has no {name}: .*\.backbone\.model\.{name}"):
+        getattr(model, name)
+
+
+def test_the_prior_is_chosen_and_the_uncertainty_calibrated() -> None:
+    validation = ([text.upper().lower() + " s" for text in TEXTS], LABELS)
+    model = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=30, validation=validation)
+    assert model.lam.confidence is not None
+    uncertainty = model.encode(TEXTS, return_uncertainty=True)[1]
+    assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
+    chosen = model.lam.prior_precision
+    model.lam.optimize_prior_precision()
+    assert model.lam.prior_precision == pytest.approx(chosen)
+    given = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=2, prior_precision=7.0)
+    assert given.lam.prior_precision == 7.0
+    assert given.lam.confidence is None
+
+
+def test_saving_keeps_the_head_and_the_posterior(tmp_path: Path, model: UncertainSentenceTransformer) -> None:
+    with pytest.raises(TypeError, match=r"the model \(StandIn\) has no method save"):
+        model.save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+    def save(path: str) -> None:
+        Path(path).mkdir()
+
+    model.backbone.model.save = save
+    model.save(tmp_path / "m")
+    again = UncertainSentenceTransformer.load(tmp_path / "m", StandIn())
+    for one, other in zip(
+        model.encode(TEXTS, return_uncertainty=True),
+        again.encode(TEXTS, return_uncertainty=True),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(OSError, match="is not empty"):
+        model.save(tmp_path / "m")
+    with pytest.raises(FileNotFoundError, match="holds no model"):
+        UncertainSentenceTransformer.load(tmp_path)
+
+
+def test_a_real_model_is_saved_and_read_again(real: tuple[ModuleType, Any], tmp_path: Path) -> None:
+    _, sentences = real
+    model = UncertainSentenceTransformer.fit(sentences, TEXTS, LABELS, dim=3, steps=10)
+    model.save(tmp_path / "m")
+    again = UncertainSentenceTransformer.load(tmp_path / "m")
+    np.testing.assert_allclose(again.encode(TEXTS), model.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(again.encode_query(TEXTS[:2]), model.encode_query(TEXTS[:2]), atol=1e-5)
