@@ -189,9 +189,7 @@ def collect(root: Path, cache: Path) -> None:
     jobs += [
         partial(minilm_features, root, cache, "wordnet", 9000),
         partial(minilm_features, root, cache, "reuters-test", 2500),
-        partial(minilm_features, root, cache, "reuters-train", 6000),
         partial(minilm_features, root, cache, "wordnet", 500, "shuffled"),
-        partial(minilm_features, root, cache, "reuters-test", 500, "shuffled"),
     ]
     for job in jobs:
         job()

@@ -24,6 +24,7 @@ from laplacian_metric.metrics.out_of_distribution import (
     mixture_r_auroc,
     ood_auroc,
     ood_average_precision,
+    open_set_auroc,
     rank_correlation,
     rank_mixture,
     roc,
@@ -38,6 +39,7 @@ from laplacian_metric.metrics.trivial import (
     feature_norm,
     mahalanobis_distance,
     nearest_distance,
+    trivial_scores,
 )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "nearest_distance",
     "ood_auroc",
     "ood_average_precision",
+    "open_set_auroc",
     "r_auroc",
     "r_precision",
     "rank",
@@ -78,4 +81,5 @@ __all__ = [
     "retrieval_ece",
     "roc",
     "sparsify",
+    "trivial_scores",
 ]

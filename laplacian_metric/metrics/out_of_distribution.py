@@ -47,6 +47,29 @@ def ood_average_precision(uncertainty_in: Tensor, uncertainty_out: Tensor) -> fl
     return float(average_precision(scores, outside, torch.ones_like(scores)))
 
 
+def open_set_auroc(right: Tensor, trust: Tensor, ood: Tensor) -> float:
+    """Return the AUROC of "the nearest item is of the query's class" over known and OOD queries in equal weight.
+
+    An OOD query is always wrong. Ties count 1/2; NaN where no known query is right.
+
+    Args:
+        right: (N,), whether the nearest item of each known query is of its class.
+        trust: (N,), how far each known query is trusted: the greater, the more.
+        ood: (M,), the same of OOD queries.
+
+    Example:
+        >>> open_set_auroc(torch.tensor([True, False]), torch.tensor([0.9, 0.2]), torch.tensor([0.1, 0.95]))
+        0.6666666666666666
+    """
+    scores, outside = stacked(trust, ood)
+    correct = torch.as_tensor(right).detach().to(scores)
+    check_length("right", len(correct), int((outside == 0).sum()), "values of trust")
+    num_known = len(correct)
+    targets = torch.cat([correct, torch.zeros_like(scores[num_known:])])
+    weights = torch.where(outside == 0, 1 / num_known, 1 / (len(scores) - num_known))
+    return float(auroc(scores, targets, weights.to(scores)))
+
+
 def stacked(uncertainty_in: Tensor, uncertainty_out: Tensor) -> tuple[Tensor, Tensor]:
     """Uncertainties from inside and outside one after the other, and which are from outside (1.0), in float64."""
     inside = check_uncertainty("uncertainty_in", uncertainty_in)

@@ -6,11 +6,17 @@ Each is an uncertainty: the greater, the less sure.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.search import search
+from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 
 
@@ -35,14 +41,60 @@ def embedding_norm(raw_embeddings: Tensor) -> Tensor:
 
 
 def nearest_distance(embeddings: Tensor, *, database: Tensor | None = None) -> Tensor:
-    """The distance of each unit embedding (N, Z) to its nearest other, or to the nearest in the database:
-    float64 (N,).
+    """Return the distance of each unit embedding (N, Z) to its nearest other, or to the nearest in the database.
+
+    Float64 (N,). With the gallery as database this orders queries as the "gallery distance" of `trivial_scores` does;
+    "nearest distance" in tables is to training images.
 
     Example:
         >>> nearest_distance(torch.tensor([[1.0, 0.0], [0.0, 1.0]])).round(decimals=4).tolist()
         [1.4142, 1.4142]
     """
     return search(embeddings, 1, database=database).distances[:, 0]
+
+
+def trivial_scores(
+    gallery: tuple[Any, Any], queries: Any, *, encoder: Any = None, training_h: Any = None
+) -> dict[str, Tensor]:
+    """Return what costs nothing beside the search for the nearest item, for each query: float64 (Q,).
+
+    Args:
+        gallery: features h (N, H) and labels (N,), or None in place of these; numpy or torch. Without labels there are
+            neither margins nor votes.
+        queries: features (Q, H).
+        encoder: whose linear head makes embeddings z of features; None where the features are the embeddings.
+        training_h: features for the second moment; by default those of the gallery.
+
+    Returns:
+        by name: "gallery distance", "margin" (in z), "feature distance", "kNN feature distance" (to the 10th in h),
+        "LOF" (in h), "Mahalanobis" (from 0 by the second moment, over |h|^2), "vote" (among the 10 nearest in h),
+        "kernel vote" (among the 50 nearest in z), "feature norm" and "embedding norm".
+
+    Example:
+        >>> scores = trivial_scores((torch.eye(3), ["a", "a", "b"]), torch.tensor([[2.0, 1.0, 0.0]]))
+        >>> scores["gallery distance"].round(decimals=4).tolist(), scores["vote"].round(decimals=4).tolist()
+        ([0.1056], [0.3333])
+    """
+    head = Head.of(encoder)
+    items = LabelledGallery.of(*gallery, head)
+    features = Vectors.of("queries", queries)
+    embeddings = features if head is None else head.embed(features.rows)
+    around = items.surroundings(features, embeddings)
+    known = items.features.rows if training_h is None else Vectors.of("training_h", training_h).rows
+    scores = {
+        "gallery distance": around.z.nearest,
+        "feature distance": around.h.nearest,
+        "kNN feature distance": around.h.tenth,
+        "LOF": around.h.outlier_factor,
+        "Mahalanobis": SecondMoment.of(known).distances(features.rows)[0] / features.norms**2,
+        "feature norm": features.norms,
+        "embedding norm": 1 / embeddings.norms,
+    }
+    if around.classes is not None:
+        scores["margin"] = -around.z.margin
+        scores["vote"] = 1 - around.h.vote(around.classes)
+        scores["kernel vote"] = 1 - around.z.share(around.classes)
+    return {name: torch.from_numpy(np.array(values)) for name, values in scores.items()}
 
 
 def mahalanobis_distance(

@@ -201,3 +201,24 @@ def test_a_long_curve_keeps_its_shape_in_few_points() -> None:
     truth = torch.cat([torch.zeros(5000), torch.ones(3000)])
     area = roc_auc_score(truth.numpy(), torch.cat([inside, outside]).numpy())
     assert float(torch.trapezoid(true, false)) == pytest.approx(area, abs=1e-3)
+
+
+def test_open_set_auroc_is_that_of_all_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    right = torch.rand(30, generator=generator) < 0.7
+    trust = (10 * torch.rand(30, generator=generator)).round()
+    ood = (8 * torch.rand(12, generator=generator)).round()
+    total = above = 0.0
+    wrong = [(value, 1 / 30) for value in trust[~right].tolist()] + [
+        (value, 1 / 12) for value in ood.tolist()
+    ]
+    for positive in trust[right].tolist():
+        for value, weight in wrong:
+            total += weight
+            above += weight * ((positive > value) + (positive == value) / 2)
+    assert metrics.open_set_auroc(right, trust, ood) == pytest.approx(above / total)
+
+
+def test_open_set_auroc_needs_one_value_for_each_query() -> None:
+    with pytest.raises(ValueError, match="right has 3 entries"):
+        metrics.open_set_auroc(torch.ones(3), torch.ones(2), torch.ones(2))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import mahalanobis
+from torch.nn import functional as F
 
 from laplacian_metric import metrics
 from tests.metrics.reference import unit
+from tests.trust.reference import EPS, match_inputs, ranked
 
 
 def test_norms_by_hand() -> None:
@@ -74,3 +76,35 @@ def test_bad_input_is_named() -> None:
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_trivial_scores_are_those_of_loops() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hs, h = torch.randn(40, 6, generator=generator), torch.randn(7, 6, generator=generator)
+    labels = [str(i % 3) for i in range(40)]
+    head = torch.nn.Linear(6, 4)
+    scores = metrics.trivial_scores((hs, labels), h, encoder=head)
+    with torch.no_grad():
+        zs, z = head(hs).numpy(), head(h).numpy()
+    for i in range(7):
+        inputs = match_inputs(h[i].numpy(), z[i], hs.numpy(), zs, labels)
+        assert float(scores["gallery distance"][i]) == pytest.approx(np.exp(inputs[0]) - EPS, rel=1e-4)
+        assert float(scores["feature distance"][i]) == pytest.approx(np.exp(inputs[1]) - EPS, rel=1e-4)
+        assert float(scores["LOF"][i]) == pytest.approx(inputs[3], abs=1e-4)
+        assert float(scores["margin"][i]) == pytest.approx(-inputs[4], abs=1e-4)
+        assert float(scores["kernel vote"][i]) == pytest.approx(1 / (1 + np.exp(inputs[6])), abs=1e-4)
+        assert float(scores["vote"][i]) == pytest.approx(1 - inputs[7])
+        tenth = ranked(h[i].numpy(), list(hs.numpy()))[9][0]
+        assert float(scores["kNN feature distance"][i]) == pytest.approx(tenth, rel=1e-4)
+    assert torch.allclose(scores["feature norm"], h.double().norm(dim=1))
+    assert torch.allclose(scores["embedding norm"], 1 / torch.from_numpy(z).double().norm(dim=1))
+    assert all(values.dtype == torch.float64 for values in scores.values())
+
+
+def test_without_labels_there_are_neither_margins_nor_votes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hs, h = torch.randn(20, 4, generator=generator), torch.randn(3, 4, generator=generator)
+    labelled, bare = (metrics.trivial_scores((hs, labels), h) for labels in ([0] * 20, None))
+    assert set(labelled) - set(bare) == {"margin", "vote", "kernel vote"}
+    order = metrics.nearest_distance(F.normalize(h, dim=1), database=F.normalize(hs, dim=1)).argsort()
+    assert torch.equal(bare["gallery distance"].argsort(), order)
