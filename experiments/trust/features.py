@@ -100,7 +100,7 @@ def grocery(root: Path) -> tuple[Tensor, NDArray[Any]]:
 
 IMAGE_SETS: dict[str, tuple[str, str, int]] = {
     # name of the cached file: data set, split, images per class
-    "fashion-train": ("fashion-mnist", "train", 700),
+    "fashion-train": ("fashion-mnist", "train", 450),
     "fashion-test": ("fashion-mnist", "test", 200),
     "mnist-test": ("mnist", "test", 50),
     "cifar-train": ("cifar-10", "train", 450),

@@ -25,8 +25,8 @@ from laplacian_metric.core.vector_search import (
     search,
 )
 
-# The scales of an item that are kept: the distances to its 1st, 2nd, 10th and 11th nearest item.
-KEPT = (0, 1, LOCAL - 1, LOCAL)
+# The scales of an item that are kept: the distances to its 10th and 11th nearest item.
+KEPT = (LOCAL - 1, LOCAL)
 ITEMS_AT_ONCE = 2048
 
 
@@ -78,7 +78,7 @@ class LabelledGallery:
         embeddings: what the head makes of them; the features themselves without a head.
         names: the classes' names, in the order of their numbers; None without labels.
         codes: (N,), the number of each item's class.
-        scales: by space, (N, 4): distances to the item's 1st, 2nd, 10th and 11th nearest; NaN until they are needed.
+        scales: by space, (N, 2): distances to the item's 10th and 11th nearest item; NaN until they are needed.
     """
 
     features: Vectors
@@ -149,13 +149,8 @@ class LabelledGallery:
             features, in_z.rows[:, 0], classes, self._place("z", in_z, own), self._place("h", in_h, own)
         )
 
-    def place_of_features(self, features: Vectors) -> Place:
-        """Return what surrounds queries among the features alone, regardless of classes."""
-        found = search(self.features, features, min(LOCAL, len(self)))
-        return self._place("h", found, None)
-
     def reached_scales(self, space: str, rows: Rows) -> Floats:
-        """Return the scales (..., 4) of some items; those that are not known yet are computed."""
+        """Return the scales (..., 2) of some items; those that are not known yet are computed."""
         missing = np.unique(rows[np.isnan(self.scales[space][rows, 0])])
         vectors = self.features if space == "h" else self.embeddings
         for start in range(0, len(missing), ITEMS_AT_ONCE):
@@ -264,15 +259,13 @@ class LabelledGallery:
         local = found.rows[:, :LOCAL]
         scales = self.reached_scales(space, local)
         distances = found.distances[:, :LOCAL]
-        if own is None:
-            tenth, first = scales[..., 2], scales[:, 0, 0]
-        else:
+        tenth = scales[..., 0]
+        if own is not None:
             # The query is an item itself, and must not be among the neighbours of its neighbours either.
-            tenth = np.where(distances <= scales[..., 2], scales[..., 3], scales[..., 2])
-            first = np.where(distances[:, 0] <= scales[:, 0, 0], scales[:, 0, 1], scales[:, 0, 0])
+            tenth = np.where(distances <= tenth, scales[..., 1], tenth)
         labels = None if self.codes is None else self.codes[found.rows]
         neighbours = Neighbours(found.rows, found.distances, labels)
-        return Place(neighbours, tenth, first, found.same, found.other)
+        return Place(neighbours, tenth, found.same, found.other)
 
 
 def as_labels(name: str, labels: Any, num: int) -> list[Hashable]:

@@ -32,13 +32,11 @@ class Place:
     Attributes:
         neighbours: the k nearest items; ids are rows of the gallery, labels the numbers of their classes.
         scales: (Q, 10), the distance of each of the 10 nearest items to its own 10th nearest.
-        first_scale: (Q,), the distance of the nearest item to its own nearest.
         same, other: (Q,), the distances to the nearest item of the class answered and of another class (2 without one).
     """
 
     neighbours: Neighbours
     scales: Floats
-    first_scale: Floats
     same: Floats
     other: Floats
 
@@ -58,11 +56,6 @@ class Place:
     def outlier_factor(self) -> Floats:
         """LOF, (Q,): log d_10 less the mean over the 10 nearest items of the logarithm of their own d_10."""
         return log_distance(self.tenth) - log_distance(self.scales).mean(axis=1)
-
-    @property
-    def local_scaling(self) -> Floats:
-        """log of d_1 over the nearest item's own d_1, (Q,)."""
-        return log_distance(self.nearest) - log_distance(self.first_scale)
 
     @property
     def margin(self) -> Floats:

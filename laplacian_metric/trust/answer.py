@@ -28,7 +28,7 @@ class Answer:
         reason: (Q,), "trusted", "unlike anything seen" or "no reliable match"; over a gallery without labels
             "known" in place of the last and the first.
         because: (Q,), the input that spoke loudest for the reason.
-        novelty_parts: (Q, 3), what each of `NOVELTY_INPUTS` adds to the novelty.
+        novelty_parts: (Q, 3 or 4), what each of `NOVELTY_INPUTS` adds to the novelty.
         match_parts: (Q, 8), what each of `MATCH_INPUTS` adds to the logit of the match, beside the mean validation
             query; None without labels.
         labels: the labels of the nearest items; None without labels.

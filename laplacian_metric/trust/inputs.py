@@ -6,7 +6,7 @@ import numpy as np
 
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.surroundings import Place, Surroundings, log_distance
-from laplacian_metric.core.vector_search import Floats
+from laplacian_metric.core.vector_search import Floats, Vectors
 
 # Each with the sign that its weight may have.
 MATCH_INPUTS = {
@@ -20,16 +20,12 @@ MATCH_INPUTS = {
     "feature vote": 1,
 }
 UNLABELLED_INPUTS = 4  # the first of them need no labels
-UNUSUAL_INPUTS = (
-    "distance",
-    "distance to the 10th",
-    "local scaling",
-    "LOF",
-    "Mahalanobis",
-    "Mahalanobis over the norm",
-    "share outside",
+NOVELTY_INPUTS = (
+    "distance in the features",
+    "distance to the 10th in the features",
+    "LOF in the features",
+    "Mahalanobis distance",  # only where training features were given
 )
-NOVELTY_INPUTS = ("unusual features", "distance in the features", "LOF in the features")
 SHARE_LIMIT = 0.001
 TINY = 1e-12
 
@@ -61,26 +57,15 @@ def match_inputs(around: Surroundings) -> Floats:
     return np.stack(columns, axis=1)
 
 
-def unusual_inputs(h: Place, moment: tuple[Floats, Floats], norms: Floats) -> Floats:
-    """Return the inputs (Q, 7) of the logistic that recognises shuffled features.
+def novelty_inputs(h: Place, features: Vectors, moment: SecondMoment | None = None) -> Floats:
+    """Return the novelty inputs (Q, 3) of queries, or (Q, 4) with the second moment of training features.
 
     Args:
         h: what surrounds the queries among the features.
-        moment: of the queries, as `SecondMoment.distances` returns it.
-        norms: |h|, (Q,).
+        features: of the queries.
+        moment: of training features; its Mahalanobis distance counts relative to |h|^2.
     """
-    mahalanobis, outside = (np.log(values + TINY) for values in moment)
-    columns = [log_distance(h.nearest), log_distance(h.tenth), h.local_scaling, h.outlier_factor]
-    columns += [mahalanobis, mahalanobis - 2 * np.log(norms), outside]
+    columns = [log_distance(h.nearest), log_distance(h.tenth), h.outlier_factor]
+    if moment is not None:
+        columns.append(np.log(moment.distances(features.rows)[0] + TINY) - 2 * np.log(features.norms))
     return np.stack(columns, axis=1)
-
-
-def held_out_distances(rows: Floats, folds: int = 10) -> tuple[Floats, Floats]:
-    """Return `SecondMoment.distances` of rows by the moment of the other nine tenths."""
-    fold = np.arange(len(rows)) % min(folds, len(rows))
-    scaled, outside = np.empty(len(rows)), np.empty(len(rows))
-    for number in range(fold.max() + 1):
-        inside = fold == number
-        moment = SecondMoment.of(rows[~inside]) if not inside.all() else SecondMoment.of(rows)
-        scaled[inside], outside[inside] = moment.distances(rows[inside])
-    return scaled, outside

@@ -39,7 +39,6 @@ class TrustManifest(Manifest):
     arrays: dict[str, Stored]
     numbers: dict[str, float]
     names: str | None  # of the classes, in JSON
-    from_training: bool
     calibration_error: dict[str, float] | None
 
     def payloads(self) -> set[str]:
@@ -54,9 +53,6 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         "alpha": trust.alpha,
         "slope.a": trust.slope[0],
         "slope.b": trust.slope[1],
-        "moment.rest": novelty.moment.rest,
-        "moment.main": novelty.moment.main,
-        "unusual.intercept": novelty.unusual.intercept,
         **{name: getattr(novelty, name) for name in ("threshold", "excess", "soft_threshold", "soft_excess")},
         **{
             f"tail{i}.{name}": getattr(tail, name)
@@ -64,6 +60,8 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
             for name in ("threshold", "excess")
         },
     }
+    if novelty.moment is not None:
+        numbers |= {"moment.rest": novelty.moment.rest, "moment.main": novelty.moment.main}
     if trust.match is not None:
         numbers["match.intercept"] = trust.match.intercept
     error = trust.calibration_error
@@ -73,7 +71,6 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         },
         numbers={name: float(value) for name, value in numbers.items()},
         names=None if gallery.names is None else _names_to_json(gallery.names),
-        from_training=novelty.from_training,
         calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
     )
     payloads = {f"{name}.npy": array for name, array in arrays.items()}
@@ -97,28 +94,27 @@ def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
     names = None if manifest.names is None else _names_from_json(manifest.names)
     scales = {space: arrays[f"scales.{space}"].copy() for space in ("h", "z")}
     gallery = LabelledGallery(features, embeddings, names, arrays.get("codes"), scales)
-    tails = [
-        Tail(arrays[f"tail{i}"], numbers[f"tail{i}.threshold"], numbers[f"tail{i}.excess"]) for i in range(3)
-    ]
-    novelty = Novelty(
-        SecondMoment(
+    tails = tuple(
+        Tail(arrays[f"tail{i}"], numbers[f"tail{i}.threshold"], numbers[f"tail{i}.excess"])
+        for i in range(sum(name.startswith("tail") for name in arrays))
+    )
+    moment = None
+    if "moment.directions" in arrays:
+        moment = SecondMoment(
             arrays["moment.directions"],
             arrays["moment.moments"],
             numbers["moment.rest"],
             int(numbers["moment.main"]),
-        ),
-        manifest.from_training,
-        _logistic("unusual", arrays, numbers),
-        (tails[0], tails[1], tails[2]),
-        *(numbers[name] for name in ("threshold", "excess", "soft_threshold", "soft_excess")),
-    )
+        )
+    thresholds = (numbers[name] for name in ("threshold", "excess", "soft_threshold", "soft_excess"))
+    novelty = Novelty(tails, *thresholds, moment)
     error = manifest.calibration_error
     return Trust(
         gallery,
         head,
         numbers["alpha"],
         novelty,
-        _logistic("match", arrays, numbers) if "match.intercept" in numbers else None,
+        Logistic(*arrays["match"], numbers["match.intercept"]) if "match" in arrays else None,
         (numbers["slope.a"], numbers["slope.b"]),
         None
         if error is None
@@ -134,22 +130,17 @@ def _arrays(trust: Trust) -> dict[str, NDArray[Any]]:
         "codes": gallery.codes,
         "scales.h": gallery.scales["h"],
         "scales.z": gallery.scales["z"],
-        "moment.directions": novelty.moment.directions,
-        "moment.moments": novelty.moment.moments,
         **{f"tail{i}": tail.reference for i, tail in enumerate(novelty.tails)},
     }
     if gallery.embeddings is not gallery.features:
         arrays |= {"z": gallery.embeddings.rows, "z.norms": gallery.embeddings.norms}
     if trust.head is not None:
         arrays |= {"head.weight": trust.head.weight, "head.bias": trust.head.bias}
-    for name, logistic in (("unusual", novelty.unusual), ("match", trust.match)):
-        if logistic is not None:
-            arrays[name] = np.stack([logistic.center, logistic.scale, logistic.weights])
+    if novelty.moment is not None:
+        arrays |= {"moment.directions": novelty.moment.directions, "moment.moments": novelty.moment.moments}
+    if trust.match is not None:
+        arrays["match"] = np.stack([trust.match.center, trust.match.scale, trust.match.weights])
     return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
-
-
-def _logistic(name: str, arrays: dict[str, NDArray[Any]], numbers: dict[str, float]) -> Logistic:
-    return Logistic(*arrays[name], numbers[f"{name}.intercept"])
 
 
 def _names_to_json(names: list[Hashable]) -> str:

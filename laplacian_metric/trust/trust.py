@@ -18,7 +18,7 @@ from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, fit_sigmoid, folds_of, sigmoid
 from laplacian_metric.trust.inputs import MATCH_INPUTS, match_inputs
-from laplacian_metric.trust.novelty import Novelty, reference_items
+from laplacian_metric.trust.novelty import Novelty, moment_of, reference_items
 
 LEAST_QUERIES = 50
 SAME = 1e-6  # 1 - cosine of rows that are one and the same but for rounding
@@ -69,7 +69,6 @@ class Trust:
         alpha: float = 0.05,
         training_h: Any = None,
         gallery_trained_head: bool | None = None,
-        generator: np.random.Generator | None = None,
     ) -> Trust:
         """Calibrate on queries whose classes are known and that nothing was trained on.
 
@@ -82,10 +81,10 @@ class Trust:
             encoder: whose head makes embeddings of features; None where the rows are the embeddings.
             lam: a posterior in place of its encoder.
             alpha: the share of known queries that may count as not quite known.
-            training_h: features that the encoder was trained on, for the second moment; by default the gallery's.
+            training_h: features that the encoder was trained on. With them the Mahalanobis distance by their second
+                moment counts to the novelty, too; it hardly changes anything where the gallery is large.
             gallery_trained_head: without queries, whether the head was trained on the gallery. It has to be answered:
                 items that trained the head are nearer to each other than new queries will be.
-            generator: of the shuffled features; by default with seed 0.
         """
         if not 0 < alpha < 0.5:
             raise ValueError(f"alpha is {alpha}: the share of known queries to flag, such as 0.05, is needed")
@@ -93,22 +92,19 @@ class Trust:
             raise ValueError("encoder and lam are both given: one of them is enough")
         head = Head.of(encoder if encoder is not None else lam)
         items = LabelledGallery.of(*_pair("gallery", gallery), head)
-        settings = {"training_h": training_h, "generator": generator}
+        moment = moment_of(training_h, items.features.rows.shape[1])
         if queries is None:
             _check_may_leave_one_out(items, gallery_trained_head)
             own = reference_items(items)
-            known = Vectors(np.asarray(items.features.rows[own]), items.features.norms[own])
-            points = Vectors(np.asarray(items.embeddings.rows[own]), items.embeddings.norms[own])
-            around = items.surroundings(known, points, own=own)
-            novelty = Novelty.fit(items, known, around.h, alpha, own=own, **settings)
+            around = _around_items(items, own)
             codes = None if items.codes is None else items.codes[own]
         else:
             query_h, labels = _pair("queries", queries)
             known, points = _vectors("query_h", query_h, items, head)
             around = items.surroundings(known, points)
             _check_not_items(around)
-            novelty = Novelty.fit(items, known, around.h, alpha, **settings)
             codes = None if items.codes is None else _query_codes(items, labels, len(known))
+        novelty = Novelty.fit(around.h, around.queries, alpha, moment)
         trust = Trust(items, head, alpha, novelty)
         if codes is not None:
             trust._fit_match(around, codes)
@@ -143,21 +139,15 @@ class Trust:
     def with_gallery(self, h: Any, labels: Any = None) -> Trust:
         """Return the same calibration over another gallery, whose classes may be others.
 
-        What counts as known is measured anew on the items, each compared with the others; the weights stay.
+        What counts as known is measured anew on the items, each compared with the others; the match's weights stay.
         """
         if (labels is None) != (self.gallery.names is None):
             raise ValueError(
                 "labels: a gallery with labels is needed where the calibration has them, else one without"
             )
         items = LabelledGallery.of(h, labels, self.head, name="h")
-        own = reference_items(items)
-        known = Vectors(np.asarray(items.features.rows[own]), items.features.norms[own])
-        points = Vectors(np.asarray(items.embeddings.rows[own]), items.embeddings.norms[own])
-        around = items.surroundings(known, points, own=own)
-        moment = self.novelty.moment if self.novelty.from_training else None
-        novelty = Novelty.fit(
-            items, known, around.h, self.alpha, own=own, unusual=self.novelty.unusual, moment=moment
-        )
+        around = _around_items(items, reference_items(items))
+        novelty = Novelty.fit(around.h, around.queries, self.alpha, self.novelty.moment)
         return replace(self, gallery=items, novelty=novelty)
 
     def update(self, *, add: tuple[Any, Any] | None = None, remove: Any = None) -> None:
@@ -267,6 +257,15 @@ def _vectors(name: str, h: Any, items: LabelledGallery, head: Head | None) -> tu
     if features.rows.shape[1] != width:
         raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {width}")
     return features, features if head is None else head.embed(features.rows)
+
+
+def _around_items(items: LabelledGallery, own: Rows) -> Surroundings:
+    """Return what surrounds some of the items, each left out of its own surroundings."""
+    features, embeddings = (
+        Vectors(np.asarray(vectors.rows[own]), vectors.norms[own])
+        for vectors in (items.features, items.embeddings)
+    )
+    return items.surroundings(features, embeddings, own=own)
 
 
 def _query_codes(items: LabelledGallery, labels: Any, num: int) -> Rows:

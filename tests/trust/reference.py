@@ -70,32 +70,21 @@ def match_inputs(
     ]
 
 
-def unusual_inputs(
-    h: np.ndarray, hs: np.ndarray, moment_rows: np.ndarray, rank: int, own: int | None = None
-) -> list[float]:
-    without = [] if own is None else [own]
-    found = ranked(h, hs, without)
-    first = found[0][0]
-    rows = moment_rows.astype(float)
+def mahalanobis(x: np.ndarray, rows: np.ndarray, rank: int) -> float:
+    """x^T E[h h^T]^-1 x over |x|^2, where all eigenvalues beyond the rank are their mean."""
+    rows, x = rows.astype(float), x.astype(float)
     values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
     values, vectors = values[::-1], vectors[:, ::-1]
-    x = h.astype(float)
     rest = values[rank:].sum() / (len(values) - rank) if rank < len(values) else 0.0
     floor = 1e-12 + 1e-6 * values[0]
     scaled = 0.0
     for i in range(len(values)):
         scaled += (vectors[:, i] @ x) ** 2 / max(values[i] if i < rank else rest, floor)
-    main, energy = 0, 0.0
-    while energy < 0.97 * values.sum() and main < rank:
-        energy += values[main]
-        main += 1
-    outside = 1 - sum((vectors[:, i] @ x) ** 2 for i in range(main)) / (x @ x)
-    return [
-        log_d(first),
-        log_d(found[min(10, len(found)) - 1][0]),
-        log_d(first) - log_d(scale(found[0][1], hs, 1, without)),
-        outlier_factor(h, hs, without),
-        math.log(scaled + 1e-12),
-        math.log(scaled + 1e-12) - math.log(x @ x),
-        math.log(max(outside, 0.0) + 1e-12),
-    ]
+    return scaled / float(x @ x)
+
+
+def novelty_inputs(h: np.ndarray, hs: np.ndarray, rank: int | None, own: int | None = None) -> list[float]:
+    without = [] if own is None else [own]
+    found = ranked(h, hs, without)
+    inputs = [log_d(found[0][0]), log_d(found[min(10, len(found)) - 1][0]), outlier_factor(h, hs, without)]
+    return inputs if rank is None else [*inputs, math.log(mahalanobis(h, hs, rank))]

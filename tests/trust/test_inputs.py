@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
-from laplacian_metric.trust.inputs import held_out_distances, match_inputs, unusual_inputs
+from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
 from tests.trust import reference
 
 
@@ -52,27 +52,24 @@ def test_match_inputs_are_those_of_loops(
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), items=st.integers(13, 40), of_items=st.booleans())
-def test_unusual_inputs_are_those_of_loops(seed: int, items: int, of_items: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6), items=st.integers(13, 40), of_items=st.booleans(), with_moment=st.booleans()
+)
+def test_novelty_inputs_are_those_of_loops(seed: int, items: int, of_items: bool, with_moment: bool) -> None:
     hs, labels, h, _ = drawn(seed, items, 3, 2)
     gallery = LabelledGallery.of(hs, labels)
     own = np.arange(3) if of_items else None
     h = hs[:3] if of_items else h
     features = Vectors.of("h", h)
-    moment = SecondMoment.of(hs, rank=3)
-    place = gallery.surroundings(features, features, own=own).h
-    found = unusual_inputs(place, moment.distances(h), features.norms)
-    rank = len(moment.moments)
+    moment = SecondMoment.of(hs, rank=3) if with_moment else None
+    inputs = novelty_inputs(gallery.surroundings(features, features, own=own).h, features, moment)
     expected = [
-        reference.unusual_inputs(h[i], hs, hs, rank, None if own is None else int(own[i]))
+        reference.novelty_inputs(
+            h[i], hs, None if moment is None else len(moment.moments), None if own is None else i
+        )
         for i in range(len(h))
     ]
-    np.testing.assert_allclose(found[:, :6], expected_columns(expected, slice(0, 6)), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(np.exp(found[:, 6]), np.exp(expected_columns(expected, 6)), atol=1e-7)
-
-
-def expected_columns(rows: list[list[float]], columns: slice | int) -> np.ndarray:
-    return np.array(rows)[:, columns]
+    np.testing.assert_allclose(inputs, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_unlabelled_inputs_are_the_first_four() -> None:
@@ -97,14 +94,3 @@ def test_the_second_moment_of_many_dimensions_is_nearly_the_exact_one(
     assert iterated.main == exact.main
     for ours, theirs in zip(iterated.distances(rows), exact.distances(rows), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0.02, atol=1e-4)
-
-
-def test_held_out_distances_leave_a_tenth_out() -> None:
-    generator = np.random.default_rng(0)
-    rows = generator.standard_normal((35, 4))
-    scaled, outside = held_out_distances(rows)
-    for fold in range(10):
-        inside = np.arange(35) % 10 == fold
-        expected = SecondMoment.of(rows[~inside]).distances(rows[inside])
-        np.testing.assert_allclose(scaled[inside], expected[0])
-        np.testing.assert_allclose(outside[inside], expected[1])

@@ -126,8 +126,9 @@ def test_a_half_precision_gallery_answers_alike(fitted: Trust) -> None:
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("with_encoder", [True, False])
 @pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("training", [True, False])
 def test_saved_and_loaded_it_answers_bit_for_bit(
-    tmp_path: Path, labelled: bool, with_encoder: bool, mmap: bool
+    tmp_path: Path, labelled: bool, with_encoder: bool, mmap: bool, training: bool
 ) -> None:
     (h, labels), queries = clouds(300, 0), clouds(200, 1)
     trust = Trust.fit((h, labels if labelled else None), queries, encoder=encoder() if with_encoder else None)
