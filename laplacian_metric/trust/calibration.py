@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.vector_search import Floats
+from laplacian_metric.trust.inputs import MATCH_INPUTS
 
 RIDGE = 1.0
 TAIL = 0.05  # the share of the reference beyond which a tail is exponential
@@ -223,3 +224,41 @@ class CalibrationError:
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, from {self.queries} queries)"
+
+
+def discounted(logits: Floats, log_known: Floats) -> Floats:
+    """Return the logit of sigmoid(logits) times exp(log_known), (N,).
+
+    Example:
+        >>> discounted(np.array([0.0]), np.log([0.5])).round(4).tolist()
+        [-1.0986]
+    """
+    log_p = -np.logaddexp(0, -logits) + log_known
+    values: Floats = log_p - np.log(-np.expm1(np.minimum(log_p, -1e-12)))
+    return values
+
+
+def fit_match(
+    inputs: Floats, log_known: Floats, right: NDArray[np.bool_]
+) -> tuple[Logistic, tuple[float, float], CalibrationError]:
+    """Fit the logistic of the match, the last sigmoid, and the calibration error to expect.
+
+    The sigmoid sees logits that were cross-validated in five folds, so that it learns how sure the logistic may be.
+
+    Args:
+        inputs: the match inputs of validation queries, (N, 8).
+        log_known: the logarithm of what their novelty leaves of the match, (N,).
+        right: whether the nearest item of each is of its class, (N,).
+    """
+    signs, fold = np.array(list(MATCH_INPUTS.values())), folds_of(right)
+    crossed, probability = np.empty(len(right)), np.empty(len(right))
+    for number in range(fold.max() + 1):
+        inside = fold == number
+        crossed[inside] = Logistic.fit(inputs[~inside], right[~inside], signs).logit(inputs[inside])
+    logits = discounted(crossed, log_known)
+    for number in range(fold.max() + 1):
+        inside = fold == number
+        a, b = fit_sigmoid(logits[~inside], right[~inside])
+        probability[inside] = sigmoid(a + b * logits[inside])
+    error = CalibrationError.of(probability, right)
+    return Logistic.fit(inputs, right, signs), fit_sigmoid(logits, right), error

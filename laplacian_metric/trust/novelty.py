@@ -9,10 +9,8 @@ import numpy as np
 
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.surroundings import Place
 from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.calibration import Tail, beyond
-from laplacian_metric.trust.inputs import novelty_inputs
 
 SOFT_SHARE = 0.02  # of the known queries, beyond which the probability falls by the novelty
 MOST_REFERENCE = 2000  # items of a gallery that serve as known queries
@@ -37,23 +35,27 @@ class Novelty:
     moment: SecondMoment | None = None
 
     @staticmethod
-    def fit(place: Place, known: Vectors, alpha: float, moment: SecondMoment | None = None) -> Novelty:
+    def fit(inputs: Floats, alpha: float, moment: SecondMoment | None = None) -> Novelty:
         """Fit on known queries alone.
 
         Args:
-            place: what surrounds them among the features of the gallery.
-            known: their features.
+            inputs: their `novelty_inputs`, (N, 3), or (N, 4) with a moment.
             alpha: the share of them that may count as not quite known.
             moment: of training features, or None.
+
+        Example:
+            >>> inputs = np.random.default_rng(0).standard_normal((400, 3))
+            >>> novelty = Novelty.fit(inputs, alpha=0.05)
+            >>> float((novelty.known(novelty.parts(inputs).sum(axis=1)) < 1).mean())
+            0.05
         """
-        inputs = novelty_inputs(place, known, moment)
         tails = tuple(Tail.fit(column) for column in inputs.T)
         total = _parts(tails, inputs).sum(axis=1)
         return Novelty(tails, *beyond(total, alpha), *beyond(total, SOFT_SHARE), moment)
 
-    def parts(self, place: Place, features: Vectors) -> Floats:
+    def parts(self, inputs: Floats) -> Floats:
         """Return the tails of queries (Q, 3 or 4); their sum is the novelty."""
-        return _parts(self.tails, novelty_inputs(place, features, self.moment))
+        return _parts(self.tails, inputs)
 
     def known(self, novelty: Floats) -> Floats:
         """Return 1 for whatever is no more novel than 1 - alpha of known queries, falling to 0 beyond, (Q,)."""

@@ -16,8 +16,8 @@ from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
-from laplacian_metric.trust.calibration import CalibrationError, Logistic, fit_sigmoid, folds_of, sigmoid
-from laplacian_metric.trust.inputs import MATCH_INPUTS, match_inputs
+from laplacian_metric.trust.calibration import CalibrationError, Logistic, discounted, fit_match, sigmoid
+from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
 from laplacian_metric.trust.novelty import Novelty, moment_of, reference_items
 
 LEAST_QUERIES = 50
@@ -104,10 +104,13 @@ class Trust:
             around = items.surroundings(known, points)
             _check_not_items(around)
             codes = None if items.codes is None else _query_codes(items, labels, len(known))
-        novelty = Novelty.fit(around.h, around.queries, alpha, moment)
+        novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), alpha, moment)
         trust = Trust(items, head, alpha, novelty)
-        if codes is not None:
-            trust._fit_match(around, codes)
+        if codes is not None and around.classes is not None:
+            right = around.classes == codes
+            _check_enough(right)
+            soft = novelty.log_soft_known(trust._novelty_parts(around).sum(axis=1))
+            trust.match, trust.slope, trust.calibration_error = fit_match(match_inputs(around), soft, right)
         return trust
 
     def __call__(
@@ -147,7 +150,8 @@ class Trust:
             )
         items = LabelledGallery.of(h, labels, self.head, name="h")
         around = _around_items(items, reference_items(items))
-        novelty = Novelty.fit(around.h, around.queries, self.alpha, self.novelty.moment)
+        moment = self.novelty.moment
+        novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), self.alpha, moment)
         return replace(self, gallery=items, novelty=novelty)
 
     def update(self, *, add: tuple[Any, Any] | None = None, remove: Any = None) -> None:
@@ -186,30 +190,11 @@ class Trust:
         classes = "without labels" if names is None else f"of {len(names)} classes"
         return f"Trust({len(self.gallery)} items {classes}, calibration error {self.calibration_error})"
 
-    def _fit_match(self, around: Surroundings, codes: Rows) -> None:
-        """Fit the match, the last sigmoid and the expected error on queries of these classes."""
-        assert around.classes is not None
-        right = around.classes == codes
-        _check_enough(right)
-        inputs, signs = match_inputs(around), np.array(list(MATCH_INPUTS.values()))
-        self.match = Logistic.fit(inputs, right, signs)
-        soft = self.novelty.log_soft_known(self.novelty.parts(around.h, around.queries).sum(axis=1))
-        # Logits of queries that their logistic was not fitted on, so that the sigmoid sees how sure it may be.
-        crossed, fold = np.empty(len(right)), folds_of(right)
-        for number in range(fold.max() + 1):
-            inside = fold == number
-            crossed[inside] = Logistic.fit(inputs[~inside], right[~inside], signs).logit(inputs[inside])
-        logits = _discounted(crossed, soft)
-        self.slope = fit_sigmoid(logits, right)
-        probability = np.empty(len(right))
-        for number in range(fold.max() + 1):
-            inside = fold == number
-            a, b = fit_sigmoid(logits[~inside], right[~inside])
-            probability[inside] = sigmoid(a + b * logits[inside])
-        self.calibration_error = CalibrationError.of(probability, right)
+    def _novelty_parts(self, around: Surroundings) -> Floats:
+        return self.novelty.parts(novelty_inputs(around.h, around.queries, self.novelty.moment))
 
     def _answer(self, around: Surroundings) -> Answer:
-        parts = self.novelty.parts(around.h, around.queries)
+        parts = self._novelty_parts(around)
         novelty = parts.sum(axis=1)
         known = self.novelty.known(novelty)
         probability = match = match_parts = labels = None
@@ -218,7 +203,7 @@ class Trust:
             match_parts, logits = self.match.contributions(inputs), self.match.logit(inputs)
             match = sigmoid(logits)
             a, b = self.slope
-            probability = sigmoid(a + b * _discounted(logits, self.novelty.log_soft_known(novelty)))
+            probability = sigmoid(a + b * discounted(logits, self.novelty.log_soft_known(novelty)))
             labels = [self.gallery.names[code] for code in around.classes]
         reason = reasons(known, match)
         because = loudest(reason, parts, match_parts)
@@ -236,12 +221,6 @@ class Trust:
             probability,
             match,
         )
-
-
-def _discounted(logits: Floats, log_known: Floats) -> Floats:
-    """Return the logit of sigmoid(logits) times exp(log_known), which is below 0."""
-    log_p = -np.logaddexp(0, -logits) + log_known
-    return log_p - np.log(-np.expm1(np.minimum(log_p, -1e-12)))
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Any]:
