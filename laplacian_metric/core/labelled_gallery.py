@@ -149,6 +149,14 @@ class LabelledGallery:
             features, in_z.rows[:, 0], classes, self._place("z", in_z, own), self._place("h", in_h, own)
         )
 
+    def around_items(self, rows: Rows) -> Surroundings:
+        """Return what surrounds some of the items, each left out of its own surroundings."""
+        features, embeddings = (
+            Vectors(np.asarray(vectors.rows[rows]), vectors.norms[rows])
+            for vectors in (self.features, self.embeddings)
+        )
+        return self.surroundings(features, embeddings, own=rows)
+
     def reached_scales(self, space: str, rows: Rows) -> Floats:
         """Return the scales (..., 2) of some items; those that are not known yet are computed."""
         missing = np.unique(rows[np.isnan(self.scales[space][rows, 0])])

@@ -54,14 +54,14 @@ def nearest_distance(embeddings: Tensor, *, database: Tensor | None = None) -> T
 
 
 def trivial_scores(
-    gallery: tuple[Any, Any], queries: Any, *, encoder: Any = None, training_h: Any = None
+    gallery: tuple[Any, Any], queries: Any = None, *, encoder: Any = None, training_h: Any = None
 ) -> dict[str, Tensor]:
     """Return what costs nothing beside the search for the nearest item, for each query: float64 (Q,).
 
     Args:
         gallery: features h (N, H) and labels (N,), or None in place of these; numpy or torch. Without labels there are
             neither margins nor votes.
-        queries: features (Q, H).
+        queries: features (Q, H); None takes the items of the gallery, each searched for among the others.
         encoder: whose linear head makes embeddings z of features; None where the features are the embeddings.
         training_h: features for the second moment; by default those of the gallery.
 
@@ -77,9 +77,13 @@ def trivial_scores(
     """
     head = Head.of(encoder)
     items = LabelledGallery.of(*gallery, head)
-    features = Vectors.of("queries", queries)
-    embeddings = features if head is None else head.embed(features.rows)
-    around = items.surroundings(features, embeddings)
+    if queries is None:
+        features, embeddings = items.features, items.embeddings
+        around = items.around_items(np.arange(len(items)))
+    else:
+        features = Vectors.of("queries", queries)
+        embeddings = features if head is None else head.embed(features.rows)
+        around = items.surroundings(features, embeddings)
     known = items.features.rows if training_h is None else Vectors.of("training_h", training_h).rows
     scores = {
         "gallery distance": around.z.nearest,

@@ -31,23 +31,57 @@ class Stored(Strict):
     dtype: str
 
 
-class TrustManifest(Manifest):
-    """What a saved `Trust` says about itself: its numbers, its classes' names, and the shape of every array."""
-
-    FORMAT: ClassVar[str] = "laplacian_metric trust"
+class TrustEntry(Strict):
+    """What a manifest says about a `Trust`: its numbers, its classes' names, and the shape of every array."""
 
     arrays: dict[str, Stored]
     numbers: dict[str, float]
     names: str | None  # of the classes, in JSON
     calibration_error: dict[str, float] | None
 
+    def files(self, prefix: str = "") -> dict[str, str]:
+        """Return the name of every array's file, by the name of the array."""
+        return {name: f"{prefix}{name}.npy" for name in self.arrays}
+
+
+class TrustManifest(Manifest):
+    """What a saved `Trust` says about itself."""
+
+    FORMAT: ClassVar[str] = "laplacian_metric trust"
+
+    arrays: dict[str, Stored]
+    numbers: dict[str, float]
+    names: str | None
+    calibration_error: dict[str, float] | None
+
+    def entry(self) -> TrustEntry:
+        """Return the fields of the `Trust`."""
+        return TrustEntry(**{name: getattr(self, name) for name in TrustEntry.model_fields})
+
     def payloads(self) -> set[str]:
         """Return the files of all arrays."""
-        return {f"{name}.npy" for name in self.arrays}
+        return set(self.entry().files().values())
 
 
 def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write a `Trust` into a folder, which is there whole or not at all."""
+    entry, payloads = to_payloads(trust)
+    artifact.save(folder, TrustManifest(**dict(entry)), payloads, overwrite=overwrite)
+
+
+def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
+    """Read what `save` wrote, after its files were found to be as they were written."""
+    with artifact.load(folder, TrustManifest) as opened:
+        return from_payloads(opened.manifest.entry(), opened, mmap=mmap)
+
+
+def to_payloads(trust: Trust, prefix: str = "") -> tuple[TrustEntry, dict[str, artifact.Payload]]:
+    """Return what a manifest has to say about a `Trust`, and its files, for an artifact that holds it among others.
+
+    Args:
+        trust: to be written.
+        prefix: of the files' names.
+    """
     arrays, novelty, gallery = _arrays(trust), trust.novelty, trust.gallery
     numbers = {
         "alpha": trust.alpha,
@@ -65,7 +99,7 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
     if trust.match is not None:
         numbers["match.intercept"] = trust.match.intercept
     error = trust.calibration_error
-    manifest = TrustManifest(
+    entry = TrustEntry(
         arrays={
             name: Stored(shape=list(array.shape), dtype=array.dtype.str) for name, array in arrays.items()
         },
@@ -73,25 +107,27 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         names=None if gallery.names is None else _names_to_json(gallery.names),
         calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
     )
-    payloads = {f"{name}.npy": array for name, array in arrays.items()}
-    artifact.save(folder, manifest, payloads, overwrite=overwrite)
+    return entry, {file: arrays[name] for name, file in entry.files(prefix).items()}
 
 
-def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
-    """Read what `save` wrote, after its files were found to be as they were written."""
-    with artifact.load(folder, TrustManifest) as opened:
-        manifest = opened.manifest
-        arrays = {
-            name: opened.array(
-                f"{name}.npy", shape=tuple(stored.shape), dtype=stored.dtype, mmap=mmap and name in MAPPED
-            )
-            for name, stored in manifest.arrays.items()
-        }
-    numbers = manifest.numbers
+def from_payloads(
+    entry: TrustEntry, opened: artifact.Artifact[Any], prefix: str = "", *, mmap: bool = True
+) -> Trust:
+    """Return the `Trust` in an open artifact; ``mmap`` leaves the gallery's vectors in their files."""
+    arrays = {
+        name: opened.array(
+            file,
+            shape=tuple(entry.arrays[name].shape),
+            dtype=entry.arrays[name].dtype,
+            mmap=mmap and name in MAPPED,
+        )
+        for name, file in entry.files(prefix).items()
+    }
+    numbers = entry.numbers
     head = Head(arrays["head.weight"], arrays.get("head.bias")) if "head.weight" in arrays else None
     features = Vectors(arrays["h"], arrays["h.norms"])
     embeddings = Vectors(arrays["z"], arrays["z.norms"]) if "z" in arrays else features
-    names = None if manifest.names is None else _names_from_json(manifest.names)
+    names = None if entry.names is None else _names_from_json(entry.names)
     scales = {space: arrays[f"scales.{space}"].copy() for space in ("h", "z")}
     gallery = LabelledGallery(features, embeddings, names, arrays.get("codes"), scales)
     tails = tuple(
@@ -108,7 +144,7 @@ def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
         )
     thresholds = (numbers[name] for name in ("threshold", "excess", "soft_threshold", "soft_excess"))
     novelty = Novelty(tails, *thresholds, moment)
-    error = manifest.calibration_error
+    error = entry.calibration_error
     return Trust(
         gallery,
         head,

@@ -96,7 +96,7 @@ class Trust:
         if queries is None:
             _check_may_leave_one_out(items, gallery_trained_head)
             own = reference_items(items)
-            around = _around_items(items, own)
+            around = items.around_items(own)
             codes = None if items.codes is None else items.codes[own]
         else:
             query_h, labels = _pair("queries", queries)
@@ -139,6 +139,21 @@ class Trust:
             parts.append(self._answer(around))
         return parts[0] if len(parts) == 1 else _joined(parts)
 
+    def items(self) -> Answer:
+        """Answer every item of the gallery itself, searched without it: as `with_gallery` needs it for an evaluation.
+
+        Example:
+            >>> generator = np.random.default_rng(0)
+            >>> labels = np.arange(400) % 4
+            >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
+            >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]))
+            >>> answer = trust.with_gallery(h[200:], labels[200:]).items()
+            >>> len(answer), bool((answer.nearest != np.arange(200)).all())
+            (200, True)
+        """
+        rows = np.array_split(np.arange(len(self.gallery)), -(-len(self.gallery) // QUERIES_AT_ONCE))
+        return _joined([self._answer(self.gallery.around_items(some)) for some in rows])
+
     def with_gallery(self, h: Any, labels: Any = None) -> Trust:
         """Return the same calibration over another gallery, whose classes may be others.
 
@@ -149,7 +164,7 @@ class Trust:
                 "labels: a gallery with labels is needed where the calibration has them, else one without"
             )
         items = LabelledGallery.of(h, labels, self.head, name="h")
-        around = _around_items(items, reference_items(items))
+        around = items.around_items(reference_items(items))
         moment = self.novelty.moment
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), self.alpha, moment)
         return replace(self, gallery=items, novelty=novelty)
@@ -236,15 +251,6 @@ def _vectors(name: str, h: Any, items: LabelledGallery, head: Head | None) -> tu
     if features.rows.shape[1] != width:
         raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {width}")
     return features, features if head is None else head.embed(features.rows)
-
-
-def _around_items(items: LabelledGallery, own: Rows) -> Surroundings:
-    """Return what surrounds some of the items, each left out of its own surroundings."""
-    features, embeddings = (
-        Vectors(np.asarray(vectors.rows[own]), vectors.norms[own])
-        for vectors in (items.features, items.embeddings)
-    )
-    return items.surroundings(features, embeddings, own=own)
 
 
 def _query_codes(items: LabelledGallery, labels: Any, num: int) -> Rows:

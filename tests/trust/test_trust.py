@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from laplacian_metric import Encoder, Trust
+from laplacian_metric import Encoder, Trust, metrics
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.data import embedded_sample
@@ -386,3 +387,22 @@ def test_another_gallery_of_real_images_flags_few_known_queries() -> None:
     assert len(trust.gallery) == first.sum()
     with pytest.raises(ValueError, match="labels: a gallery with labels is needed"):
         trust.with_gallery(h)
+
+
+def test_an_item_is_answered_as_a_query_of_the_others_is() -> None:
+    generator = np.random.default_rng(3)
+    labels = np.arange(240) % 4
+    h = np.eye(6)[labels] + 0.4 * generator.standard_normal((240, 6))
+    trust = Trust.fit((h[:120], labels[:120]), (h[120:], labels[120:])).with_gallery(h[120:], labels[120:])
+    answer = trust.items()
+    scores = metrics.trivial_scores((h[120:], labels[120:]))
+    for row in (0, 7, 119):
+        others = replace(trust, gallery=trust.gallery.updated(remove=[row]))
+        alone = others(h[120 + row][None])
+        assert answer.nearest[row] == alone.nearest[0] + (alone.nearest[0] >= row)
+        for name in ("probability", "match", "known", "novelty", "distance"):
+            np.testing.assert_allclose(getattr(answer, name)[row], getattr(alone, name)[0], rtol=1e-5)
+        keep = np.arange(120) != row
+        expected = metrics.trivial_scores((h[120:][keep], labels[120:][keep]), h[120 + row][None])
+        for name in ("gallery distance", "margin", "LOF", "vote", "kernel vote"):
+            assert float(scores[name][row]) == pytest.approx(float(expected[name][0]), rel=1e-5), name
