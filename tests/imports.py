@@ -41,10 +41,10 @@ ROOMS: dict[str, tuple[str, ...]] = {"vmf": ()}
 ROOMS["core"] = ("vmf",)
 ROOMS["data"] = ROOMS["metrics"] = ("core", *ROOMS["core"])
 ROOMS["encoder"] = ("data", "metrics", *ROOMS["data"])
-ROOMS["laplace"] = ("encoder", *ROOMS["encoder"])
+ROOMS["trust"] = ("metrics", *ROOMS["metrics"])
+ROOMS["laplace"] = ("encoder", "trust", *ROOMS["encoder"])  # a model folder can hold a Trust
 ROOMS["methods"] = ("laplace", *ROOMS["laplace"])
 ROOMS["training"] = ("methods", *ROOMS["methods"])
-ROOMS["trust"] = ("metrics", *ROOMS["metrics"])
 ROOMS["retrieval"] = ("trust", *ROOMS["trust"])
 ROOMS["runs"] = ("training", "trust", "retrieval", *ROOMS["training"])
 ROOMS["report"] = ("runs", *ROOMS["runs"])

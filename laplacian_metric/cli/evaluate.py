@@ -25,7 +25,9 @@ MEANINGS = {
     "ausc": "accuracy while the least certain are refused (1 is best)",
     "ausc_oracle": "... if the wrong answers were known",
     "ausc_random": "... if queries were refused at random",
-    "retrieval_ece": "calibration error (0 is best)",
+    "probability_ece": "calibration error of the probability that the nearest is right (0 is best)",
+    "brier": "mean squared error of that probability (0 is best)",
+    "retrieval_ece": "calibration error of joint samples (0 is best)",
 }
 
 
@@ -79,6 +81,23 @@ def evaluate(
         )
         for label in ood
     ]
+    if "probability_ece" in result.values:
+        rows += [
+            (
+                f"open-set AUROC {label}",
+                *_with_interval(result, ood_name("open_set_auroc", label)),
+                "right answers are surer than wrong ones and OOD images",
+            )
+            for label in ood
+        ]
+    scores = [
+        (
+            "the model's uncertainty" if name == OWN else name,
+            common.number(score.values.get("r_auroc")),
+            *(common.number(score.ood[label].get("auroc")) for label in ood),
+        )
+        for name, score in result.scores.items()
+    ]
     refused = [
         (
             f"{row.share:.1%}",
@@ -93,6 +112,8 @@ def evaluate(
     common.show(
         f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class",
         common.table(("metric", "value", "95 % interval", "meaning"), rows, numeric=slice(1, 3)),
+        "\nBeside scores that need no method (AUROC of wrong answers and of OOD images):",
+        common.table(("score", "wrong answers", *ood), scores),
         "\nIf the least certain queries are refused:",
         common.table([*header, *(f"of {label} refused" for label in ood)], refused),
     )

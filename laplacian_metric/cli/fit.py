@@ -63,9 +63,17 @@ class Posterior:
     prior: Annotated[
         str, typer.Option(help="How the prior precision is chosen: marginal, validation, or a number.")
     ] = "marginal"
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Calibrate Trust: the probability that the nearest image is right. The model keeps the features.",
+        ),
+    ] = False
     confidence: Annotated[
-        bool, typer.Option(help="Calibrate the probability that a match can be trusted.")
-    ] = True
+        bool | None,
+        typer.Option(help="Calibrate the first form of the confidence; by default without --calibrate."),
+    ] = None
     seed: options.Seed = 0
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps features, so that an interrupted fit can resume.")
@@ -146,6 +154,9 @@ def _table(model: ModelFolder) -> str:
         ),
         ("uncertainty", "1/kappa" if model.lam.confidence is None else "1 - confidence in the match"),
     ]
+    if model.trust is not None:
+        rows[-1] = ("uncertainty", "1 - probability that the nearest image is right")
+        rows.append(("calibration error of the probability", str(model.trust.calibration_error)))
     measured = model.about.get("validation") or {}
     rows += [(f"{name}, validation", common.number(value)) for name, value in measured.items()]
     return common.table(("", ""), rows, slice(2, None))

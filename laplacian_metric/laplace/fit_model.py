@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from laplacian_metric.encoder import Encoder, identity_head, train_head, whiteni
 from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import features_of
+from laplacian_metric.laplace.model_inputs import class_labels, features_of
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.trust.trust import Trust
 
 LOGGER = logging.getLogger(__name__)
-
+T = TypeVar("T")
 HEADS = ("keep", "trained", "whitening", "identity")
 DIM = 64  # of a head that is trained or whitens, unless it is given
 
@@ -40,8 +41,10 @@ class FitOptions:
         margin, distance, power: of the loss.
         structure, approximation, rank, temperature: of the posterior, see `LAM`.
         prior: "marginal", "validation", or a number.
-        confidence: calibrate the probability that a match can be trusted on validation images; otherwise the
-            uncertainty is 1/kappa.
+        calibrate: calibrate `Trust` on validation images: the probability that the nearest image is right. The model
+            keeps the training features.
+        confidence: calibrate the first form of the confidence on validation images; by default where `Trust` is not.
+            Without both the uncertainty is 1/kappa.
         seed: of all random choices.
         cache: a folder that keeps features, so that an interrupted pass can resume; None keeps them in memory.
     """
@@ -57,11 +60,14 @@ class FitOptions:
     rank: int = 50
     temperature: float = 1.0
     prior: str | float = "marginal"
-    confidence: bool = True
+    calibrate: bool = False
+    confidence: bool | None = None
     seed: int = 0
     cache: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.confidence is None:
+            object.__setattr__(self, "confidence", not self.calibrate)
         if self.head is not None and self.head not in HEADS:
             raise ValueError(f"head is {self.head!r}, one of {', '.join(HEADS)} is needed")
         if isinstance(self.prior, str) and self.prior not in ("marginal", "validation"):
@@ -81,7 +87,7 @@ class FitOptions:
     @property
     def needs_validation(self) -> bool:
         """Whether validation images are needed."""
-        return self.confidence or self.prior == "validation"
+        return bool(self.confidence) or self.calibrate or self.prior == "validation"
 
     def loss(self) -> ContrastiveLoss:
         """Return the loss that the curvature is of, and that a head is trained with."""
@@ -146,6 +152,13 @@ def fit_model(
             lam.fit_confidence(train_features, _needed(held_out))
         except ValueError as error:
             raise ValueError(f"{error}; or leave it out with --no-confidence") from error
+    trust = None
+    if options.calibrate:
+        queries = _needed(held_out)
+        gallery = (train_features.features.float().cpu(), class_labels(train))
+        trust = Trust.fit(
+            gallery, (queries.features.float().cpu(), class_labels(_needed(validation))), lam=lam
+        )
     seen = {"train": train.digests()}
     if validation is not None:
         seen["validation"] = validation.digests()
@@ -157,12 +170,14 @@ def fit_model(
         {
             **(about or {}),
             **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held_out),
+            **({} if trust is None else {"calibration_error": vars(trust.calibration_error)}),
         },
         seen,
+        trust,
     )
 
 
-def _needed(held_out: Features | None) -> Features:
+def _needed(held_out: T | None) -> T:
     if held_out is None:
         raise ValueError(
             "validation images are needed for what is chosen on them: pass some, or --no-confidence"

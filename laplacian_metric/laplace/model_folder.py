@@ -25,8 +25,11 @@ from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.encoder.networks.scaling import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
+from laplacian_metric.trust.trust import Trust
 
 ENCODER, POSTERIOR, SEEN = "encoder.safetensors", "posterior.safetensors", "seen.safetensors"
+OF_TRUST = "trust."  # what the names of its files begin with
 # What a file may decide about an architecture. Other options of timm and torchvision can name files to be read.
 OPTIONS = (
     "digits",
@@ -77,6 +80,11 @@ class ModelManifest(Manifest):
     preparation: PreparationEntry | None
     class_names: list[str]
     about: dict[str, Any]
+    trust: TrustEntry | None = None
+
+    def payloads(self) -> set[str]:
+        """Return the names of the files that have to be there."""
+        return {*self.PAYLOADS, *(() if self.trust is None else self.trust.files(OF_TRUST).values())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +98,7 @@ class ModelFolder:
         class_names: of the images that it was fitted to.
         about: where it comes from, as plain values, without the paths of a machine.
         seen: "train" and "validation": digests of the images that it was fitted to and calibrated by, each (N,) int64.
+        trust: says how far the nearest training image of a query can be trusted, where it was calibrated.
 
     Example:
         >>> import tempfile
@@ -110,6 +119,7 @@ class ModelFolder:
     class_names: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     seen: Mapping[str, Tensor] = field(default_factory=dict)
+    trust: Trust | None = None
 
     @property
     def encoder(self) -> Encoder:
@@ -134,6 +144,7 @@ class ModelFolder:
         prepared = self.preparation
         if prepared is None and not self.takes_features:
             raise ValueError("preparation is missing: say how an image becomes what the encoder takes")
+        entry, of_trust = (None, {}) if self.trust is None else to_payloads(self.trust, OF_TRUST)
         manifest = ModelManifest(
             made_with={"torch": str(torch.__version__)},
             encoder=_described_encoder(self.encoder, self.options),
@@ -144,11 +155,13 @@ class ModelFolder:
             ),
             class_names=_plain(self.class_names),
             about=_plain(self.about),
+            trust=entry,
         )
         payloads: dict[str, artifact.Payload] = {
             ENCODER: lambda path: self._write_encoder(path, manifest.encoder),
             POSTERIOR: self.lam.save,
             SEEN: lambda path: tensor_file.save(path, self.seen),
+            **of_trust,
         }
         return artifact.save(folder, manifest, payloads, overwrite=overwrite)
 
@@ -189,6 +202,7 @@ class ModelFolder:
                 class_names=tuple(manifest.class_names),
                 about=manifest.about,
                 seen=tensor_file.load(opened.path(SEEN))[0],
+                trust=None if manifest.trust is None else from_payloads(manifest.trust, opened, OF_TRUST),
             )
 
 

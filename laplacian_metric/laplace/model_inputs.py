@@ -52,6 +52,11 @@ class _Counted:
         return iter(self.source)
 
 
+def class_labels(source: Source) -> list[str]:
+    """Return the name of every image's class, by which the classes of several data sets are compared."""
+    return [source.class_names[label] for label in source.known_labels().tolist()]
+
+
 def embed_source(model: ModelFolder, source: Source, *, progress: bool | None = None) -> StochasticEmbedding:
     """Return the embeddings of a source's images on the CPU."""
     return model.lam.embed_features(features_of(model.encoder, source, progress=progress)).to("cpu")

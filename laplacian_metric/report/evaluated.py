@@ -33,6 +33,7 @@ class Evaluated:
         thumbnails: (N, h, w) or (N, h, w, 3), uint8; None leaves all images out of the page.
         file_names: of the images; only what follows the last slash is shown.
         ood: sets of out-of-distribution images by name, each with its embedding and its thumbnails or None.
+        probability: (N,), predicted, that the nearest other image is of the same class; None without one.
         consensus: what jointly sampled spaces agree on, `metrics.consensus`; without it calibration is left out.
         diagnostics: of the posterior.
         scores: other uncertainties by name, which the embedding's has to beat.
@@ -54,6 +55,7 @@ class Evaluated:
     thumbnails: Any = None
     file_names: Sequence[str] | None = None
     ood: Mapping[str, tuple[StochasticEmbedding, Any]] = field(default_factory=dict)
+    probability: torch.Tensor | None = None
     consensus: Consensus | None = None
     diagnostics: Diagnostics | None = None
     scores: Mapping[str, Uncertainties] = field(default_factory=dict)
@@ -96,6 +98,8 @@ class Evaluated:
             raise ValueError(
                 f"consensus is of {len(self.consensus.answerable)} images, there are {number} embeddings"
             )
+        if self.probability is not None:
+            check_uncertainty("probability", self.probability, number)
         for name, score in self.scores.items():
             self._check_score(name, score)
 

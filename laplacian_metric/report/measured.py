@@ -81,6 +81,7 @@ def measure(evaluated: Evaluated, *, resamples: int = 1000, seed: int = 0) -> Me
         ranking,
         uncertainty,
         agreed=evaluated.consensus,
+        probability=evaluated.probability,
         ood_uncertainty={name: images.uncertainty for name, images in ood.items()},
         scores=evaluated.scores,
         ks=[k for k in DEPTHS if k < len(labels)],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
 from pydantic import Field, StrictInt, model_validator
+from torch import Tensor
 
 import laplacian_metric
 from laplacian_metric import metrics
@@ -15,11 +16,12 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import features_of, warn_if_seen
+from laplacian_metric.laplace.model_inputs import class_labels, features_of, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN, TEST
 from laplacian_metric.report.evaluated import Evaluated
 from laplacian_metric.report.measured import measure
+from laplacian_metric.trust import Answer
 
 FORMAT: Final = "laplacian_metric evaluation"
 SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
@@ -73,16 +75,27 @@ class ModelEvaluation(Evaluation):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Embedded images of one source, on the CPU."""
+    """Embedded images of one source, on the CPU, and what a calibrated `Trust` answers about them."""
 
     source: Source
     features: Features
     embedding: StochasticEmbedding
+    answer: Answer | None = None
 
     @staticmethod
     def of(model: ModelFolder, source: Source, progress: bool | None = None) -> Images:
         features = features_of(model.encoder, source, progress=progress)
         return Images(source, features, model.lam.embed_features(features).to("cpu"))
+
+    @property
+    def rows(self) -> Tensor:
+        """The features (N, H) in float32 on the CPU."""
+        return self.features.features.float().cpu()
+
+    def answered(self, answer: Answer) -> Images:
+        """Return the images with answers; their uncertainty is 1 - probability."""
+        uncertainty = 1 - torch.from_numpy(answer.probability)
+        return replace(self, embedding=replace(self.embedding, uncertainty=uncertainty), answer=answer)
 
 
 def evaluate(
@@ -208,16 +221,11 @@ def _evaluated(
 ) -> Evaluated:
     inside = Images.of(model, source, progress)
     outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
-    scores = {}
-    if model.lam.confidence is not None:
-        scores["1/kappa"] = Uncertainties(
-            inside.embedding.kappa.reciprocal(),
-            {name: images.embedding.kappa.reciprocal() for name, images in outside.items()},
-        )
-    scores["norm of the features, no posterior"] = Uncertainties(
-        -inside.features.features.norm(dim=1).cpu(),
-        {name: -images.features.features.norm(dim=1).cpu() for name, images in outside.items()},
-    )
+    labels = class_labels(source)
+    if model.trust is not None:
+        trust = model.trust.with_gallery(inside.rows, labels)
+        inside = inside.answered(trust.items())
+        outside = {name: images.answered(trust(images.rows)) for name, images in outside.items()}
     return Evaluated(
         title=title or f"Which images of {source.name} can be trusted",
         embedding=inside.embedding,
@@ -231,9 +239,42 @@ def _evaluated(
         },
         consensus=_consensus(model, inside, samples, seed) if _can_agree(source) else None,
         diagnostics=model.lam.diagnostics(),
-        scores=scores,
+        probability=None if inside.answer is None else torch.from_numpy(inside.answer.probability),
+        scores=_scores(model, inside, outside, labels),
         provenance=_provenance(model, source, seen),
     )
+
+
+def _scores(
+    model: ModelFolder, inside: Images, outside: Mapping[str, Images], labels: Sequence[str]
+) -> dict[str, Uncertainties]:
+    """Return what the model's uncertainty is compared with: its other scores, and those that cost nothing."""
+    scores = {}
+    if inside.answer is not None:
+        novelty = {
+            name: images.answer.novelty for name, images in outside.items() if images.answer is not None
+        }
+        scores["novelty"] = Uncertainties(
+            torch.from_numpy(inside.answer.novelty),
+            {name: torch.from_numpy(values) for name, values in novelty.items()},
+        )
+    if inside.answer is not None or model.lam.confidence is not None:
+        scores["1/kappa"] = Uncertainties(
+            inside.embedding.kappa.reciprocal(),
+            {name: images.embedding.kappa.reciprocal() for name, images in outside.items()},
+        )
+    if len(labels) < 2:
+        return scores
+    gallery = (inside.rows, labels)
+    trivial = metrics.trivial_scores(gallery, encoder=model.encoder)
+    of_ood = {
+        name: metrics.trivial_scores(gallery, images.rows, encoder=model.encoder)
+        for name, images in outside.items()
+    }
+    return scores | {
+        f"{name}, no method": Uncertainties(values, {ood: images[name] for ood, images in of_ood.items()})
+        for name, values in trivial.items()
+    }
 
 
 def _can_agree(source: Source) -> bool:
@@ -251,10 +292,16 @@ def _provenance(model: ModelFolder, source: Source, seen: dict[str, int]) -> lis
         ("Images that were fitted to or calibrated by", str(sum(seen.values()))),
         ("Posterior's form", f"{lam.structure.value}, {lam.approximation.value}"),
         ("Prior precision", f"{lam.prior_precision:.4g}"),
-        ("Uncertainty", "1/kappa" if lam.confidence is None else "1 - calibrated confidence"),
+        ("Uncertainty", _uncertainty(model)),
         ("Loss", ", ".join(f"{name} {value}" for name, value in _of_loss(lam.loss).items())),
     ]
     return rows
+
+
+def _uncertainty(model: ModelFolder) -> str:
+    if model.trust is not None:
+        return f"1 - probability of Trust, whose calibration error was {model.trust.calibration_error}"
+    return "1/kappa" if model.lam.confidence is None else "1 - calibrated confidence"
 
 
 def _of_loss(loss: Any) -> dict[str, Any]:

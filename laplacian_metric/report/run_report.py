@@ -17,6 +17,7 @@ from laplacian_metric.report.run_sections import (
     out_of_distribution,
     posterior,
     refusing,
+    reliability,
     with_interval,
 )
 
@@ -56,6 +57,7 @@ def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAP
         out_of_distribution(measured, galleries),
         concentration(measured),
         errors_found(evaluated, measured),
+        reliability(measured.evaluation),
         calibration(measured.evaluation),
         posterior(evaluated),
         about(evaluated, measured, resamples, seed),

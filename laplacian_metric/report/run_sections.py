@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -173,13 +174,29 @@ def errors_found(evaluated: Evaluated, measured: Measured) -> Section:
             )
         )
         if evaluated.scores:
-            blocks.append(
-                Paragraph(
-                    "An uncertainty that does not beat scores which need no method at all has shown nothing. It has to "
-                    "do both: one that knows strangers may well misjudge what is known."
-                )
-            )
+            blocks.append(Paragraph(_better_scores(evaluation, names)))
     return Section("Does the uncertainty find the errors?", blocks)
+
+
+def _better_scores(evaluation: Evaluation, names: Sequence[str]) -> str:
+    """Return which scores do better than the uncertainty of the page, in words."""
+    own, better = evaluation.scores[OWN], []
+    for name, score in evaluation.scores.items():
+        questions = {"wrong neighbours": (score.values, own.values, "r_auroc")}
+        questions |= {
+            f"OOD images of {ood}": (score.ood.get(ood, {}), own.ood[ood], "auroc") for ood in names
+        }
+        won = [
+            what
+            for what, (theirs, ours, key) in questions.items()
+            if theirs.get(key, math.nan) > ours.get(key, math.nan)
+        ]
+        if won:
+            better.append(f"{plain(name)} ({', '.join(map(plain, won))})")
+    text = "An uncertainty that does not beat scores which need no method has shown nothing. "
+    if not better:
+        return text + "None of the other scores does better here."
+    return f"{text}Better here, without regard to chance: {'; '.join(better)}. Take one of these where it is enough."
 
 
 def _number(value: float) -> str:

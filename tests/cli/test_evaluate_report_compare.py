@@ -56,10 +56,10 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
     assert refusals[-1]["share"] == pytest.approx(0.5)
     assert refusals[-1]["error"] < refusals[0]["error"]
     assert refusals[-1]["ood"]["strangers"] > 0.9
-    # The file is the evaluation, and the plain norm stands beside the posterior.
+    # The file is the evaluation, and scores without a method stand beside the posterior.
     again = model_evaluation.ModelEvaluation.model_validate(found)
     assert again.to_dict() == found
-    assert "norm of the features, no posterior" in again.scores
+    assert "feature norm, no method" in again.scores
     assert str(place.root) not in done.out
 
 
