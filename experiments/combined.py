@@ -36,8 +36,8 @@ from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.seeds import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
-from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.images import OUT, TEST, VALIDATION, ImageSets, spread
+from laplacian_metric.runs.feature_sets import FeatureSets
+from laplacian_metric.runs.image_sets import OUT, TEST, VALIDATION, ImageSets, spread
 
 HERE = Path(__file__).resolve().parent
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -23,7 +23,6 @@ from experiments.tables import HERE
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.lookup import MissingDataError
-from laplacian_metric.report.columns import find
 from laplacian_metric.report.curves import (
     calibration_curves,
     roc_curves,
@@ -44,6 +43,7 @@ from laplacian_metric.report.pictures import PictureRow, extreme_pictures
 from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.styles import Style, styles
 from laplacian_metric.report.summary import summary_figure
+from laplacian_metric.report.table_columns import find
 from laplacian_metric.report.tables import cells_of
 from laplacian_metric.runs.results import OWN, Result, read_results
 

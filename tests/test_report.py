@@ -19,7 +19,6 @@ from laplacian_metric.report.plots import (
     concentration_histograms,
     loss_curve,
     signed_histograms,
-    sphere_maps,
 )
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
@@ -100,15 +99,9 @@ def test_blocks_name_what_is_wrong_with_them() -> None:
         Picture(PNG, " ", "loss")
 
 
-def directions(count: int) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(count, 3, generator=generator), torch.arange(count) % 2, ["even", "odd"]
-
-
 PLOTS: list[Callable[[], bytes]] = [
     lambda: loss_curve([1.0, 0.5, 0.4], steps_per_epoch=2),
     lambda: concentration_histograms({"a": torch.tensor([0.0, 1.0, 20.0]), "b": torch.tensor([5.0])}),
-    lambda: sphere_maps({"left": directions(20), "right": directions(30)}),
     lambda: signed_histograms({"a": torch.tensor([-1.0, 0.0, 1e-9, 2.0]), "b": torch.zeros(4)}, "curvature"),
 ]
 
@@ -131,10 +124,6 @@ def test_plots_name_what_is_wrong() -> None:
         loss_curve([], 1)
     with pytest.raises(ValueError, match="steps_per_epoch is 0"):
         loss_curve([1.0], 0)
-    with pytest.raises(ValueError, match=r"left has the shape \(4, 2\); the sphere map needs \(N, 3\)"):
-        sphere_maps({"left": (torch.zeros(4, 2), torch.zeros(4), ["a"])})
-    with pytest.raises(ValueError, match="left has 3 labels for 4 directions"):
-        sphere_maps({"left": (torch.zeros(4, 3), torch.zeros(3), ["a"])})
     with pytest.raises(ValueError, match=r"values\['a'\] is empty"):
         signed_histograms({"a": torch.zeros(0)}, "x")
     with pytest.raises(ValueError, match="values has no positive entry"):

@@ -16,7 +16,7 @@ import laplacian_metric
 from laplacian_metric import runs
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.runs.images import OUT, TEST, TRAIN
+from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN
 from laplacian_metric.runs.scores import method_scores, trivial_scores
 from laplacian_metric.runs.work import Work
 

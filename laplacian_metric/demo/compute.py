@@ -25,7 +25,7 @@ from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics import Evaluation, Uncertainties
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
-from laplacian_metric.runs.images import crop_flip
+from laplacian_metric.runs.image_sets import crop_flip
 from laplacian_metric.training import Trained, TrainingOptions, train
 from laplacian_metric.trust import Answer
 

@@ -14,8 +14,8 @@ from laplacian_metric.core.search import DEFAULT_MEMORY, search
 from laplacian_metric.metrics.json_types import Number
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.score_checks import check_uncertainty
 from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap
-from laplacian_metric.metrics.uncertainty import check_uncertainty
 
 NUM_BINS = 10
 

@@ -32,8 +32,8 @@ from laplacian_metric.metrics.ranking import Normalisation, Ranking, rank
 from laplacian_metric.metrics.refusals import Refusal, refusals
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
 from laplacian_metric.metrics.retrieval import at_r
+from laplacian_metric.metrics.score_checks import check_uncertainty
 from laplacian_metric.metrics.sparsification import sparsify
-from laplacian_metric.metrics.uncertainty import check_uncertainty
 
 OWN = "own"  # the method's uncertainty among the scores
 TEST = "test"  # the evaluated queries among what else was retrieved

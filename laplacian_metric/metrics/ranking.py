@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laplacian_metric.core.search import DEFAULT_MEMORY, search_blocks
 from laplacian_metric.metrics.positives import Labels, Positives, as_positives
-from laplacian_metric.metrics.uncertainty import check_uncertainty
+from laplacian_metric.metrics.score_checks import check_uncertainty
 
 Normalisation = Literal["min", "positives", "hits"]
 

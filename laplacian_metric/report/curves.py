@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from laplacian_metric.metrics.calibration import Bin
 from laplacian_metric.metrics.out_of_distribution import Roc
-from laplacian_metric.report.columns import find
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.seeds import Cell, spread
 from laplacian_metric.report.styles import (
@@ -28,6 +27,7 @@ from laplacian_metric.report.styles import (
     shared_legend,
     style_of,
 )
+from laplacian_metric.report.table_columns import find
 from laplacian_metric.runs.results import Training
 
 Array = npt.NDArray[np.float64]

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from laplacian_metric.core.checked import near, read_yaml, validated
-from laplacian_metric.report import columns
-from laplacian_metric.report.columns import Column
+from laplacian_metric.report import table_columns
 from laplacian_metric.report.seeds import TRIVIAL
+from laplacian_metric.report.table_columns import Column
 from laplacian_metric.runs.results import OWN
 
 Text = Annotated[str, Field(min_length=1)]
@@ -49,7 +49,7 @@ class PairDescription(Description):
 
 
 class ColumnDescription(Description):
-    """A metric as a column of its own; see `columns.find`."""
+    """A metric as a column of its own; see `table_columns.find`."""
 
     metric: Text
     out: str = ""
@@ -134,13 +134,13 @@ class FigureDescription(Description):
         if self.kind == "summary" and not self.columns:
             raise ValueError("'columns' are missing")
         for column in self.columns:
-            columns.find(column, out="any")
+            table_columns.find(column, out="any")
         return self
 
 
 def _column(entry: object, out: str) -> Column:
     one = validated(ColumnDescription, {"metric": entry} if isinstance(entry, str) else entry, "a column")
-    return columns.find(one.metric, one.out or out, one.title)
+    return table_columns.find(one.metric, one.out or out, one.title)
 
 
 def parse_table(name: str, content: Any) -> TableDescription:

@@ -15,7 +15,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Consensus, Uncertainties
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
-from laplacian_metric.metrics.uncertainty import check_uncertainty
+from laplacian_metric.metrics.score_checks import check_uncertainty
 from laplacian_metric.report.thumbnails import as_pixels
 
 OtherScore = Uncertainties  # an uncertainty to compare with, by its earlier name

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -48,56 +47,6 @@ def loss_curve(losses: Sequence[float], steps_per_epoch: int) -> bytes:
     axes.set_ylabel("loss of the batch")
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
-    return as_png(figure)
-
-
-def _check_sphere(name: str, directions: torch.Tensor, labels: torch.Tensor) -> None:
-    if directions.ndim != 2 or directions.shape[1] != 3:
-        raise ValueError(f"{name} has the shape {tuple(directions.shape)}; the sphere map needs (N, 3)")
-    if labels.shape != directions.shape[:1]:
-        raise ValueError(f"{name} has {labels.shape[0]} labels for {directions.shape[0]} directions")
-
-
-def _on_map(axes: Axes, directions: torch.Tensor, labels: torch.Tensor, names: Sequence[str]) -> None:
-    points = torch.nn.functional.normalize(directions.detach().double(), dim=1).numpy()
-    longitude = np.arctan2(points[:, 1], points[:, 0])
-    latitude = np.arcsin(np.clip(points[:, 2], -1.0, 1.0))
-    for label, name in enumerate(names):
-        chosen = (labels == label).numpy()
-        axes.scatter(
-            longitude[chosen],
-            latitude[chosen],
-            s=9,
-            color=COLOURS[label % len(COLOURS)],
-            marker=MARKERS[label % len(MARKERS)],
-            alpha=0.7,
-            linewidths=0,
-            label=name,
-        )
-
-
-def sphere_maps(
-    panels: Mapping[str, tuple[torch.Tensor, torch.Tensor, Sequence[str]]],
-) -> bytes:
-    """Directions in three dimensions, side by side on equal-area (Mollweide) maps of the whole sphere.
-
-    Args:
-        panels: for each title the directions (N, 3), the labels (N,) and the name of every label.
-    """
-    if not panels:
-        raise ValueError("panels is empty; there is nothing to draw")
-    figure = Figure(figsize=(6.0 * len(panels), 4.1), dpi=110, layout="constrained")
-    for column, (title, (directions, labels, names)) in enumerate(panels.items()):
-        _check_sphere(title, directions, labels)
-        axes = figure.add_subplot(1, len(panels), column + 1, projection="mollweide")
-        _on_map(axes, directions, labels, names)
-        axes.set_title(title)
-        axes.grid(alpha=0.3)
-        axes.set_xticklabels([])
-        axes.set_yticklabels([])
-        axes.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, fontsize=8, frameon=False, markerscale=2
-        )
     return as_png(figure)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from laplacian_metric.report.columns import Column
 from laplacian_metric.report.descriptions import PublishedNumber
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.seeds import Cell, spread
 from laplacian_metric.report.styles import GRID, Style, panels, shared_legend, style_of
+from laplacian_metric.report.table_columns import Column
 
 Cells = Mapping[str, Cell]
 Published = Mapping[tuple[str, str, str], PublishedNumber]

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from laplacian_metric.metrics.comparison import compare_paired
-from laplacian_metric.report.columns import Column
 from laplacian_metric.report.descriptions import (
     PairDescription,
     PublishedTable,
     RowDescription,
     TableDescription,
 )
-from laplacian_metric.report.precision import Precisions
+from laplacian_metric.report.precisions import Precisions
 from laplacian_metric.report.seeds import Cell, Spread, pick, seeds_in_words, spread
+from laplacian_metric.report.table_columns import Column
 from laplacian_metric.runs.results import Result
 
 FAILED, MISSING, NONE = "failed", "missing", "–"
@@ -174,7 +174,7 @@ def shown(found: Spread, column: Column, cell: Cell) -> str:
     """A spread as text, or why there is none.
 
     Example:
-        >>> from laplacian_metric.report.columns import find
+        >>> from laplacian_metric.report.table_columns import find
         >>> cell = Cell("a", done=(Result(cell="a", seed=0), Result(cell="a", seed=1)))
         >>> shown(spread([0.85, 0.86]), find("mAP@1"), cell)
         '0.855 ± 0.007'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from laplacian_metric.runs.cell_fitting import Fitted, fitted
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.fitting import Fitted, fitted
 from laplacian_metric.runs.reading import Cells, ConfigError
 from laplacian_metric.runs.results import Results
 from laplacian_metric.runs.runner import RunError, run, states

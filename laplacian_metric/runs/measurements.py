@@ -15,12 +15,12 @@ from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.runs.fitting import Fitted, Sets
-from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
-from laplacian_metric.runs.matching import Matching
+from laplacian_metric.runs.cell_fitting import Fitted, Sets
+from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.place_matching import Matching
 from laplacian_metric.runs.scores import Scores, method_scores, trivial_scores
 from laplacian_metric.runs.sections import EvaluationSection
-from laplacian_metric.runs.verification import verify
+from laplacian_metric.runs.verified_pairs import verify
 
 EXTREMES = 16  # images with the lowest and the highest uncertainty
 LATENT_DIM = 3

@@ -10,9 +10,9 @@ from typing import Any
 
 from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.runs import provenance
+from laplacian_metric.runs.cell_fitting import Place, check_network, fit
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.fitting import Place, check_network, fit
-from laplacian_metric.runs.images import TEST, ImageSets
+from laplacian_metric.runs.image_sets import TEST, ImageSets
 from laplacian_metric.runs.measurements import evaluate, label_entropy
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.reading import Cells

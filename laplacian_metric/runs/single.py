@@ -17,10 +17,10 @@ from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.runs.cell_fitting import BaseError, Fitted, fitted
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.features import FeatureSets
-from laplacian_metric.runs.fitting import BaseError, Fitted, fitted
-from laplacian_metric.runs.images import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.feature_sets import FeatureSets
+from laplacian_metric.runs.image_sets import TRAIN, VALIDATION, ImageSets
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.single_cell import NAME, write_cells
 from laplacian_metric.runs.work import Busy, ChangedError

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from laplacian_metric.metrics.evaluation import OWN
+from laplacian_metric.runs.cell_fitting import Place
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.features import bytes_of
-from laplacian_metric.runs.fitting import Place
-from laplacian_metric.runs.images import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.feature_sets import bytes_of
+from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
 from laplacian_metric.runs.results import Result
 from laplacian_metric.runs.sections import NetworkSection
 

@@ -13,7 +13,7 @@ from experiments import figures, tables
 from experiments.images import ImagesOfResults
 from laplacian_metric import data
 from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.report import columns
+from laplacian_metric.report import table_columns
 from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_published, read_tables
 from laplacian_metric.runs.results import Result
 from tests.report.synthetic import failure, result, write
@@ -67,7 +67,7 @@ def test_the_published_numbers_are_of_known_metrics_and_ordered() -> None:
         for row, numbers in table.rows.items():
             for metric in numbers:  # each is a column, with its strangers where it needs them
                 plain, _, out = metric.partition("/")
-                assert table.number(row, columns.find(plain, out=out)) == numbers[metric], (name, row)
+                assert table.number(row, table_columns.find(plain, out=out)) == numbers[metric], (name, row)
             for metric, number in numbers.items():
                 least = -1 if metric.startswith("tau") else 0
                 assert least < number.mean <= 1, (name, row, metric)

@@ -18,7 +18,6 @@ from scipy import stats
 
 from laplacian_metric import methods
 from laplacian_metric.metrics.out_of_distribution import Roc
-from laplacian_metric.report.columns import find
 from laplacian_metric.report.curves import (
     calibration_curves,
     draw_calibration,
@@ -46,6 +45,7 @@ from laplacian_metric.report.pictures import PictureRow, as_pixels, draw_extreme
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import styles
 from laplacian_metric.report.summary import draw_summary, summary_figure
+from laplacian_metric.report.table_columns import find
 from laplacian_metric.runs.results import Cloud, Latent, Result, read_result
 from tests.report.synthetic import result, write
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from laplacian_metric.report.columns import find, names
 from laplacian_metric.report.seeds import Cell, group, spread, tidy
+from laplacian_metric.report.table_columns import find, names
 from laplacian_metric.runs.results import Result, ResultFileError, read_result, read_results
 from tests.report.synthetic import failure, latent, result, write
 

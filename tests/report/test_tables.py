@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.metrics.evaluation import Score
-from laplacian_metric.report.columns import find
 from laplacian_metric.report.descriptions import (
     PublishedNumber,
     PublishedTable,
@@ -23,7 +22,8 @@ from laplacian_metric.report.descriptions import (
     parse_table,
     read_published,
 )
-from laplacian_metric.report.precision import Precisions
+from laplacian_metric.report.precisions import Precisions
+from laplacian_metric.report.table_columns import find
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
 from laplacian_metric.runs.results import Epoch, Result, Training, read_results

@@ -13,9 +13,9 @@ from matplotlib.collections import EllipseCollection, LineCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
-from laplacian_metric.report.columns import find
 from laplacian_metric.report.plane import bin_curves, draw_plane, own_bins, plane_maps
 from laplacian_metric.report.seeds import Cell
+from laplacian_metric.report.table_columns import find
 from laplacian_metric.runs.results import Result, ResultFileError, Space, read_result
 from tests.report.synthetic import failure, result, write
 

@@ -10,8 +10,8 @@ import torch
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import whitening_head
-from laplacian_metric.runs import ConfigError, features, fitting
-from laplacian_metric.runs.images import ImageSets
+from laplacian_metric.runs import ConfigError, cell_fitting, feature_sets
+from laplacian_metric.runs.image_sets import ImageSets
 from laplacian_metric.runs.work import Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -27,30 +27,30 @@ CELLS: dict[str, Any] = {
 }
 
 
-def place_of(folder: Folder) -> fitting.Place:
+def place_of(folder: Folder) -> cell_fitting.Place:
     def images(cell: Any) -> ImageSets:
         return ImageSets(cell.data, None, cell.evaluation.batch_size)
 
-    return fitting.Place(folder.read(), Work(folder.work), None, images, progress=False)
+    return cell_fitting.Place(folder.read(), Work(folder.work), None, images, progress=False)
 
 
-def fitted(folder: Folder, name: str, seed: int = 0) -> fitting.Fitted:
+def fitted(folder: Folder, name: str, seed: int = 0) -> cell_fitting.Fitted:
     place = place_of(folder)
     with place.work.locked(name, seed):
-        return fitting.fit(place, place.cells[name], seed)
+        return cell_fitting.fit(place, place.cells[name], seed)
 
 
 def test_all_methods_go_by_features_that_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[str] = []
-    original = features.FeatureSets._collected
+    original = feature_sets.FeatureSets._collected
 
-    def counted(self: features.FeatureSets, name: str) -> Any:
+    def counted(self: feature_sets.FeatureSets, name: str) -> Any:
         computed.append(name)
         return original(self, name)
 
-    monkeypatch.setattr(features.FeatureSets, "_collected", counted)
+    monkeypatch.setattr(feature_sets.FeatureSets, "_collected", counted)
     folder = folder_with(tmp_path, **CELLS)
     summary = folder.run(seeds=[0, 1])
     assert summary.ok, summary.failed
@@ -66,7 +66,7 @@ def test_all_methods_go_by_features_that_are_computed_once(
 def test_the_backbone_stays_and_the_head_is_trained(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, deterministic=FROZEN)
     folder.run(keep_features=True)
-    backbone = Encoder.from_name("fashion-mnist", dim=3, seed=fitting.FROZEN_SEED).eval()
+    backbone = Encoder.from_name("fashion-mnist", dim=3, seed=cell_fitting.FROZEN_SEED).eval()
     found = fitted(folder, "mini/deterministic")
     images = place_of(folder).images(folder.read()["mini/deterministic"])
     for name in ("train", "test", "out/digits"):
@@ -77,7 +77,7 @@ def test_the_backbone_stays_and_the_head_is_trained(tmp_path: Path) -> None:
         assert torch.allclose(inputs, expected, atol=1e-6)
     assert found.encoder is not None
     assert isinstance(found.encoder.backbone, torch.nn.Identity)
-    initial = fitting._initial(place_of(folder), folder.read()["mini/deterministic"], 0, found.sets)
+    initial = cell_fitting._initial(place_of(folder), folder.read()["mini/deterministic"], 0, found.sets)
     assert not torch.equal(found.encoder.head.weight, initial.head.weight)
 
 

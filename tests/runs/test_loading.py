@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from laplacian_metric import data, runs
-from laplacian_metric.runs.images import spread
+from laplacian_metric.runs.image_sets import spread
 from laplacian_metric.runs.work import CONFIG
 from tests.runs.miniature import LAPLACE, folder_with
 

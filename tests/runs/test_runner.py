@@ -20,8 +20,8 @@ from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.metrics.evaluation import ood_name
-from laplacian_metric.runs import ConfigError, RunError, fitting, results, runner, work
-from laplacian_metric.runs.images import ImageSets
+from laplacian_metric.runs import ConfigError, RunError, cell_fitting, results, runner, work
+from laplacian_metric.runs.image_sets import ImageSets
 from laplacian_metric.runs.work import Busy, Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -133,18 +133,18 @@ def test_a_base_is_trained_once_for_all_that_need_it(tmp_path: Path) -> None:
         ensemble={"base": "mini/deterministic", "method": "ensemble"},
     )
     trained = []
-    original = fitting.train
+    original = cell_fitting.train
 
     def counted(learner: Any, *args: Any, **kwargs: Any) -> Any:
         trained.append((type(learner).__name__, kwargs["seed"]))
         return original(learner, *args, **kwargs)
 
-    fitting.train = counted
+    cell_fitting.train = counted
     try:
         # The base itself is not in the list.
         assert folder.run(["mini/laplace", "mini/pfe", "mini/ensemble"], seeds=[0]).ok
     finally:
-        fitting.train = original
+        cell_fitting.train = original
     assert sorted(trained) == [("DeterministicLearner", 0), ("DeterministicLearner", 1), ("PFELearner", 0)]
     assert folder.states()[("mini/deterministic", 0)] == "to do"
     for seed in (0, 1):
@@ -157,13 +157,13 @@ def test_a_base_is_trained_once_for_all_that_need_it(tmp_path: Path) -> None:
 def test_an_ensemble_is_made_of_its_own_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with(tmp_path, ensemble={"base": "mini/deterministic", "method": "ensemble"})
     asked = []
-    original = fitting._base_encoder
+    original = cell_fitting._base_encoder
 
     def noted(place: Any, base: Any, seed: int) -> Any:
         asked.append(seed)
         return original(place, base, seed)
 
-    monkeypatch.setattr(fitting, "_base_encoder", noted)
+    monkeypatch.setattr(cell_fitting, "_base_encoder", noted)
     assert folder.run(["mini/ensemble"], seeds=[1]).ok
     assert asked == [2, 3]
 
@@ -171,7 +171,7 @@ def test_an_ensemble_is_made_of_its_own_seeds(tmp_path: Path, monkeypatch: pytes
 def test_features_give_what_images_give(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, laplace=LAPLACE)
     folder.run(["mini/laplace"], keep_features=True)
-    place = fitting.Place(
+    place = cell_fitting.Place(
         folder.read(),
         Work(folder.work),
         None,
@@ -180,9 +180,9 @@ def test_features_give_what_images_give(tmp_path: Path) -> None:
     )
     cells = folder.read()
     with place.work.locked("mini/laplace", 0):
-        fitted = fitting.fit(place, cells["mini/laplace"], 0)
+        fitted = cell_fitting.fit(place, cells["mini/laplace"], 0)
     images = place.images(cells["mini/laplace"])
-    encoder = fitting._base_encoder(place, cells["mini/deterministic"], 0)
+    encoder = cell_fitting._base_encoder(place, cells["mini/deterministic"], 0)
     for name in ("train", "test", "out/digits", "corrupted"):
         with torch.no_grad():
             expected = encoder.features(images[name].inputs)
@@ -194,7 +194,9 @@ def test_features_give_what_images_give(tmp_path: Path) -> None:
             assert torch.allclose(found.point, encoder(images[name].inputs), atol=1e-5)
     # They were mapped, and not computed once more.
     before = (folder.work / "mini/deterministic/seed0/features/train/features.bin").stat().st_mtime_ns
-    again = fitting.FeatureSets(images, encoder, folder.work / "mini/deterministic/seed0/features")["train"]
+    again = cell_fitting.FeatureSets(images, encoder, folder.work / "mini/deterministic/seed0/features")[
+        "train"
+    ]
     assert torch.equal(again.inputs, fitted.sets["train"].inputs)
     assert (folder.work / "mini/deterministic/seed0/features/train/features.bin").stat().st_mtime_ns == before
 

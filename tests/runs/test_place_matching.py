@@ -14,8 +14,8 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.splits import Split
 from laplacian_metric.metrics.nearest import rank_by
-from laplacian_metric.runs.images import ImageSets
-from laplacian_metric.runs.matching import by_place, matching, places
+from laplacian_metric.runs.image_sets import ImageSets
+from laplacian_metric.runs.place_matching import by_place, matching, places
 from laplacian_metric.runs.sections import DataSection
 from tests.data import miniatures
 

@@ -18,9 +18,9 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Star
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.config import Cell, completed, differences, plain
-from laplacian_metric.runs.features import FeatureSets, initial_head
-from laplacian_metric.runs.images import OUT, TEST, TRAIN, VALIDATION, ImageSets
-from laplacian_metric.runs.matching import Matching
+from laplacian_metric.runs.feature_sets import FeatureSets, initial_head
+from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.place_matching import Matching
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.training import load_best, pair_choice, train

@@ -17,9 +17,9 @@ from laplacian_metric.core.method import Embedder
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability
-from laplacian_metric.runs.fitting import Fitted
+from laplacian_metric.runs.cell_fitting import Fitted
 from laplacian_metric.runs.sections import VerificationSection
-from laplacian_metric.runs.verification import Hedged, verify
+from laplacian_metric.runs.verified_pairs import Hedged, verify
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 NUMBER, CLASSES = 120, 6

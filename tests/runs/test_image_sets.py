@@ -10,7 +10,7 @@ import torch
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.splits import Role
-from laplacian_metric.runs.images import CORRUPTIONS, CROP, ImageSets, crop_flip, spread
+from laplacian_metric.runs.image_sets import CORRUPTIONS, CROP, ImageSets, crop_flip, spread
 from laplacian_metric.runs.sections import DataSection
 from tests.data.miniatures import write_image
 

@@ -16,7 +16,7 @@ from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import LabelledImages
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.data.labelled import LabelledInputs
-from laplacian_metric.runs.matching import Matching, by_place, matching
+from laplacian_metric.runs.place_matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"

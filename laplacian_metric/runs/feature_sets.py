@@ -16,8 +16,8 @@ from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, random_head, whitening_head
 from laplacian_metric.laplace.features import collect_features
-from laplacian_metric.runs.images import OUT, TESTS, TRAIN, ImageSets
-from laplacian_metric.runs.matching import Matching
+from laplacian_metric.runs.image_sets import OUT, TESTS, TRAIN, ImageSets
+from laplacian_metric.runs.place_matching import Matching
 from laplacian_metric.runs.sections import NetworkSection
 
 WHOLE = "whole.json"  # is there when all rows are

@@ -23,9 +23,9 @@ from laplacian_metric.methods.gaussian.match_probability import (
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.metrics.nearest import distances, nearest, vote
 from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
+from laplacian_metric.runs.cell_fitting import Fitted
 from laplacian_metric.runs.closest_matches import closest_matches
-from laplacian_metric.runs.fitting import Fitted
-from laplacian_metric.runs.images import TEST, TESTS
+from laplacian_metric.runs.image_sets import TEST, TESTS
 from laplacian_metric.runs.results import rounded
 from laplacian_metric.runs.scores import norms
 from laplacian_metric.runs.sections import VerificationSection
