@@ -278,7 +278,7 @@ def _check(folder: Path, manifest: Manifest, handles: Mapping[str, BinaryIO]) ->
     with ThreadPoolExecutor(THREADS) as pool:  # hashing leaves Python's lock to others
         digests = list(pool.map(_digest, map(_chunks, handles.values())))
     for name, digest in zip(handles, digests, strict=True):
-        if digest != manifest.files[name].sha256:
+        if manifest.files[name].sha256 not in (None, digest):
             raise DamagedArtifactError(
                 f"{name} in {folder} was altered after it was written, its digest is another: copy the folder again"
             )
@@ -324,23 +324,26 @@ def save(
         with atomic_folder(folder, keep_others=bool(kind.EDITABLE)) as temporary:
             check_target(folder, kind, overwrite=overwrite)  # again, now that nobody else writes
             entries = {name: _write(temporary / name, payload) for name, payload in payloads.items()}
-            content = manifest.model_dump() | {
-                "format": kind.FORMAT,
-                "version": kind.VERSION,
-                "made_with": {"laplacian_metric": __version__, "numpy": np.__version__, **manifest.made_with},
-                "files": {n: entry.model_dump() for n, entry in entries.items() if n not in kind.EDITABLE},
-            }
-            text = json.dumps({**content, "digest": digest_of_dict(content)}, indent=1, allow_nan=False)
-            _write(temporary / kind.FILE, text + "\n")
+            kept = {name: entry for name, entry in entries.items() if name not in kind.EDITABLE}
+            _write(temporary / kind.FILE, sealed(manifest, kept))
     except ArtifactError:
         raise
-    except BlockingIOError as error:
-        raise ArtifactBusyError(error.strerror) from error
     except OSError as error:
         raise ArtifactWriteError(
             error.errno, f"{folder} cannot be written ({error}): nothing was changed"
         ) from error
     return Path(folder)
+
+
+def sealed(manifest: Manifest, files: Mapping[str, FileEntry]) -> str:
+    """Return the text of a manifest's file, with its digest."""
+    content = manifest.model_dump() | {
+        "format": manifest.FORMAT,
+        "version": manifest.VERSION,
+        "made_with": {"laplacian_metric": __version__, "numpy": np.__version__, **manifest.made_with},
+        "files": {name: entry.model_dump() for name, entry in files.items()},
+    }
+    return json.dumps({**content, "digest": digest_of_dict(content)}, indent=1, allow_nan=False) + "\n"
 
 
 def check_target(folder: AnyPath, kind: type[Manifest], *, overwrite: bool = False) -> None:

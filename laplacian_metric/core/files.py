@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from laplacian_metric.core.manifest import ArtifactBusyError
+
 # What file systems answer that cannot make a folder durable; the file itself already is.
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 # What kernels and file systems answer that cannot exchange two folders.
@@ -75,7 +77,7 @@ def atomic_folder(path: str | os.PathLike[str], *, keep_others: bool = False) ->
     Where the system can exchange two folders in one step, ``path`` leads to the old folder or to the new one at any
     moment. Elsewhere the old one is beside it for a moment, as ``.NAME.*.old``, from where `old_folder` and the next
     writer recover it. If the block raises, ``path`` is as it was. Whoever writes the same folder at the same time gets
-    a `BlockingIOError`; what a killed writer left is removed by the next one. Where ``path`` is a link, the folder
+    a `ArtifactBusyError`; what a killed writer left is removed by the next one. Where ``path`` is a link, the folder
     that it leads to is replaced. The files in the folder are to be flushed by whoever writes them.
 
     Args:
@@ -92,8 +94,8 @@ def atomic_folder(path: str | os.PathLike[str], *, keep_others: bool = False) ->
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target) as locked:
-        if locked:
+    with locked(target) as alone:
+        if alone:
             _tidy(target)
         temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
         try:
@@ -142,8 +144,8 @@ def _tidy(target: Path) -> None:
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[bool]:
-    """Keep other writers of a folder out; False where the system or its file system has no locks."""
+def locked(target: Path) -> Iterator[bool]:
+    """Keep other writers of a path out; False where the system or its file system has no locks."""
     if _FCNTL is None:
         yield False
         return
@@ -165,8 +167,8 @@ def _locked(target: Path) -> Iterator[bool]:
                 lock.unlink(missing_ok=True)
                 yield False
                 return
-            raise BlockingIOError(
-                errno.EWOULDBLOCK, f"{target} is being written by process {owner}: wait until it has finished"
+            raise ArtifactBusyError(
+                f"{target} is being written by process {owner}: wait until it has finished"
             ) from error
     try:
         os.ftruncate(descriptor, 0)

@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+
+from laplacian_metric.core import checked
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -58,10 +60,10 @@ class Strict(BaseModel):
 
 
 class FileEntry(Strict):
-    """The size, where it is known, and the SHA-256 of a payload."""
+    """The size and the SHA-256 of a payload; None where an earlier version did not write it."""
 
     bytes: int | None = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    sha256: str | None = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Manifest(Strict):
@@ -106,28 +108,12 @@ class Manifest(Strict):
 
 def validated(kind: type[B], values: Any, where: str, remedy: str = "copy it again, or save it again") -> B:
     """Return values of JSON as a model; the error names the entry that is missing or wrong."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        entry = ".".join(map(str, first["loc"])) or "the content"
-        is_value = "missing" if first["type"] == "missing" else f"{first['input']!r:.100}"
-        raise DamagedArtifactError(f"{entry} in {where} is {is_value} ({first['msg']}): {remedy}") from error
+    return checked.validated(kind, values, where, remedy, DamagedArtifactError)
 
 
 def parsed(text: str | bytes, where: str) -> dict[str, Any]:
     """Return an object of JSON; anything else, and numbers that JSON has no word for, are refused."""
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is no number")
-
-    try:
-        values = json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise DamagedArtifactError(f"{where} is no JSON ({error}): copy it again") from error
-    if not isinstance(values, dict):
-        raise DamagedArtifactError(f"{where} is no object of JSON: copy it again")
-    return values
+    return checked.parsed(text, where, "copy it again", DamagedArtifactError)
 
 
 def digest_of_dict(values: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ class PosteriorManifest(Manifest):
         if version > 1:
             return values
         kept = {name: value for name, value in values.items() if name not in ("sha256", "versions")}
-        files = {POSTERIOR: {"bytes": None, "sha256": values.get("sha256")}}
+        files = {POSTERIOR: {"bytes": None, "sha256": values.get("sha256", "")}}
         return {**kept, "made_with": values.get("versions"), "files": files}
 
 

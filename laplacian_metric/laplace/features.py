@@ -1,30 +1,40 @@
 """Features of a frozen backbone, computed once: in memory, or in a folder from which they are mapped.
 
-A folder holds ``features.bin`` (rows), ``labels.bin`` (int64) and ``features.json``, which is written after the rows
-that it counts. An interrupted pass is therefore taken up where it was, as long as the encoder, the labels and the
-features of the first batch, which are computed again, are the same; otherwise it starts anew.
+A folder is an `laplacian_metric.core.artifact` that grows: ``features.bin`` (rows), ``labels.bin`` (int64) and
+``features.json``, which is written after the rows that it counts, with their digests. An interrupted pass is therefore
+taken up where it was, as long as the encoder, the labels and the features of the first batch, which are computed again,
+are the same; otherwise, and where the rows were altered, it starts anew.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import logging
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from hessians.checks import check_finite
+from laplacian_metric.core import artifact
 from laplacian_metric.core.batch import read, to_device
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.files import atomic_write, locked
+from laplacian_metric.core.manifest import (
+    ArtifactError,
+    DamagedArtifactError,
+    FileEntry,
+    Manifest,
+    MissingArtifactError,
+)
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.encoder import Encoder
@@ -33,6 +43,37 @@ LOGGER = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 1 << 30
 ROWS_BETWEEN_NOTES = 4096
+
+
+class FeaturesManifest(Manifest):
+    """What a folder says about its features; version 1 had neither a format nor digests."""
+
+    FORMAT: ClassVar[str] = "laplacian_metric features"
+    VERSION: ClassVar[int] = 2
+    DIGEST_SINCE: ClassVar[int] = 2
+    FILE: ClassVar[str] = "features.json"
+    PAYLOADS: ClassVar[tuple[str, ...]] = ("features.bin", "labels.bin")
+
+    rows: int = Field(ge=0)
+    width: int = Field(ge=1)
+    dtype: Literal["float16", "bfloat16", "float32", "float64"]
+    fingerprint: str
+
+    @classmethod
+    def version_of(cls, values: Mapping[str, Any]) -> Any:
+        """Return the version, which version 1 did not name."""
+        return 1 if "format" not in values and "fingerprint" in values else super().version_of(values)
+
+    @classmethod
+    def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the fields as version 2 has them."""
+        missing = {name: {"bytes": None, "sha256": None} for name in cls.PAYLOADS}
+        return values if version > 1 else {**values, "files": missing}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of all rows in each file."""
+        row_sizes = _row_sizes(self.width, getattr(torch, self.dtype))
+        return {name: self.rows * size for name, size in row_sizes.items()}
 
 
 @dataclass(eq=False)
@@ -99,9 +140,9 @@ class _Store:
         self.folder: Path | None = None
         self.dtype: torch.dtype | None = None
         self.noted = self.count = 0
-        self.known = torch.empty(0, dtype=torch.long)
+        self.known = Features(torch.empty(0), torch.empty(0, dtype=torch.long))
         self._stack = ExitStack()
-        self._files: tuple[BinaryIO, BinaryIO] | None = None
+        self._files: dict[str, tuple[BinaryIO, Any]] = {}
         if folder is not None:
             self.folder = Path(folder) / own_folder()
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +152,7 @@ class _Store:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._files is not None:
+        if self._files:
             self._note()
         self._stack.close()
         if error[0] is not None and self.folder is not None and not self.persistent:
@@ -120,31 +161,30 @@ class _Store:
     def _take_up(self) -> None:
         """Read what an earlier pass of the same encoder left in the folder."""
         assert self.folder is not None
-        note = self.folder / "features.json"
-        if not note.exists():
+        try:
+            manifest = artifact.read_manifest(self.folder, FeaturesManifest)
+            if (manifest.fingerprint, manifest.width) != (self.fingerprint, self.width):
+                raise ArtifactError(f"{self.folder.name} holds features of another encoder")
+            for name, size in manifest.sizes().items():
+                # What came after the last note may be a part of a row.
+                if (self.folder / name).is_file() and (self.folder / name).stat().st_size > size:
+                    os.truncate(self.folder / name, size)
+            stored = load_features(self.folder)
+        except MissingArtifactError:
             return
-        found = json.loads(note.read_text(encoding="utf-8"))
-        if found["fingerprint"] != self.fingerprint or found["width"] != self.width:
-            LOGGER.warning("%s holds features of another encoder: they are computed anew", self.folder.name)
-            note.unlink()
+        except ArtifactError as error:
+            LOGGER.warning("%s: they are computed anew", error)
+            (self.folder / FeaturesManifest.FILE).unlink()
             return
-        rows, dtype = int(found["rows"]), getattr(torch, found["dtype"])
-        for name, size in _row_sizes(self.width, dtype).items():
-            path = self.folder / name
-            if not path.exists() or path.stat().st_size < rows * size:
-                LOGGER.warning("%s holds less than its %d rows: they are computed anew", path.name, rows)
-                note.unlink()
-                return
-        if rows:
-            self.noted, self.dtype = rows, dtype
-            self.known = torch.from_file(str(self.folder / "labels.bin"), size=rows, dtype=torch.long).clone()
+        if len(stored):
+            self.noted, self.dtype, self.known = len(stored), stored.features.dtype, stored
 
     def holds(self, labels: Tensor, features: Callable[[], Tensor]) -> bool:
         """Whether these images are among those of an earlier pass: their labels say so, and the first features do."""
         end = self.count + len(labels)
-        if end > self.noted or self._files is not None:
+        if end > self.noted or self._files:
             return False
-        if not torch.equal(self.known[self.count : end], labels.cpu().long()):
+        if not torch.equal(self.known.labels[self.count : end], labels.cpu().long()):
             if self.count:
                 raise ValueError(
                     f"image {self.count} and those after it have other labels than in the earlier pass: the loader's "
@@ -163,10 +203,7 @@ class _Store:
         """Whether the first rows of the earlier pass are these, but for rounding."""
         if self.dtype != rows.dtype or not len(rows):
             return self.dtype == rows.dtype
-        assert self.folder is not None
-        stored = torch.from_file(
-            str(self.folder / "features.bin"), size=len(rows) * self.width, dtype=rows.dtype
-        ).view(len(rows), self.width)
+        stored = self.known.features[: len(rows)]
         size = float(stored.abs().double().mean())
         return torch.allclose(stored.double(), rows.double(), rtol=1e-2, atol=1e-2 * size)
 
@@ -184,9 +221,9 @@ class _Store:
             )
         self.dtype = rows.dtype
         size = (self.count + len(rows)) * self.width * rows.element_size()
-        if self._files is None and (self.persistent or size > self.limit):
+        if not self._files and (self.persistent or size > self.limit):
             self._to_files()
-        if self._files is None:
+        if not self._files:
             self.rows.append(rows)
             self.labels.append(labels)
             self.count += len(rows)
@@ -200,49 +237,59 @@ class _Store:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
             LOGGER.info("the features exceed %.3g GiB: they are mapped from a file", self.limit / 2**30)
+        assert self.dtype is not None
+        if self.persistent:
+            self._stack.enter_context(locked(self.folder / "features"))
+        written = self.count - sum(map(len, self.rows))
+        for name, size in _row_sizes(self.width, self.dtype).items():
+            path = self.folder / name
+            if not written:
+                path.unlink(missing_ok=True)  # whoever has mapped it keeps it
+            path.touch()
+            file, digest = self._stack.enter_context(path.open("r+b")), hashlib.sha256()
+            while chunk := file.read(min(artifact.CHUNK, written * size - file.tell())):
+                digest.update(chunk)
+            self._files[name] = (file, digest)
         if self.persistent:
             # What is there beyond these rows is cut off next, so that no note may speak of it any more.
             self._write_note()
-        assert self.dtype is not None
-        written = self.count - sum(map(len, self.rows))
-        opened = []
-        for name, size in _row_sizes(self.width, self.dtype).items():
-            path = self.folder / name
-            path.touch()
-            file = self._stack.enter_context(path.open("r+b"))
-            # What came after the last note may be a part of a row.
-            file.truncate(written * size)
-            file.seek(written * size)
-            opened.append(file)
-        self._files = (opened[0], opened[1])
+        for stream, _ in self._files.values():
+            stream.truncate()
         for rows, labels in zip(self.rows, self.labels, strict=True):
             self._write(rows, labels)
         self.rows, self.labels = [], []
 
     def _write(self, rows: Tensor, labels: Tensor) -> None:
-        assert self._files is not None
-        for file, tensor in zip(self._files, (rows, labels.long()), strict=True):
-            file.write(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        for (file, digest), tensor in zip(self._files.values(), (rows, labels.long()), strict=True):
+            content = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().data
+            file.write(content)
+            digest.update(content)
 
     def _note(self) -> None:
         """Have the disk know the rows, and then the note that counts them."""
-        for file in self._files or ():
+        for file, _ in self._files.values():
             file.flush()
             if self.persistent:
                 os.fsync(file.fileno())
-        if self._files is not None and self.persistent:
+        if self._files and self.persistent:
             self._write_note()
 
     def _write_note(self) -> None:
         assert self.folder is not None
-        note = {
-            "rows": self.count,
-            "width": self.width,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "fingerprint": self.fingerprint,
+        manifest = FeaturesManifest.model_validate(
+            {
+                "rows": self.count,
+                "width": self.width,
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "fingerprint": self.fingerprint,
+            }
+        )
+        files = {
+            name: FileEntry(bytes=size, sha256=self._files[name][1].hexdigest())
+            for name, size in manifest.sizes().items()
         }
-        with atomic_write(self.folder / "features.json") as temporary:
-            temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
+        with atomic_write(self.folder / manifest.FILE) as temporary:
+            temporary.write_text(artifact.sealed(manifest, files), encoding="utf-8")
         self.noted = self.count
 
     def finish(self) -> Features:
@@ -256,16 +303,36 @@ class _Store:
             )
         self._note()
         assert self.dtype is not None
-        features = torch.from_file(
-            str(self.folder / "features.bin"), size=self.count * self.width, dtype=self.dtype
-        ).view(self.count, self.width)
-        labels = torch.from_file(str(self.folder / "labels.bin"), size=self.count, dtype=torch.long).clone()
-        result = Features(features, labels, self.folder)
+        result = self.known
+        if self._files:
+            result = _mapped(self.folder, self.folder.joinpath, self.count, self.width, self.dtype)
         if not self.persistent:
             weakref.finalize(
                 result.features.untyped_storage(), shutil.rmtree, self.folder, ignore_errors=True
             )
         return result
+
+
+def load_features(folder: Path) -> Features:
+    """Return the features that a pass has left in a folder so far, mapped, once they were found as they were written.
+
+    Raises:
+        ArtifactError: there are none, or they are damaged.
+    """
+    with artifact.load(folder, FeaturesManifest) as opened:
+        manifest = opened.manifest
+        for name, size in manifest.sizes().items():
+            if opened.path(name).stat().st_size != size:
+                raise DamagedArtifactError(f"{name} in {folder} does not hold its {manifest.rows} rows")
+        return _mapped(folder, opened.path, manifest.rows, manifest.width, getattr(torch, manifest.dtype))
+
+
+def _mapped(folder: Path, path: Callable[[str], Path], rows: int, width: int, dtype: torch.dtype) -> Features:
+    if not rows:
+        return Features(torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long), folder)
+    features = torch.from_file(str(path("features.bin")), size=rows * width, dtype=dtype)
+    labels = torch.from_file(str(path("labels.bin")), size=rows, dtype=torch.long)
+    return Features(features.view(rows, width), labels.clone(), folder)
 
 
 def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:

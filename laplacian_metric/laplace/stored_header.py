@@ -195,9 +195,9 @@ def loss_of(entry: LossEntry, given: PairLoss | None, file: str) -> PairLoss:
         if _class_name(given) != name:
             raise ValueError(f"it was fitted with the loss {name}, but loss is a {_class_name(given)}")
         own = _fields(given)
-        if settings is not None and own is not None and is_dataclass(given):
+        if settings is not None and own is not None:
             # Settings that came later have their defaults, which is what was before.
-            settings = {**{field.name: _plain(field.default) for field in fields(given)}, **settings}
+            settings = {**{field.name: _plain(field.default) for field in fields(given)}, **settings}  # type: ignore[arg-type]
         if settings is not None and own is not None and own != settings:
             differing = sorted(key for key in {*own, *settings} if own.get(key) != settings.get(key))
             listed = ", ".join(f"{key} {settings.get(key)!r}, not {own.get(key)!r}" for key in differing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,14 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core import checked
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.labelled import LabelledInputs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, random_head, whitening_head
-from laplacian_metric.laplace.features import collect_features
+from laplacian_metric.laplace.features import collect_features, load_features
 from laplacian_metric.runs.image_sets import OUT, TESTS, TRAIN, ImageSets
 from laplacian_metric.runs.place_matching import Matching
 from laplacian_metric.runs.sections import NetworkSection
+
+LOGGER = logging.getLogger(__name__)
 
 WHOLE = "whole.json"  # is there when all rows are
 
@@ -89,15 +93,15 @@ class FeatureSets:
         place = self._place(name)
         if not (place / WHOLE).is_file():
             return None
-        note = json.loads((place / WHOLE).read_text(encoding="utf-8"))
-        if note["of"] != self._of(name):
-            shutil.rmtree(place)
-            return None
-        rows, width, dtype = note["rows"], self.encoder.num_features, getattr(torch, note["dtype"])
-        paths = [Path(note["folder"]) / file for file in ("features.bin", "labels.bin")]
-        features = torch.from_file(str(place / paths[0]), size=rows * width, dtype=dtype).view(rows, width)
-        labels = torch.from_file(str(place / paths[1]), size=rows, dtype=torch.long).clone()
-        return self._inputs(name, features, labels)
+        try:
+            note = checked.read_json(place / WHOLE, "it is written again")
+            if note.get("of") == self._of(name):
+                stored = load_features(place / str(note.get("folder")))
+                return self._inputs(name, stored.features, stored.labels)
+        except ValueError as error:
+            LOGGER.warning("%s: the features are computed anew", error)
+        shutil.rmtree(place)
+        return None
 
     def _collected(self, name: str) -> LabelledInputs:
         place = self._place(name)
@@ -105,8 +109,6 @@ class FeatureSets:
         assert found.folder is not None
         note = {
             "of": self._of(name),
-            "rows": len(found),
-            "dtype": str(found.features.dtype).removeprefix("torch."),
             "folder": found.folder.relative_to(place).as_posix(),
         }
         with atomic_write(place / WHOLE) as temporary:

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from laplacian_metric.core import tensor_file
 from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core.manifest import DamagedArtifactError
 from laplacian_metric.core.method import Learner
 
 FORMAT = "laplacian-metric-training-1"
@@ -93,32 +95,26 @@ def optimizer_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dic
 
 def save(path: Path, tensors: dict[str, Tensor], identity: Mapping[str, Any], progress: Progress) -> None:
     """Write a checkpoint, whole or not at all."""
-    from safetensors.torch import save_file
-
     metadata = {
         "format": FORMAT,
         "identity": json.dumps(identity, sort_keys=True),
         "progress": json.dumps(progress.to_json()),
-        "checksum": str(_checksum(tensors)),
     }
-    with _writing(path) as temporary:
-        save_file(tensors, temporary, metadata=metadata)
+    with _explained(path):
+        tensor_file.save(path, tensors, metadata)
 
 
 def save_log(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON for people to read, whole or not at all."""
-    with _writing(path) as temporary:
+    with _explained(path), atomic_write(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    from safetensors import SafetensorError
-
+def _explained(path: Path) -> Iterator[None]:
     try:
-        with atomic_write(path) as temporary:
-            yield temporary
-    except (OSError, SafetensorError) as error:  # a full disk is either, depending on who notices
+        yield
+    except OSError as error:
         raise OSError(
             f"{path} could not be written ({error}). The checkpoints from before are whole: free some space, and the "
             "same call goes on from there"
@@ -126,7 +122,7 @@ def _writing(path: Path) -> Iterator[Path]:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Of all bytes of all tensors, in the order of their names: safetensors itself notices no changed byte."""
+    """Return what earlier versions wrote instead of a digest: of all bytes of all tensors, ordered by their names."""
     found = 0
     for _, tensor in sorted(tensors.items()):
         found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
@@ -143,13 +139,9 @@ def remove_unfinished(folder: Path) -> None:
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
     """The tensors of a checkpoint, what identifies its run, and where that stood."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-    except (OSError, SafetensorError) as error:
+        tensors, metadata = tensor_file.load(path)
+    except (OSError, DamagedArtifactError) as error:
         raise ValueError(
             f"{path} is damaged or cannot be read ({error}): remove it, and the training starts anew"
         ) from error

@@ -128,7 +128,7 @@ def test_a_stored_posterior_notices_it_and_one_of_an_earlier_version_is_read(
     assert said(LAM.load(tmp_path / "lam", an_encoder()), images[0] * 255)
     with safe_open(tmp_path / "lam", "pt") as opened:
         header = json.loads(opened.metadata()[KEY])
-    for length, message in ((None, None), ("long", "fit.length in the header of changed is 'long'")):
+    for length, message in ((None, None), ("long", "the header of changed: fit.length is 'long'")):
         if message is None:
             del header["fit"]["length"]
         else:

@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM, data
+from laplacian_metric.core.manifest import ArtifactBusyError, ArtifactError
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
-from laplacian_metric.laplace.features import Features, collect_features
+from laplacian_metric.laplace.features import Features, collect_features, load_features
+from tests.manifests import rewrite
 
 NUM, PIXELS, WIDTH = 23, 6, 4
 IMAGES = torch.randn(NUM, PIXELS, generator=torch.Generator().manual_seed(0))
@@ -159,9 +161,83 @@ def test_files_that_lost_rows(tmp_path: Path, name: str, caplog: pytest.LogCaptu
         file.truncate(30)
     with caplog.at_level(logging.WARNING):
         check(collect_features(encoder(), loader(), folder=tmp_path))
-    assert f"{name} holds less than its 23 rows" in caplog.text
+    assert f"{name} in" in caplog.text
+    assert "computed anew" in caplog.text
     (tmp_path / name).unlink()
     check(collect_features(encoder(), loader(), folder=tmp_path))
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["features.bin", "labels.bin", "features.json"])
+@pytest.mark.parametrize("after", [4, 3])
+def test_rows_that_were_altered_are_computed_again(
+    tmp_path: Path, name: str, after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a pass that came to its end, and of one that was interrupted in the middle of a row."""
+    with pytest.raises(RuntimeError, match="stopped"):
+        collect_features(encoder(), stopping(after), folder=tmp_path)
+    if after == 4:
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    elif name != "features.json":
+        with (tmp_path / name).open("ab") as file:
+            file.write(b"123")
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    damage(tmp_path / name)
+    again = encoder()
+    with caplog.at_level(logging.WARNING):
+        check(collect_features(again, loader(), folder=tmp_path))
+    assert again.backbone.images == NUM
+    assert name in caplog.text
+    assert "computed anew" in caplog.text
+    check(load_features(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "int8"}, {"dtype": None}, {"rows": -1}, {"rows": 10**12}, {"rows": ...}, {"files": {}}, {"width": 0}],
+)  # fmt: skip
+def test_notes_that_are_wrong_are_not_believed(
+    tmp_path: Path, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    collect_features(encoder(), loader(), folder=tmp_path)
+    rewrite(tmp_path / "features.json", **changes)
+    with pytest.raises(ArtifactError):
+        load_features(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    assert "computed anew" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "{", '{"fingerprint": 1}'])
+def test_notes_that_are_none(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    collect_features(encoder(), loader(), folder=tmp_path)
+    (tmp_path / "features.json").write_text(text)
+    with caplog.at_level(logging.WARNING):
+        check(collect_features(encoder(), loader(), folder=tmp_path))
+    assert "computed anew" in caplog.text
+
+
+def test_the_second_of_two_passes_is_told(tmp_path: Path) -> None:
+    def both() -> Iterator[Any]:
+        for number, batch in enumerate(loader()):
+            if number == 1:
+                with pytest.raises(ArtifactBusyError, match="features is being written by process"):
+                    collect_features(encoder(), loader(2), folder=tmp_path)
+            yield batch
+
+    check(collect_features(encoder(), both(), folder=tmp_path))
+    check(collect_features(encoder(), loader(), folder=tmp_path))
+
+
+def test_what_is_mapped_stays_when_the_rows_are_computed_anew(tmp_path: Path) -> None:
+    first = collect_features(encoder(), loader(), folder=tmp_path)
+    collect_features(encoder(seed=1), loader(), folder=tmp_path)
+    check(first)
 
 
 def test_another_encoder_or_other_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

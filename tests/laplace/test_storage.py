@@ -351,15 +351,15 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], object], **tensors:
         (lambda h: h.update(format=2), "changed has format 2, .* update"),
         (lambda h: h.pop("format"), "changed has no format number"),
         (lambda h: h.update(format="1"), "changed has no format number"),
-        (lambda h: h.pop("fit"), "fit in the header of changed is missing"),
-        (lambda h: h["fit"].pop("clamped"), "fit.clamped in the header of changed is missing"),
-        (lambda h: h["fit"].update(num_images="60"), "fit.num_images in the header of changed is '60'"),
-        (lambda h: h["fit"].update(loss_value=float("nan")), "the header of changed is no JSON .NaN"),
+        (lambda h: h.pop("fit"), "the header of changed: fit is missing"),
+        (lambda h: h["fit"].pop("clamped"), "the header of changed: fit.clamped is missing"),
+        (lambda h: h["fit"].update(num_images="60"), "the header of changed: fit.num_images is '60'"),
+        (lambda h: h["fit"].update(loss_value=float("nan")), "the header of changed is .*NaN"),
         (lambda h: h["settings"].update(temperature=-1.0), "changed cannot be loaded: temperature is -1.0"),
-        (lambda h: h["settings"].update(n_effective=10**400), "settings.n_effective in the header of changed"),
+        (lambda h: h["settings"].update(n_effective=10**400), "the header of changed: settings.n_effective"),
         (lambda h: h["settings"].update(structure="dense"), "changed cannot be loaded: structure is 'dense'"),
         (lambda h: h["settings"].update(structure="kron"), "changed cannot be loaded: its tensors are diagonal"),
-        (lambda h: h["settings"].update(encoder=1), "settings.encoder in the header of changed"),
+        (lambda h: h["settings"].update(encoder=1), "the header of changed: settings has no key 'encoder'"),
         (lambda h: h["loss"]["fields"].update(margin="wide"), "changed cannot be loaded: '>' not supported"),
         (lambda h: h["loss"]["fields"].update(system="rm"), "changed cannot be loaded: .*system"),
         (lambda h: h["loss"].update({"class": "os.system"}), "the loss os.system, which is not this library's"),
@@ -436,7 +436,7 @@ def test_foreign_files_are_refused_and_nothing_of_them_runs(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"it holds an encoder: Encoder.from_checkpoint reads it"):
         describe(tmp_path / "encoder")
     save_file({"a": torch.ones(2)}, tmp_path / "deep", metadata={KEY: "[" * 100_000})
-    with pytest.raises(ValueError, match="the header of deep is no JSON"):
+    with pytest.raises(ValueError, match=r"the header of deep is .*no JSON"):
         describe(tmp_path / "deep")
     with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing"):
         LAM.load(tmp_path / "nothing", an_encoder())
@@ -469,7 +469,7 @@ def test_numbers_that_are_none_are_not_saved(tmp_path: Path) -> None:
     lam.fitted = replace(
         fitted, curvature=lam.posterior and a_lam().fitted.curvature, loss_value=float("inf")
     )  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"fit.loss_value in the LAM is inf"):
+    with pytest.raises(ValueError, match=r"fit.loss_value is inf"):
         lam.save(tmp_path / "lam")
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import tensor_file
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.laplace.network.layers import Groups
 
@@ -136,15 +136,13 @@ class StateFile:
         """What an earlier fit left; None where there is nothing, or nothing that can be read."""
         if not self.path.exists():
             return None
-        from safetensors import SafetensorError, safe_open
-
         parts: dict[str, dict[str, Tensor]] = {"diagonal": {}, "positive": {}, "negative": {}}
         try:
-            with safe_open(self.path, framework="pt") as opened:
-                note = json.loads((opened.metadata() or {})["note"])
-                for key in opened.keys():  # noqa: SIM118 - it is no dictionary
-                    what, _, name = key.partition("/")
-                    parts[what][name] = opened.get_tensor(key)
+            tensors, notes = tensor_file.load(self.path)
+            note = json.loads(notes["note"])
+            for key, tensor in tensors.items():
+                part, _, name = key.partition("/")
+                parts[part][name] = tensor
             return Sums(
                 str(note["about"]),
                 **parts,
@@ -153,19 +151,13 @@ class StateFile:
                 done=int(note["done"]),
                 digest=str(note["digest"]),
             )
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             LOGGER.warning("%s cannot be read (%s): the fit starts anew", self.path.name, error)
             return None
 
     def write(self, sums: Sums) -> None:
         """Replace the file in one step."""
-        from safetensors.torch import save_file
-
-        tensors = {
-            f"{what}/{name}": x.cpu().contiguous()
-            for what, part in sums.parts().items()
-            for name, x in part.items()
-        }
+        tensors = {f"{part}/{name}": x for part, named in sums.parts().items() for name, x in named.items()}
         note = {
             "about": sums.about,
             "value": sums.value,
@@ -173,5 +165,4 @@ class StateFile:
             "done": sums.done,
             "digest": sums.digest,
         }
-        with atomic_write(self.path) as temporary:
-            save_file(tensors, temporary, {"note": json.dumps(note)})
+        tensor_file.save(self.path, tensors, {"note": json.dumps(note)})
