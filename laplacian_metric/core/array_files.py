@@ -6,12 +6,15 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from laplacian_metric.core.artifact import npy_header
+
 SUFFIXES = (".npy", ".npz", ".safetensors")
+LARGEST_RATIO = 1040  # of what deflated bytes become
 
 
 class ArrayFileError(ValueError):
@@ -42,46 +45,36 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ArrayFileError(f"{path} is none of {', '.join(SUFFIXES)}: save the arrays as one of these")
-    try:
-        return _read(path, suffix)
-    except ArrayFileError:
-        raise
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" in str(error) or "Python objects" in str(error):
-            raise ArrayFileError(
-                f"{path} holds objects of Python, which would have to run code to be read: save numbers or text"
-            ) from error
-        raise ArrayFileError(f"{path} is damaged or no {suffix} file: save or copy it again") from error
-
-
-def _read(path: Path, suffix: str) -> dict[str, NDArray[Any]]:
     if suffix == ".safetensors":
-        return _read_safetensors(path)
-    if suffix == ".npy":
-        return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
-    with np.load(path, allow_pickle=False) as opened:
-        return {name: opened[name] for name in opened.files}
+        return read_with_notes(path)[0]
+    try:
+        if suffix == ".npy":
+            with path.open("rb") as handle:
+                npy_header(handle, path.stat().st_size)
+            return {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+        with zipfile.ZipFile(path) as archive:
+            for info in (each for each in archive.infolist() if each.filename.endswith(".npy")):
+                if info.file_size > LARGEST_RATIO * max(info.compress_size, 1):
+                    raise ValueError(f"{info.filename} in it announces {info.file_size} bytes")
+                with archive.open(info) as member:
+                    npy_header(cast(BinaryIO, member), info.file_size)
+        with np.load(path, allow_pickle=False) as opened:
+            return {name: opened[name] for name in opened.files}
+    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ArrayFileError(
+            f"{path} is damaged or no {suffix} file ({error}): save or copy it again"
+        ) from error
 
 
-def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+def read_with_notes(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Return the arrays of a .safetensors file and the notes in its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
     except (SafetensorError, TypeError) as error:
         raise ArrayFileError(f"{path} is no safetensors file that numpy can read ({error})") from error
-
-
-def notes_of(path: Path) -> dict[str, str]:
-    """The notes in the header of a .safetensors file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as opened:
-            return dict(opened.metadata() or {})
-    except SafetensorError as error:
-        raise ArrayFileError(f"{path} is no whole safetensors file ({error}): copy it again") from error
 
 
 def pick(arrays: Mapping[str, NDArray[Any]], name: str, path: Path, remedy: str = "") -> NDArray[Any]:

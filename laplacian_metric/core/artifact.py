@@ -115,25 +115,37 @@ class Artifact(Generic[M]):
         handle, where = self.handles[name], f"{name} in {self.folder}"
         handle.seek(0)
         try:
-            version = np.lib.format.read_magic(handle)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            stored_shape, fortran, stored = read[version](handle)
-        except (ValueError, EOFError, KeyError) as error:
-            raise DamagedArtifactError(f"{where} is no array: {error}") from error
-        if stored.hasobject:
-            raise DamagedArtifactError(f"{where} holds objects of Python, which are not read")
-        fits = stored_shape == shape and (dtype is None or stored == np.dtype(dtype)) and not fortran
-        size = math.prod(stored_shape) * stored.itemsize
-        if not fits or size != os.fstat(handle.fileno()).st_size - handle.tell():
+            stored_shape, fortran, stored = npy_header(handle, os.fstat(handle.fileno()).st_size)
+        except (ValueError, EOFError) as error:
+            raise DamagedArtifactError(f"{where} is no array that can be read: {error}") from error
+        if stored_shape != shape or fortran or stored != (stored if dtype is None else np.dtype(dtype)):
             raise DamagedArtifactError(
                 f"{where} is not the array that the manifest describes: {shape} of {dtype or 'any dtype'} is needed, "
-                f"it announces {stored_shape} of {stored}"
+                f"it is {stored_shape} of {stored}"
             )
-        if mmap and size:
+        if mmap and 0 not in shape:
             return np.asarray(np.memmap(handle, dtype=stored, mode="r", offset=handle.tell(), shape=shape))
         array = np.frombuffer(handle.read(), dtype=stored).reshape(shape)
         array.flags.writeable = False
         return array
+
+
+def npy_header(handle: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, Fortran order and dtype of an .npy file of ``size`` bytes, which is then at the array's beginning.
+
+    Raises:
+        ValueError: it is none, holds objects of Python, or announces another size than it has.
+    """
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(handle)
+    if version not in readers:
+        raise ValueError(f"its format {version} is not known")
+    shape, fortran, dtype = readers[version](handle)
+    if dtype.hasobject:
+        raise ValueError("it holds objects of Python, which would have to run code: save numbers or text")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - handle.tell():
+        raise ValueError(f"it announces {shape} of {dtype} and holds {size - handle.tell()} bytes")
+    return shape, fortran, dtype
 
 
 @contextmanager

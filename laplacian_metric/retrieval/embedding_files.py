@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core import array_files
+from laplacian_metric.core.checked import parsed
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.retrieval.items import Items
 
@@ -59,11 +60,11 @@ class Embedded:
                 with temporary.open("wb") as opened:
                     np.savez(opened, ids=np.array(self.ids), source=np.array(self.items.source), **arrays)
             elif path.suffix.lower() == ".safetensors":
-                from safetensors.numpy import save_file
+                from safetensors.numpy import save
 
                 note = json.dumps({"ids": self.ids, "source": self.items.source})
-                save_file(
-                    {name: np.array(one) for name, one in arrays.items()}, temporary, metadata={NOTE: note}
+                temporary.write_bytes(
+                    save({name: np.array(one) for name, one in arrays.items()}, metadata={NOTE: note})
                 )
             else:
                 _write_parquet(temporary, self.ids, self.items.source, arrays)
@@ -102,14 +103,12 @@ def check_suffix(path: Path) -> None:
 
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Sequence[str], str]:
-    found = array_files.read_arrays(path)
     if path.suffix.lower() == ".safetensors":
-        try:
-            note = json.loads(array_files.notes_of(path).get(NOTE, "{}"))
-        except ValueError:
-            note = {}
+        found, notes = array_files.read_with_notes(path)
+        note = parsed(notes.get(NOTE, "{}"), f"the note of {path}", "embed again", array_files.ArrayFileError)
         ids, source = note.get("ids"), note.get("source")
     else:
+        found = array_files.read_arrays(path)
         ids = found["ids"].tolist() if "ids" in found else None
         source = str(found["source"]) if "source" in found else None
     missing = [name for name in ARRAYS if name not in found]
