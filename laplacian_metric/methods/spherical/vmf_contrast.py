@@ -1,17 +1,23 @@
-r"""InfoNCE of von Mises-Fisher distributions, with the labels of a batch saying what is to be near what.
+r"""Contrastive losses of von Mises-Fisher distributions, with the labels of a batch saying which images match.
 
-For an image i, one of its class j and the images m of other classes in the batch, with a similarity s,
+For an image i, one of its class j and the candidates m, with a log similarity s,
 
     l_ij = -log( exp(s_ij) / (exp(s_ij) + sum_m exp(s_im)) ),
 
-averaged over j, then over i. MCInfoNCE draws a point z_i^k of every image, takes s_ij = kappa_pos z_i^k . z_j^k, and
-averages the fraction over the draws k, inside of the logarithm. The other loss takes the expected likelihood kernel,
-s_ij = t log int p_i p_j, in closed form.
+averaged over j, then over i. The candidates are the images of other classes ("others"), or all images but i and j
+("all": what a draw from the batch would be, which the posterior of the positive one is about). The similarity is
+
+- positivity: s = log h, the exact expected positivity (`vmf.log_positivity`); proper for any number of candidates;
+- MCInfoNCE: s = log mean_kl exp(kpos z_i^k . z_j^l) over all pairs of draws, its Monte Carlo estimate;
+- ELK: s = t log int p_i p_j, the expected likelihood kernel, which leaves kpos out.
+
+Contrastive HIB is no softmax: -log p_ij - mean_m log(1 - p_im), with p the mean of sigmoid(a z_i^k . z_j^l + b).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,35 +29,89 @@ from laplacian_metric.vmf.bessel_expansion import log_uniform_density
 from laplacian_metric.vmf.checks import check_distribution
 
 ENTRIES_AT_ONCE = 1 << 22
+NEGATIVES = ("others", "all")
+Negatives = Literal["others", "all"]
 
 
-def info_nce(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log of the fraction, see the module; 0 where the batch has no positive pair or no negative one.
+def pair_masks(labels: Tensor, negatives: Negatives) -> tuple[Tensor, Tensor]:
+    """Return which pairs (N, N) are positive, and which are candidates beside a positive one.
 
     Args:
-        logits: s, (N, N), or (K, N, N), of which the fraction is averaged over the first dimension.
         labels: (N,).
+        negatives: "others" for the images of other classes, "all" for all other images.
+
+    Example:
+        >>> pair_masks(torch.tensor([0, 0, 1]), "others")[1].int().tolist()
+        [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    """
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives is {negatives!r}, one of {', '.join(map(repr, NEGATIVES))} is needed")
+    same, itself = labels[:, None] == labels, torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positive = same & ~itself
+    candidates = ~itself if negatives == "all" else ~same
+    if bool(positive.any()) and not bool((candidates.sum(1) > (negatives == "all")).any()):
+        raise ValueError(
+            f"labels has no negatives, all {len(labels)} images are of class {int(labels[0])}: a batch needs "
+            + ("at least 3 images" if negatives == "all" else "images of at least 2 classes")
+        )
+    return positive, candidates
+
+
+def info_nce(logits: Tensor, labels: Tensor, *, negatives: Negatives = "others") -> Tensor:
+    """Return the mean -log of the fraction, see the module; 0 where the batch has no positive pair.
+
+    Args:
+        logits: s, (N, N).
+        labels: (N,).
+        negatives: which images a positive one has to be told from.
 
     Example:
         >>> logits = torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.3], [0.1, 0.3, 1.0]])
         >>> info_nce(logits, torch.tensor([0, 0, 1]))  # log(1 + exp(-0.7)), log(1 + exp(-0.5))
         tensor(0.4386)
     """
-    if labels.shape != logits.shape[-1:]:
-        raise ValueError(f"labels has {labels.numel()} entries for {logits.shape[-1]} embeddings")
-    same = labels[:, None] == labels
-    positive = same & ~torch.eye(len(labels), dtype=torch.bool, device=same.device)
-    counts = positive.sum(1)
-    if not bool(counts.any()) or bool(same.all()):
+    if logits.ndim != 2 or labels.shape != logits.shape[-1:]:
+        raise ValueError(
+            f"labels has {labels.numel()} entries for {len(logits)} images of logits {tuple(logits.shape)}"
+        )
+    positive, candidates = pair_masks(labels, negatives)
+    if not bool(positive.any()):
         return logits.sum() * 0
-    # The fraction is sigmoid(s_ij - log sum_m exp(s_im)).
-    against = logits.masked_fill(same, -torch.inf).logsumexp(-1, keepdim=True)
-    log_fraction = F.logsigmoid(logits - against)
-    if logits.ndim == 3:
-        log_fraction = log_fraction.logsumexp(0) - math.log(len(logits))
-    anchors = counts > 0
-    sums = log_fraction.masked_fill(~positive, 0).sum(1)
-    return -(sums[anchors] / counts[anchors]).mean()
+    against = logits.masked_fill(~candidates, -torch.inf).logsumexp(1, keepdim=True)
+    log_fraction = logits - against if negatives == "all" else F.logsigmoid(logits - against)
+    return -_mean_of(log_fraction, positive)
+
+
+def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean over each row's chosen entries, averaged over the rows that have any."""
+    counts = chosen.sum(1)
+    sums = values.masked_fill(~chosen, 0).sum(1)
+    return (sums[counts > 0] / counts[counts > 0]).mean()
+
+
+def positivity_info_nce(
+    mean: Tensor, kappa: Tensor, labels: Tensor, *, kappa_pos: float, negatives: Negatives = "others"
+) -> Tensor:
+    """Return the cross-entropy of the exact posterior of the positive image: no draws, no bias.
+
+    Args:
+        mean: (N, Z), unit rows.
+        kappa: (N,), positive.
+        labels: (N,), integers.
+        kappa_pos: how near images of a class are taken to be, the inverse of a temperature.
+        negatives: which images a positive one has to be told from.
+
+    Example:
+        >>> mean, labels = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1])
+        >>> sure, unsure = torch.full((4,), 1e4), torch.ones(4)
+        >>> options = {"kappa_pos": 8.0}
+        >>> positivity_info_nce(mean, sure, labels, **options) < positivity_info_nce(mean, unsure, labels, **options)
+        tensor(True)
+    """
+    _check(mean, kappa, labels)
+    cosine = (F.normalize(mean.double()) @ F.normalize(mean.double()).T).clamp(-1, 1)
+    log_h = vmf.log_positivity(cosine, kappa[:, None], kappa, kappa_pos, mean.shape[1])
+    return info_nce(log_h, labels, negatives=negatives).to(mean.dtype)
 
 
 def mc_info_nce(
@@ -61,19 +121,23 @@ def mc_info_nce(
     *,
     kappa_pos: float,
     samples: int,
+    negatives: Negatives = "others",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """MCInfoNCE of images with means (N, Z), concentrations (N,) and labels (N,).
+    """Return MCInfoNCE with the ratio of expectations, each over all pairs of the draws of two images.
 
-    Gradients flow to the means and, by implicit reparametrisation, to the concentrations. The logarithm of a mean of
-    few draws is too small on average: the loss is biased upwards, the less the more draws there are.
+    Kirchhof et al. (2023) average the ratio, which asks for concentrations that are too large. Gradients flow to the
+    means and, by implicit reparametrisation, to the concentrations. The logarithm of a mean of few draws is too small
+    on average: the loss is biased upwards, the less the more draws there are. With 8 draws or fewer, concentrations can
+    grow without bound; `positivity_info_nce` computes the same loss without draws.
 
     Args:
-        mean: unit rows.
-        kappa: positive.
-        labels: integers.
+        mean: (N, Z), unit rows.
+        kappa: (N,), positive.
+        labels: (N,), integers.
         kappa_pos: how near images of a class are taken to be, the inverse of a temperature.
-        samples: how many draws.
+        samples: how many draws of each image.
+        negatives: which images a positive one has to be told from.
         generator: of the draws, on the device of the means.
 
     Example:
@@ -84,18 +148,69 @@ def mc_info_nce(
         tensor(True)
     """
     _check(mean, kappa, labels)
-    drawn = vmf.sample(mean, kappa, samples, generator=generator)
-    return info_nce(kappa_pos * (drawn @ drawn.mT), labels)
+    similar = kappa_pos * draw_cosines(mean, kappa, samples, generator)
+    return info_nce(similar.logsumexp((2, 3)) - 2 * math.log(samples), labels, negatives=negatives)
 
 
-def elk_info_nce(mean: Tensor, kappa: Tensor, labels: Tensor, *, scale: float = 1.0) -> Tensor:
-    """InfoNCE of the expected likelihood kernel, for means (N, Z), concentrations (N,) and labels (N,).
+def contrastive_hib(
+    mean: Tensor,
+    kappa: Tensor,
+    labels: Tensor,
+    *,
+    log_scale: Tensor,
+    offset: Tensor,
+    samples: int,
+    negatives: Negatives = "others",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return -log p of the positive pairs minus the mean log(1 - p) of the negative ones, see the module.
+
+    The probability is averaged over all pairs of draws before its logarithm is taken. (The published code takes the
+    logarithm first, so that by Jensen's inequality no spread is ever rewarded.)
 
     Args:
-        mean: unit rows.
-        kappa: positive.
-        labels: integers.
+        mean: (N, Z), unit rows.
+        kappa: (N,), positive.
+        labels: (N,), integers.
+        log_scale: log a, learned.
+        offset: b, learned.
+        samples: how many draws of each image.
+        negatives: which images a positive one has to be told from.
+        generator: of the draws, on the device of the means.
+
+    Example:
+        >>> mean, labels = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1])
+        >>> options = {"log_scale": torch.tensor(2.0), "offset": torch.tensor(-4.0), "samples": 8}
+        >>> contrastive_hib(mean, torch.full((4,), 1e6), labels, **options)  # sigmoid(e^2 - 4), sigmoid(-4)
+        tensor(0.0513)
+    """
+    _check(mean, kappa, labels)
+    positive, candidates = pair_masks(labels, negatives)
+    logits = log_scale.exp() * draw_cosines(mean, kappa, samples, generator) + offset
+    if not bool(positive.any()):
+        return logits.sum() * 0
+    matches, differs = (F.logsigmoid(x).logsumexp((2, 3)) - 2 * math.log(samples) for x in (logits, -logits))
+    anchors = positive.any(1, keepdim=True)
+    return -_mean_of(matches, positive) - _mean_of(differs, candidates & anchors)
+
+
+def draw_cosines(mean: Tensor, kappa: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
+    """Return z_i^k . z_j^l of all draws of all images, (N, N, K, K)."""
+    drawn = vmf.sample(mean, kappa, samples, generator=generator)
+    return torch.einsum("kiz,ljz->ijkl", drawn, drawn)
+
+
+def elk_info_nce(
+    mean: Tensor, kappa: Tensor, labels: Tensor, *, scale: float = 1.0, negatives: Negatives = "others"
+) -> Tensor:
+    """Return InfoNCE of the expected likelihood kernel. It ranks images, but its concentrations are too small.
+
+    Args:
+        mean: (N, Z), unit rows.
+        kappa: (N,), positive.
+        labels: (N,), integers.
         scale: t, what the kernel's logarithm is multiplied with.
+        negatives: which images a positive one has to be told from.
 
     Example:
         >>> mean, labels = torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1])
@@ -103,11 +218,11 @@ def elk_info_nce(mean: Tensor, kappa: Tensor, labels: Tensor, *, scale: float = 
         tensor(True)
     """
     _check(mean, kappa, labels)
-    return info_nce(scale * log_kernel(mean, kappa, mean, kappa), labels)
+    return info_nce(scale * log_kernel(mean, kappa, mean, kappa), labels, negatives=negatives)
 
 
 def log_kernel(mean_p: Tensor, kappa_p: Tensor, mean_q: Tensor, kappa_q: Tensor) -> Tensor:
-    """log int p q of every pair, (P, Q), from means (P, Z) and (Q, Z) and concentrations (P,) and (Q,).
+    """Return log int p q of every pair, (P, Q), from means (P, Z) and (Q, Z) and concentrations (P,) and (Q,).
 
     The same as `vmf.log_expected_likelihood`, from the matrix of cosines, so that nothing of size P x Q x Z is made;
     computed in float64, some rows at a time.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,11 +16,20 @@ from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit_inputs import positive
-from laplacian_metric.methods.spherical.vmf_contrast import elk_info_nce, log_kernel, mc_info_nce
+from laplacian_metric.methods.spherical.vmf_contrast import (
+    NEGATIVES,
+    Negatives,
+    contrastive_hib,
+    elk_info_nce,
+    log_kernel,
+    mc_info_nce,
+    positivity_info_nce,
+)
 
-LOSSES = ("mc-infonce", "elk")
+LOSSES = ("positivity", "mc-infonce", "elk", "hib")
 # exp(13) is 4e5: a spread of a thousandth of a radian, beyond which nothing is told apart.
 LARGEST_LOG = 13.0
+HIB_START = math.log(16.0), -8.0  # log a and b: an even chance at a cosine of 1/2
 
 
 @dataclass(frozen=True)
@@ -27,11 +37,14 @@ class VMFHead(Method):
     """Trains an encoder with a small network beside its head, which says how concentrated the direction is.
 
     Attributes:
-        loss: "mc-infonce" contrasts points drawn from the distributions, "elk" the distributions themselves by their
-            expected likelihood kernel, which is then the similarity of images too.
-        kappa_pos: how near images of a class are taken to be; with "elk" what the kernel's logarithm is multiplied
-            with. None is 16 for "mc-infonce" and 1 for "elk".
-        samples: how many points of every image a step draws, for "mc-infonce".
+        loss: "positivity" is the cross-entropy of the exact posterior of the positive image among those of the batch;
+            "mc-infonce" estimates it from points drawn from the distributions; "elk" contrasts the distributions by
+            their expected likelihood kernel, which is then the similarity of images too; "hib" learns the probability
+            that drawn points match. "mc-infonce" is the default for its age: no validation run compared the four.
+        kappa_pos: how concentrated images of a class are taken to be around each other, for "positivity" and
+            "mc-infonce"; with "elk" the factor of the kernel's logarithm. None is 16, and 1 for "elk".
+        negatives: the images that a positive one is contrasted with: "others", those of other classes, or "all".
+        samples: how many points of each image a step draws, for "mc-infonce" and "hib".
         hidden: the width of the two hidden layers of the concentration's network.
         initial_kappa: the concentration to start from, about the same for all images.
         stop_gradient: whether the concentration's network leaves the features alone.
@@ -43,8 +56,9 @@ class VMFHead(Method):
 
     name: ClassVar[str] = "vmf"
 
-    loss: Literal["mc-infonce", "elk"] = "mc-infonce"
+    loss: Literal["positivity", "mc-infonce", "elk", "hib"] = "mc-infonce"
     kappa_pos: float | None = None
+    negatives: Negatives = "others"
     samples: int = 16
     hidden: int = 128
     initial_kappa: float = 16.0
@@ -53,6 +67,10 @@ class VMFHead(Method):
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ValueError(f"loss is {self.loss!r}, one of {', '.join(map(repr, LOSSES))} is needed")
+        if self.negatives not in NEGATIVES:
+            raise ValueError(
+                f"negatives is {self.negatives!r}, one of {', '.join(map(repr, NEGATIVES))} is needed"
+            )
         positive("kappa_pos", self.kappa_pos)
         for name in ("samples", "hidden"):
             if getattr(self, name) < 1:
@@ -68,7 +86,7 @@ class VMFHead(Method):
         """kappa_pos, or its default."""
         if self.kappa_pos is not None:
             return self.kappa_pos
-        return 16.0 if self.loss == "mc-infonce" else 1.0
+        return 1.0 if self.loss == "elk" else 16.0
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)
@@ -103,6 +121,9 @@ class VMFNetwork(nn.Module):
                 first, nn.LeakyReLU(), nn.Linear(width, width), nn.LeakyReLU(), last
             )
         self.concentration = concentration.to(weight.device, weight.dtype)
+        self.matching = (
+            nn.Parameter(torch.tensor(HIB_START, device=weight.device)) if method.loss == "hib" else None
+        )
         self.stop_gradient = method.stop_gradient
         self.encoder = encoder
 
@@ -132,17 +153,31 @@ class VMFLearner(Learner):
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         mean, kappa = self.network(inputs)
-        with torch.autocast(mean.device.type, enabled=False):
-            if self.method.loss == "elk":
-                return elk_info_nce(mean, kappa, labels, scale=self.method.scale)
-            return mc_info_nce(
-                mean,
-                kappa,
-                labels,
-                kappa_pos=self.method.scale,
-                samples=self.method.samples,
-                generator=getattr(self, "generator", None),
+        method, generator = self.method, getattr(self, "generator", None)
+        if len(torch.unique(labels)) < 2:  # there is nothing to contrast with in a batch of one class
+            nothing: Tensor = 0 * (mean.sum() + kappa.sum())
+            return nothing
+        contrast: Callable[..., Tensor]
+        if method.loss == "elk":
+            contrast = partial(elk_info_nce, scale=method.scale)
+        elif method.loss == "positivity":
+            contrast = partial(positivity_info_nce, kappa_pos=method.scale)
+        elif method.loss == "mc-infonce":
+            contrast = partial(
+                mc_info_nce, kappa_pos=method.scale, samples=method.samples, generator=generator
             )
+        else:
+            assert self.network.matching is not None
+            log_scale, offset = self.network.matching
+            contrast = partial(
+                contrastive_hib,
+                log_scale=log_scale,
+                offset=offset,
+                samples=method.samples,
+                generator=generator,
+            )
+        with torch.autocast(mean.device.type, enabled=False):
+            return contrast(mean, kappa, labels, negatives=method.negatives)
 
     def points(self, inputs: Any) -> Tensor:
         return self.network.encoder.raw(inputs)

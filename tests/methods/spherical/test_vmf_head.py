@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,15 @@ from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
-from laplacian_metric.methods.spherical.vmf_contrast import elk_info_nce, info_nce, log_kernel, mc_info_nce
-from laplacian_metric.methods.spherical.vmf_head import VMFHead, VMFLearner
+from laplacian_metric.methods.spherical.vmf_contrast import (
+    contrastive_hib,
+    elk_info_nce,
+    info_nce,
+    log_kernel,
+    mc_info_nce,
+    positivity_info_nce,
+)
+from laplacian_metric.methods.spherical.vmf_head import HIB_START, LOSSES, VMFHead, VMFLearner
 
 float64 = torch.float64
 SETUP = Setup(ContrastiveLoss(), num_images=100)
@@ -33,34 +41,91 @@ def distributions(count: int = 9, dim: int = 3, seed: int = 0) -> tuple[Tensor, 
     return mean, kappa, torch.randint(3, (count,), generator=generator)
 
 
-def plain_info_nce(draws: list[Tensor], labels: Tensor) -> float:
-    """From matrices of similarities, one for each draw, by loops over images."""
+def plain_info_nce(logits: Tensor, labels: Tensor, negatives: str = "others") -> float:
+    """From a matrix of similarities (N, N), by loops over images."""
     total, anchors = 0.0, 0
     for i in range(len(labels)):
         positives = [j for j in range(len(labels)) if j != i and labels[j] == labels[i]]
-        negatives = [m for m in range(len(labels)) if labels[m] != labels[i]]
         if not positives:
             continue
         anchors += 1
         for j in positives:
-            fractions = [
-                math.exp(s[i, j]) / (math.exp(s[i, j]) + sum(math.exp(s[i, m]) for m in negatives))
-                for s in draws
+            others = [
+                m
+                for m in range(len(labels))
+                if labels[m] != labels[i] or (negatives == "all" and m not in (i, j))
             ]
-            total -= math.log(sum(fractions) / len(draws)) / len(positives)
+            against = sum(math.exp(logits[i, m]) for m in others)
+            total -= math.log(math.exp(logits[i, j]) / (math.exp(logits[i, j]) + against)) / len(positives)
     return total / anchors
+
+
+def plain_mean_exp(z: Tensor, scale: float) -> Tensor:
+    """log of the mean over all pairs of draws (K, N, Z) of exp(scale z.z'), by loops over images."""
+    num = z.shape[1]
+    return torch.stack(
+        [
+            torch.stack([(scale * z[:, i] @ z[:, j].T).exp().mean().log() for j in range(num)])
+            for i in range(num)
+        ]
+    )
 
 
 # --- the losses ---
 
 
-@pytest.mark.parametrize(("count", "dim"), [(2, 2), (9, 3), (12, 16)])
-def test_mc_info_nce_is_the_plain_loop_over_its_draws(count: int, dim: int) -> None:
+@pytest.mark.parametrize("negatives", ["others", "all"])
+@pytest.mark.parametrize(("count", "dim"), [(9, 3), (12, 16)])
+def test_the_softmax_losses_are_plain_loops(count: int, dim: int, negatives: Any) -> None:
     mean, kappa, labels = distributions(count, dim)
     labels[:2] = 0
-    found = mc_info_nce(mean, kappa, labels, kappa_pos=5.0, samples=4, generator=a_generator(1))
+    value = mc_info_nce(
+        mean, kappa, labels, kappa_pos=5.0, samples=4, negatives=negatives, generator=a_generator(1)
+    )
     drawn = vmf.sample(mean, kappa, 4, generator=a_generator(1))
-    assert float(found) == pytest.approx(plain_info_nce([5 * z @ z.T for z in drawn], labels), abs=1e-12)
+    assert float(value) == pytest.approx(
+        plain_info_nce(plain_mean_exp(drawn, 5), labels, negatives), abs=1e-12
+    )
+    value = positivity_info_nce(mean, kappa, labels, kappa_pos=5.0, negatives=negatives)
+    log_h = vmf.log_positivity(mean @ mean.T, kappa[:, None], kappa, 5.0, dim)
+    assert float(value) == pytest.approx(plain_info_nce(log_h, labels, negatives), abs=1e-9)
+
+
+def test_many_draws_estimate_the_exact_positivity() -> None:
+    """mean exp(kpos z.z') over uniform directions' own mean is h: the estimate of the loss, within 0.01 nats."""
+    mean, kappa, labels = distributions(6)
+    labels[:2] = 0
+    exact = float(positivity_info_nce(mean, kappa, labels, kappa_pos=4.0))
+    estimate = float(mc_info_nce(mean, kappa, labels, kappa_pos=4.0, samples=1000, generator=a_generator()))
+    assert estimate == pytest.approx(exact, abs=0.03)
+
+
+@pytest.mark.parametrize("negatives", ["others", "all"])
+def test_contrastive_hib_takes_the_logarithm_of_the_mean(negatives: Any) -> None:
+    mean, kappa, labels = distributions(8)
+    labels[:2] = 0
+    log_scale, offset = torch.tensor(1.3, dtype=float64), torch.tensor(-2.0, dtype=float64)
+    value = contrastive_hib(
+        mean,
+        kappa,
+        labels,
+        log_scale=log_scale,
+        offset=offset,
+        samples=5,
+        negatives=negatives,
+        generator=a_generator(1),
+    )
+    z = vmf.sample(mean, kappa, 5, generator=a_generator(1))
+    probability = torch.einsum("kiz,ljz->ijkl", z, z).mul(log_scale.exp()).add(offset).sigmoid().mean((2, 3))
+    matches, differs = [], []
+    for i in range(8):
+        same = [j for j in range(8) if j != i and labels[j] == labels[i]]
+        others = [m for m in range(8) if (m != i if negatives == "all" else labels[m] != labels[i])]
+        if same:
+            matches.append(sum(math.log(probability[i, j]) for j in same) / len(same))
+            differs.append(sum(math.log(1 - probability[i, m]) for m in others) / len(others))
+    expected = -sum(matches) / len(matches) - sum(differs) / len(differs)
+    assert float(value) == pytest.approx(expected, abs=1e-10)
 
 
 def log_kernel_on_the_sphere(mean: Tensor, kappa: Tensor) -> Tensor:
@@ -83,7 +148,7 @@ def test_elk_info_nce_is_the_plain_loop_over_closed_forms() -> None:
     expected = log_kernel_on_the_sphere(mean, kappa)
     torch.testing.assert_close(log_kernel(mean, kappa, mean, kappa), expected)
     found = elk_info_nce(mean, kappa, labels, scale=0.7)
-    assert float(found) == pytest.approx(plain_info_nce([0.7 * expected], labels), abs=1e-10)
+    assert float(found) == pytest.approx(plain_info_nce(0.7 * expected, labels), abs=1e-10)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 64])
@@ -108,7 +173,7 @@ def test_rows_of_the_kernel_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_spread_it_is_info_nce_of_the_points() -> None:
     mean, kappa, labels = distributions()
     found = mc_info_nce(mean, torch.full_like(kappa, 1e12), labels, kappa_pos=5.0, samples=3)
-    assert float(found) == pytest.approx(plain_info_nce([5 * mean @ mean.T], labels), abs=1e-4)
+    assert float(found) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), abs=1e-4)
 
 
 def test_small_equal_concentrations_make_the_kernel_the_cosine() -> None:
@@ -116,7 +181,7 @@ def test_small_equal_concentrations_make_the_kernel_the_cosine() -> None:
     mean, kappa, labels = distributions()
     k = 1e-2
     found = elk_info_nce(mean, torch.full_like(kappa, k), labels, scale=5 * 3 / k**2)
-    assert float(found) == pytest.approx(plain_info_nce([5 * mean @ mean.T], labels), rel=1e-3)
+    assert float(found) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), rel=1e-3)
 
 
 @pytest.mark.parametrize("of", ["mean", "kappa"])
@@ -147,42 +212,63 @@ def test_the_sampled_losses_gradient_in_the_means() -> None:
 
 @pytest.mark.statistical
 def test_the_sampled_losses_gradient_in_the_concentrations() -> None:
-    """Against d/dk E f(z) = E f(z) (cos - A(k)); the standard errors are those of 20 repetitions, 5 are allowed."""
+    """With many draws it is that of the exact positivity; the standard errors are those of 20 repetitions, 5 are
+    allowed beside the bias of the logarithm of 500 x 500 pairs."""
     mean, _, _ = distributions(4)
     labels = torch.tensor([0, 0, 1, 1])
-    kappa = torch.tensor([2.0, 8.0, 5.0, 20.0], dtype=float64)
-    known = vmf.mean_resultant_length(kappa, 3)
-    found, expected = [], []
-    for seed in range(20):
-        k = kappa.clone().requires_grad_()
-        loss = mc_info_nce(mean, k, labels, kappa_pos=3.0, samples=2000, generator=a_generator(seed))
-        found.append(torch.autograd.grad(loss, k)[0])
-        z = vmf.sample(mean, kappa, 2000, generator=a_generator(100 + seed))
-        score = (z * mean).sum(2) - known
-        fraction = []
-        for i, j, other in ((0, 1, [2, 3]), (1, 0, [2, 3]), (2, 3, [0, 1]), (3, 2, [0, 1])):
-            pull = (3 * (z[:, i] * z[:, j]).sum(1)).exp()
-            fraction.append(pull / (pull + sum((3 * (z[:, i] * z[:, m]).sum(1)).exp() for m in other)))
-        f = torch.stack(fraction, dim=1)
-        slope = ((f - f.mean(0))[:, :, None] * score[:, None, :]).mean(0) / f.mean(0)[:, None]
-        expected.append(-slope.mean(0))
-    one, two = torch.stack(found), torch.stack(expected)
-    error = ((one.var(0) + two.var(0)) / 20).sqrt()
-    assert bool(((one.mean(0) - two.mean(0)).abs() < 5 * error).all())
-    assert float((one.mean(0).abs() / error).max()) > 20
+    kappa = torch.tensor([2.0, 8.0, 5.0, 20.0], dtype=float64).requires_grad_()
+    (exact,) = torch.autograd.grad(positivity_info_nce(mean, kappa, labels, kappa_pos=3.0), kappa)
+    slopes = torch.stack(
+        [
+            torch.autograd.grad(
+                mc_info_nce(mean, kappa, labels, kappa_pos=3.0, samples=500, generator=a_generator(seed)),
+                kappa,
+            )[0]
+            for seed in range(20)
+        ]
+    )
+    error = (slopes.var(0) / 20).sqrt()
+    assert bool(((slopes.mean(0) - exact).abs() < 5 * error + 0.01 * exact.abs()).all())
+    assert float((exact.abs() / error).max()) > 20
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [3]])
-@pytest.mark.parametrize("loss", [mc_info_nce, elk_info_nce])
-def test_without_positives_or_negatives_nothing_is_learned(loss: Any, labels: list[int]) -> None:
+def loss_by_name(name: str) -> Any:
+    options: dict[str, dict[str, Any]] = {
+        "mc-infonce": {"kappa_pos": 5.0, "samples": 2},
+        "positivity": {"kappa_pos": 5.0},
+        "hib": {"log_scale": torch.tensor(2.0), "offset": torch.tensor(-4.0), "samples": 2},
+        "elk": {},
+    }
+    functions: dict[str, Any] = {
+        "mc-infonce": mc_info_nce,
+        "positivity": positivity_info_nce,
+        "hib": contrastive_hib,
+        "elk": elk_info_nce,
+    }
+    return partial(functions[name], **options[name])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2], [3]])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_without_positives_nothing_is_learned(loss: str, labels: list[int]) -> None:
     mean, kappa, _ = distributions(len(labels))
     mean.requires_grad_()
     kappa.requires_grad_()
-    options = {"kappa_pos": 5.0, "samples": 2} if loss is mc_info_nce else {}
-    value = loss(mean, kappa, torch.tensor(labels), **options)
+    value = loss_by_name(loss)(mean, kappa, torch.tensor(labels))
     assert float(value.detach()) == 0
     for gradient in torch.autograd.grad(value, [mean, kappa]):
         assert not bool(gradient.any())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_without_negatives_is_refused(loss: str) -> None:
+    mean, kappa, _ = distributions(3)
+    with pytest.raises(ValueError, match=r"labels has no negatives.*at least 2 classes"):
+        loss_by_name(loss)(mean, kappa, torch.zeros(3))
+    with pytest.raises(ValueError, match="negatives is 'some'"):
+        loss_by_name(loss)(mean, kappa, torch.zeros(3), negatives="some")
+    with pytest.raises(ValueError, match=r"labels has no negatives.*at least 3 images"):
+        loss_by_name(loss)(mean[:2], kappa[:2], torch.zeros(2), negatives="all")
 
 
 def test_wrong_inputs_are_named() -> None:
@@ -246,7 +332,15 @@ def trained(method: VMFHead, steps: int = 100) -> VMFLearner:
 
 
 @pytest.mark.parametrize(
-    "options", [{"kappa_pos": 4.0, "samples": 8}, {"loss": "elk"}, {"stop_gradient": True}]
+    "options",
+    [
+        {"samples": 16},
+        {"loss": "elk"},
+        {"stop_gradient": True},
+        {"loss": "positivity"},
+        {"loss": "positivity", "negatives": "all"},
+        {"loss": "hib", "samples": 8},
+    ],
 )
 def test_two_clusters_are_found_and_what_lies_between_is_unsure(options: dict[str, Any]) -> None:
     embedder = trained(VMFHead(**options)).embedder(NOTHING)
@@ -266,19 +360,38 @@ def test_two_clusters_are_found_and_what_lies_between_is_unsure(options: dict[st
     torch.testing.assert_close(similar, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["mc-infonce", "elk"])
-def test_the_learners_loss_is_that_of_its_distributions(loss: Any) -> None:
-    learner = a_learner(VMFHead(loss=loss, samples=3, kappa_pos=2.0), float64)
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("negatives", ["others", "all"])
+def test_the_learners_loss_is_that_of_its_distributions(loss: Any, negatives: Any) -> None:
+    learner = a_learner(VMFHead(loss=loss, samples=3, kappa_pos=2.0, negatives=negatives), float64)
     learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), a_generator(3))
     images, labels = two_clusters(20, 0)
     mean, kappa = learner.network(images.double())
-    found = float(learner.loss(images.double(), labels).detach())
-    if loss == "elk":
-        similar = [2 * log_kernel_on_the_sphere(mean.detach(), kappa.detach())]
-    else:
-        similar = [2 * z @ z.T for z in vmf.sample(mean, kappa, 3, generator=a_generator(3)).detach()]
-    assert found == pytest.approx(plain_info_nce(similar, labels), abs=1e-9)
+    value = float(learner.loss(images.double(), labels).detach())
+    functions: dict[str, Any] = {
+        "mc-infonce": partial(mc_info_nce, kappa_pos=2.0, samples=3, generator=a_generator(3)),
+        "elk": partial(elk_info_nce, scale=2.0),
+        "positivity": partial(positivity_info_nce, kappa_pos=2.0),
+        "hib": partial(
+            contrastive_hib,
+            log_scale=torch.tensor(HIB_START[0]),
+            offset=torch.tensor(HIB_START[1]),
+            samples=3,
+            generator=a_generator(3),
+        ),
+    }
+    expected = functions[loss](mean, kappa, labels, negatives=negatives)
+    assert value == pytest.approx(float(expected.detach()), abs=1e-6)
     torch.testing.assert_close(mean, nn.functional.normalize(learner.points(images.double())))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_batch_of_one_class_changes_nothing(loss: Any) -> None:
+    learner = a_learner(VMFHead(loss=loss))
+    images, labels = two_clusters(6, 0)
+    value = learner.loss(images, torch.zeros_like(labels))
+    assert float(value.detach()) == 0
+    value.backward()
 
 
 def test_it_starts_near_the_concentration_that_is_asked_for_and_from_its_seed() -> None:
@@ -337,6 +450,7 @@ def test_bfloat16_is_computed_in_float32_where_it_matters() -> None:
     ("options", "said"),
     [
         ({"loss": "infonce"}, "loss is 'infonce'"),
+        ({"negatives": "none"}, "negatives is 'none'"),
         ({"kappa_pos": 0.0}, "kappa_pos is 0.0"),
         ({"samples": 0}, "samples is 0"),
         ({"hidden": 0}, "hidden is 0"),
