@@ -10,108 +10,158 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from experiments.trust.features import Arrays
 from experiments.trust.settings import Setting
 from laplacian_metric import metrics
+from laplacian_metric.core.labelled_gallery import LabelledGallery
+from laplacian_metric.core.surroundings import Surroundings
+from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.statistics import auroc
-from laplacian_metric.trust import Trust
-from laplacian_metric.trust.calibration import calibration_error
+from laplacian_metric.trust.calibration import (
+    CalibrationError,
+    calibration_error,
+    discounted,
+    fit_match,
+    sigmoid,
+)
+from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
+from laplacian_metric.trust.novelty import Novelty, reference_items
+
+ALPHA = 0.05
+TRUST, NOVELTY = "trust", "novelty"
+OWN = (TRUST, NOVELTY, "match", "known")
+MEASURES = ("R", "S", "near", "far", "O")
 
 Scores = dict[str, NDArray[np.float64]]
-PROBABILITY, NOVELTY = "trust", "novelty"
+
+
+# --- the inputs of all queries, computed once ---
+
+
+def inputs(setting: Setting) -> Arrays:
+    """Return, by part, the match inputs "M", the novelty inputs "N", "right", and the free scores of its queries.
+
+    Parts are "validation", which is calibrated on, "reference", by which novelty is judged in the gallery, "test" and
+    those of OOD queries.
+    """
+    arrays: Arrays = {}
+
+    def add(part: str, gallery: LabelledGallery, around: Surroundings, labels: Any = None) -> None:
+        arrays[f"{part}:M"] = match_inputs(around)
+        arrays[f"{part}:N"] = novelty_inputs(around.h, around.queries)
+        if labels is not None:
+            arrays[f"{part}:right"] = around.classes == gallery.codes_of(labels, len(labels))
+
+    def surroundings(gallery: LabelledGallery, part: str) -> Surroundings:
+        features = Vectors.of(part, setting.h(part))
+        head = setting.head
+        return gallery.surroundings(features, features if head is None else head.embed(features.rows))
+
+    gallery = LabelledGallery.of(setting.parts["gallery:h"], setting.labels("gallery"), setting.head)
+    fitted_on = gallery
+    if setting.zero_shot:
+        fitted_on = LabelledGallery.of(
+            setting.parts["calibration:h"], setting.labels("calibration"), setting.head
+        )
+        own = reference_items(gallery)
+        items = (
+            Vectors(np.asarray(vectors.rows[own]), vectors.norms[own])
+            for vectors in (gallery.features, gallery.embeddings)
+        )
+        add("reference", gallery, gallery.surroundings(*items, own=own))
+    add("validation", fitted_on, surroundings(fitted_on, "validation"), setting.labels("validation"))
+    for part in ("test", *setting.ood()):
+        add(part, gallery, surroundings(gallery, part), setting.labels("test") if part == "test" else None)
+        scores = metrics.trivial_scores(
+            (setting.parts["gallery:h"], setting.labels("gallery")), setting.h(part), encoder=setting.head
+        )
+        arrays |= {f"{part}:score:{name}": values.numpy() for name, values in scores.items()}
+    if setting.zero_shot:
+        arrays["test:classes"] = np.unique(setting.labels("test"), return_inverse=True)[1]
+    return arrays
+
+
+# --- from inputs to scores ---
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of the queries of a setting, the greater the less sure, by the name of the part and of the score."""
+    """The scores of the queries of a setting, the greater the less sure, by the name of the part and of the score.
+
+    Attributes:
+        right: (N,), of the test queries.
+        scores: of each part.
+        announced: the calibration error that was announced.
+        probability: (N,), of the test queries.
+        flagged: the share of test queries that are not quite known.
+    """
 
     right: NDArray[np.bool_]
     scores: dict[str, Scores]
-    error: dict[str, float]  # the calibration error that was announced, and what it was
+    announced: CalibrationError
+    probability: NDArray[np.float64]
     flagged: float
+
+    @property
+    def calibration_error(self) -> float:
+        """That of the test queries."""
+        return calibration_error(self.probability, self.right)
 
     def ood(self, kind: str = "") -> list[str]:
         """Return the names of the OOD parts, "near" or "far" or all."""
         return [name for name in self.scores if name != "test" and name.startswith(kind)]
 
 
-def fitted(setting: Setting, rows: NDArray[np.int64] | slice) -> Trust:
-    """Return the `Trust` that is calibrated on some of the validation queries, over the setting's gallery."""
-    gallery = "calibration" if setting.zero_shot else "gallery"
-    trust = Trust.fit(
-        (setting.parts[f"{gallery}:h"], setting.labels(gallery)),
-        (setting.h("validation")[rows], setting.labels("validation")[rows]),
-        encoder=setting.head,
-    )
-    if not setting.zero_shot:
-        return trust
-    return trust.with_gallery(setting.parts["gallery:h"], setting.labels("gallery"))
-
-
-def rivals(setting: Setting, part: str) -> Scores:
-    """Return the free scores of the queries of a part."""
-    scores = metrics.trivial_scores(
-        (setting.parts["gallery:h"], setting.labels("gallery")),
-        setting.h(part),
-        encoder=setting.head,
-    )
-    return {name: values.numpy() for name, values in scores.items()}
-
-
-def scored(setting: Setting, trust: Trust, free: dict[str, Scores]) -> Scored:
-    """Return all scores; ``free`` has those of `rivals` by part."""
-    answers = {part: trust(setting.h(part)) for part in free}
-    right = np.array(answers["test"].labels) == setting.labels("test")
-    scores = {
-        part: {
-            PROBABILITY: -answer.probability,
-            NOVELTY: answer.novelty,
-            "match": -answer.match,
-            "known": -answer.known,
-            **free[part],
+def scored(arrays: Arrays, rows: NDArray[np.int64] | slice, *, free: bool = True) -> Scored:
+    """Return what `Trust` says, calibrated on some of the validation queries, and with ``free`` what its rivals say."""
+    parts = [name.split(":")[0] for name in arrays if name.endswith(":M")]
+    known = Novelty.fit(arrays["validation:N"][rows], ALPHA)
+    soft = known.log_soft_known(known.parts(arrays["validation:N"][rows]).sum(axis=1))
+    match, (a, b), announced = fit_match(arrays["validation:M"][rows], soft, arrays["validation:right"][rows])
+    if "reference" in parts:
+        known = Novelty.fit(arrays["reference:N"], ALPHA)
+    scores: dict[str, Scores] = {}
+    for part in parts:
+        if part in ("validation", "reference"):
+            continue
+        logits = match.logit(arrays[f"{part}:M"])
+        novelty = known.parts(arrays[f"{part}:N"]).sum(axis=1)
+        scores[part] = {
+            TRUST: -(a + b * discounted(logits, known.log_soft_known(novelty))),
+            NOVELTY: novelty,
+            "match": -logits,
+            "known": -known.known(novelty),
         }
-        for part, answer in answers.items()
-    }
-    announced = trust.calibration_error
-    assert announced is not None
-    probability = answers["test"].probability
-    error = {
-        "announced": announced.value,
-        "low": announced.low,
-        "high": announced.high,
-        "test": calibration_error(probability, right),
-        "Brier": float(np.mean((probability - right) ** 2)),
-    }
-    return Scored(right, scores, error, float((answers["test"].known < 1).mean()))
+        prefix = f"{part}:score:"
+        if free:
+            scores[part] |= {name[len(prefix) :]: arrays[name] for name in arrays if name.startswith(prefix)}
+    probability = sigmoid(-scores["test"][TRUST])
+    flagged = float((scores["test"]["known"] > -1).mean())
+    return Scored(arrays["test:right"], scores, announced, probability, flagged)
 
 
-def as_tensor(values: Any) -> Tensor:
-    """Return numbers in float64."""
-    return torch.from_numpy(np.asarray(values, dtype=np.float64))
+# --- from scores to measures ---
 
 
 def weighted(found: Scored, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return every measure of one score by the weights (B, N) of each part's queries, each (B,).
 
     "R": AUROC of wrong answers among test queries. "S", "near", "far": AUROC of OOD queries against test queries, the
-    mean over OOD sets. "O": open-set AUROC, the mean over OOD sets.
+    mean over OOD sets. "O": open-set AUROC, known and OOD queries in equal weight, the mean over OOD sets.
     """
-    test = as_tensor(found.scores["test"][name])
-    wrong = as_tensor(~found.right)
+    test = torch.from_numpy(found.scores["test"][name])
+    wrong = torch.from_numpy(~found.right).double()
     values = {"R": auroc(test, wrong, weights["test"])}
     detection, open_set = {}, {}
     for part in found.ood():
-        out = as_tensor(found.scores[part][name])
+        out = torch.from_numpy(found.scores[part][name])
         both = torch.cat([test, out])
         outside = torch.cat([torch.zeros_like(test), torch.ones_like(out)])
-        every = torch.cat([weights["test"], weights[part]], dim=-1)
-        detection[part] = auroc(both, outside, every)
-        in_equal_parts = torch.cat(
-            [weights[name] / weights[name].sum(-1, keepdim=True) for name in ("test", part)], dim=-1
-        )
-        open_set[part] = auroc(both, torch.cat([wrong, torch.ones_like(out)]), in_equal_parts)
+        detection[part] = auroc(both, outside, torch.cat([weights["test"], weights[part]], dim=-1))
+        equal = [weights[side] / weights[side].sum(-1, keepdim=True) for side in ("test", part)]
+        open_set[part] = auroc(both, torch.cat([wrong, torch.ones_like(out)]), torch.cat(equal, dim=-1))
     for label, kind in (("S", ""), ("near", "near"), ("far", "far")):
-        parts = [detection[part] for part in found.ood(kind)]
-        if parts:
+        if parts := [detection[part] for part in found.ood(kind)]:
             values[label] = torch.stack(parts).mean(0)
     values["O"] = torch.stack(list(open_set.values())).mean(0)
     return values
@@ -119,10 +169,23 @@ def weighted(found: Scored, name: str, weights: dict[str, Tensor]) -> dict[str, 
 
 def ones(found: Scored) -> dict[str, Tensor]:
     """Return the weights of the measures themselves."""
-    return {
-        part: torch.ones(1, len(scores[NOVELTY]), dtype=torch.float64)
-        for part, scores in found.scores.items()
-    }
+    return {part: torch.ones(1, len(scores[NOVELTY])).double() for part, scores in found.scores.items()}
+
+
+def bootstrap_weights(
+    found: Scored, draws: int, seed: int = 0, classes: NDArray[np.int64] | None = None
+) -> dict[str, Tensor]:
+    """Return how often each of ``draws`` bootstrap draws has each query; test queries by whole classes where given."""
+    generator = np.random.default_rng(seed)
+    weights = {}
+    for part, scores in found.scores.items():
+        num = len(scores[NOVELTY])
+        if part == "test" and classes is not None:
+            count = classes.max() + 1
+            weights[part] = generator.multinomial(count, np.full(count, 1 / count), draws)[:, classes]
+        else:
+            weights[part] = generator.multinomial(num, np.full(num, 1 / num), draws)
+    return {part: torch.from_numpy(values).double() for part, values in weights.items()}
 
 
 def measures(found: Scored, name: str) -> dict[str, float]:

@@ -1,0 +1,148 @@
+"""Measure `Trust` beside every free rival on all settings.
+
+    python -m experiments.trust --data DATA --cache CACHE --out figures [--only NAME ...]
+
+CACHE, outside of the repository, keeps features and inputs. Written are OUT/results/trust/NAME-SEED.json, one for each
+setting and seed that is not there yet, and from all of them OUT/tables/trust*.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.trust.features import Arrays, cached
+from experiments.trust.measure import (
+    MEASURES,
+    NOVELTY,
+    OWN,
+    TRUST,
+    Scored,
+    bootstrap_weights,
+    inputs,
+    measures,
+    scored,
+    weighted,
+)
+from experiments.trust.settings import DEVELOPMENT, NAMES, seeds_of, setting
+from experiments.trust.tables import write_tables
+from laplacian_metric.core.files import atomic_write
+
+QUERIES = 300
+SIZES = (100, 300, 1000)
+DRAWS = 10
+RESAMPLES = 200
+
+
+def inputs_of(data: Path, cache: Path, name: str, seed: int) -> Arrays:
+    """Return the inputs of a setting, from the cache where it has them."""
+    return cached(cache / "inputs" / f"{name}-{seed}.npz", lambda: inputs(setting(data, cache, name, seed)))
+
+
+def difference(values: torch.Tensor, others: torch.Tensor, own: float, other: float) -> dict[str, float]:
+    """Return a difference with its bootstrap interval and standard error."""
+    draws = (values - others).numpy()
+    draws = draws[np.isfinite(draws)]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return {"value": own - other, "low": float(low), "high": float(high), "se": float(draws.std())}
+
+
+def compared(found: Scored, classes: Any, summary: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Return how much better the probability (of R and O) and the novelty (of S) are than each rival, paired."""
+    weights = bootstrap_weights(found, RESAMPLES, classes=classes)
+    draws = {name: weighted(found, name, weights) for name in found.scores["test"]}
+    result: dict[str, Any] = {}
+    for measure in MEASURES:
+        own = TRUST if measure in ("R", "O") else NOVELTY
+        if measure in summary[own]:
+            result[measure] = {
+                name: difference(
+                    draws[own][measure], draws[name][measure], summary[own][measure], summary[name][measure]
+                )
+                for name in draws
+                if name not in OWN
+            }
+    return result
+
+
+def by_number(arrays: Arrays) -> dict[str, Any]:
+    """Return the measures with 100, 300 and 1,000 validation queries, ten draws each."""
+    num = len(arrays["validation:right"])
+    result = {}
+    for size in SIZES:
+        if size > num:
+            continue
+        draws = []
+        for draw in range(DRAWS if size < num else 1):
+            rows = np.random.default_rng(draw).permutation(num)[:size]
+            if len(np.unique(arrays["validation:right"][rows])) < 2:
+                continue
+            found = scored(arrays, rows, free=False)
+            values = measures(found, TRUST)
+            novelty = measures(found, NOVELTY)
+            announced = found.announced
+            draws.append(
+                {"R": values["R"], "O": values["O"], "S": novelty["S"], "ECE": found.calibration_error}
+                | {"inside": float(announced.low <= found.calibration_error <= announced.high)}
+                | {"flagged": found.flagged}
+            )
+        if draws:
+            result[str(size)] = draws
+    return result
+
+
+def cell(arrays: Arrays, name: str, seed: int) -> dict[str, Any]:
+    """Return everything that is measured of a setting."""
+    found = scored(arrays, slice(0, QUERIES))
+    summary = {score: measures(found, score) for score in found.scores["test"]}
+    announced = found.announced
+    return {
+        "name": name,
+        "seed": seed,
+        "development": name in DEVELOPMENT,
+        "zero-shot": "test:classes" in arrays,
+        "test": len(found.right),
+        "wrong": int((~found.right).sum()),
+        "validation": int(min(QUERIES, len(arrays["validation:right"]))),
+        "ood": {part: len(scores[NOVELTY]) for part, scores in found.scores.items() if part != "test"},
+        "ECE": found.calibration_error,
+        "announced": {"value": announced.value, "low": announced.low, "high": announced.high},
+        "Brier": float(np.mean((found.probability - found.right) ** 2)),
+        "flagged": found.flagged,
+        "scores": summary,
+        "differences": compared(found, arrays.get("test:classes"), summary),
+        "by number of queries": by_number(arrays),
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for option in ("--data", "--cache", "--out"):
+        parser.add_argument(option, type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    results = given.out / "results" / "trust"
+    results.mkdir(parents=True, exist_ok=True)
+    for name in given.only:
+        for seed in seeds_of(name):
+            path = results / f"{name}-{seed}.json"
+            if path.is_file():
+                continue
+            print(f"{name}, seed {seed}", flush=True)
+            result = cell(inputs_of(given.data, given.cache, name, seed), name, seed)
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_tables(results, given.out / "tables")
+
+
+if __name__ == "__main__":
+    main()
