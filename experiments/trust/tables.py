@@ -116,7 +116,8 @@ def settings_table(by_name: dict[str, list[Result]]) -> str:
     ]
     return (
         "R: AUROC of wrong nearest items. O: open-set AUROC, known and OOD queries in equal weight. Near and far: "
-        "AUROC of held-out classes and of other data by novelty, beside the best, with hindsight, of distance, kNN, LOF and "
+        "AUROC of held-out classes and of other data by novelty, beside the best, with hindsight, of distance, kNN, "
+        "LOF and "
         "Mahalanobis. ECE: of the probability on test queries, beside the interval that 300 validation queries (fewer "
         "where the setting has fewer) announce. Anything was chosen on the settings marked dev. only.\n\n"
         + table(head, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from laplacian_metric.core.surroundings import LOCAL, VOTERS, Place, Surrounding
 from laplacian_metric.core.vector_search import (
     BLOCK_ROWS,
     FARTHEST,
+    Classes,
     Floats,
     Nearest,
     Rows,
@@ -109,6 +111,11 @@ class LabelledGallery:
                 self.scales[space] = np.full((len(self), len(KEPT)), np.nan)
         if self.embeddings is self.features:
             self.scales["z"] = self.scales["h"]
+
+    @cached_property
+    def classes(self) -> Classes | None:
+        """The numbers of the items' classes, as a search takes them."""
+        return None if self.codes is None else Classes(self.codes)
 
     def __len__(self) -> int:
         return len(self.features)
@@ -230,7 +237,7 @@ class LabelledGallery:
         if k < 1:
             raise ValueError("the gallery has one item, which is the query: at least two items are needed")
         if neighbours is None:
-            return search(vectors, queries, k, own=own, codes=self.codes, classes=classes)
+            return search(vectors, queries, k, own=own, codes=self.classes, classes=classes)
         return self._completed(vectors, queries, k, classes, neighbours)
 
     def _completed(
@@ -258,7 +265,7 @@ class LabelledGallery:
         short = np.flatnonzero((same_row < 0) | (other_row < 0))
         if len(short):
             few = Vectors(np.asarray(queries.rows[short]), queries.norms[short])
-            exact = search(vectors, few, 1, codes=self.codes, classes=asked[short])
+            exact = search(vectors, few, 1, codes=self.classes, classes=asked[short])
             same_row[short], other_row[short] = exact.same_row, exact.other_row
         same, other = (distance_to(vectors, queries, row) for row in (same_row, other_row))
         return Nearest(rows[:, :k], distances[:, :k], same_row, same, other_row, other)
@@ -314,9 +321,9 @@ def _within_scale(vectors: Vectors, others: Vectors, scales: Floats) -> NDArray[
     if len(others) == 0 or not known.any():
         return inside
     directions = others.unit(slice(None)).astype(np.float32)
-    for start, block in vectors.blocks():
+    for start, block, inverse in vectors.blocks(BLOCK_ROWS):
         some = slice(start, start + len(block))
-        nearest = 1 - (block @ directions.T).max(axis=1)
+        nearest = 1 - (block @ directions.T).max(axis=1) * inverse
         inside[some] = known[some] & (nearest <= scales[some] + 1e-5)
     return inside
 

@@ -55,7 +55,8 @@ class Place:
     @property
     def outlier_factor(self) -> Floats:
         """LOF, (Q,): log d_10 less the mean over the 10 nearest items of the logarithm of their own d_10."""
-        return log_distance(self.tenth) - log_distance(self.scales).mean(axis=1)
+        factor: Floats = log_distance(self.tenth) - log_distance(self.scales).mean(axis=1)
+        return factor
 
     @property
     def margin(self) -> Floats:

@@ -1,12 +1,14 @@
 """Exact nearest neighbours by cosine in numpy, a block at a time, so that mapped vectors stay in their file.
 
-`laplacian_metric.core.search` does this for tensors on any device; this module answers without torch.
+`laplacian_metric.core.search` does this for tensors on any device; this module answers without torch. Where classes are
+not asked for and there are many pairs, FAISS is used if it is installed; distances are recomputed either way.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,10 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 BLOCK_ROWS = 8192
-COSINES_AT_ONCE = 1 << 23
+MOST_BLOCK_ROWS = 1 << 16
+MOST_ORDERS = 3  # of all vectors by class that are kept
+COSINES_AT_ONCE = 1 << 22
+PAIRS_FOR_FAISS = 1 << 24  # from so many pairs on FAISS is worth its import
 GATHERED_AT_ONCE = 1 << 24  # numbers of gathered vectors that are in memory together
 FARTHEST = 2.0  # 1 - cosine of opposite directions
 
@@ -91,12 +96,31 @@ class Vectors:
         directions: Floats = taken / self.norms[rows][..., None]
         return directions
 
-    def blocks(self, at_once: int = BLOCK_ROWS) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield all directions in float32, a block at a time, each with its first row."""
+    def blocks(self, at_once: int) -> Iterator[tuple[int, NDArray[np.float32], NDArray[np.float32]]]:
+        """Yield all rows in float32 a block at a time, with its first row and the inverse norms."""
         for start in range(0, len(self), at_once):
-            block = np.asarray(self.rows[start : start + at_once], dtype=np.float32)
-            inverse = (1 / self.norms[start : start + at_once]).astype(np.float32)
-            yield start, block * inverse[:, None]
+            some = slice(start, start + at_once)
+            yield (
+                start,
+                np.asarray(self.rows[some], dtype=np.float32),
+                (1 / self.norms[some]).astype(np.float32),
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The number of the class of each vector, (N,), and the orders by class that were computed so far."""
+
+    codes: Rows
+    known: dict[tuple[int, int], _Segments] = field(default_factory=dict)
+
+    def segments(self, start: int, end: int) -> _Segments:
+        """Return a block in the order of its classes."""
+        if (start, end) not in self.known:
+            if len(self.known) * (end - start) > MOST_ORDERS * len(self.codes):
+                self.known.clear()  # blocks of many sizes were asked for
+            self.known[start, end] = _Segments.of(self.codes[start:end], start)
+        return self.known[start, end]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +148,7 @@ def search(
     k: int,
     *,
     own: Rows | None = None,
-    codes: Rows | None = None,
+    codes: Classes | None = None,
     classes: Rows | None = None,
 ) -> Nearest:
     """Find the k nearest vectors of every query and, in the same pass, the nearest of its class and of another.
@@ -134,31 +158,89 @@ def search(
         queries: Q of them.
         k: how many; at most N, or N - 1 with ``own``.
         own: (Q,), the row of each query among the vectors, which is left out, or -1.
-        codes: (N,), the class of each vector; without it there is neither same nor other.
+        codes: the class of each vector; without them there is neither same nor other.
         classes: (Q,), the class asked for; by default that of the nearest item.
     """
     directions = queries.unit(slice(None)).astype(np.float32)
-    best = _Best.empty(len(queries), min(k, len(vectors) - (own is not None)))
-    pair = None if codes is None else _Pair.empty(len(queries), classes)
-    at_once = max(256, min(BLOCK_ROWS, COSINES_AT_ONCE // max(len(queries), 1)))
+    k = min(k, len(vectors) - (own is not None))
+    if codes is None:
+        none, far = np.full(len(queries), -1), np.full(len(queries), FARTHEST)
+        found = _by_faiss(vectors, directions, k, own)
+        if found is None:
+            found, _ = _scan(vectors, directions, k, own, None, None)
+        return Nearest(*refined(vectors, queries, found), none, far, none, far)
+    found, pair = _scan(vectors, directions, k, own, codes, classes)
+    rows, distances = refined(vectors, queries, found)
+    same_row, other_row = pair.rows_for(rows[:, 0] if classes is None and k else None, codes)
+    same, other = (distance_to(vectors, queries, row) for row in (same_row, other_row))
+    return Nearest(rows, distances, same_row, same, other_row, other)
+
+
+def _scan(
+    vectors: Vectors,
+    directions: NDArray[np.float32],
+    k: int,
+    own: Rows | None,
+    codes: Classes | None,
+    classes: Rows | None,
+) -> tuple[Rows, _Pair]:
+    """Look at every pair of a query and a vector once; return the rows of the nearest (Q, k) and the pairs by class."""
+    num = len(directions)
+    best, pair = _Best.empty(num, k), _Pair.empty(num, classes)
+    at_once = max(MOST_BLOCK_ROWS // 64, min(MOST_BLOCK_ROWS, COSINES_AT_ONCE // num))
+    at_once = max(1, min(at_once, GATHERED_AT_ONCE // vectors.rows.shape[1]))
     queries_at_once = max(1, COSINES_AT_ONCE // at_once)
-    for start, block in vectors.blocks(at_once):
-        for first in range(0, len(queries), queries_at_once):
+    for start, block, inverse in vectors.blocks(at_once):
+        segments = None if codes is None else codes.segments(start, start + len(block))
+        if segments is not None and segments.order is not None and num >= block.shape[1]:
+            block = block[segments.order]  # cheaper than to sort the cosines of so many queries
+        for first in range(0, num, queries_at_once):
             some = slice(first, first + queries_at_once)
             cosines = directions[some] @ block.T
+            if segments is not None and segments.order is not None:
+                if num < block.shape[1]:
+                    cosines = cosines[:, segments.order]
+                cosines *= inverse[segments.order]
+            else:
+                cosines *= inverse
+            numbers = np.arange(start, start + len(block)) if segments is None else segments.numbers
             if own is not None:
                 inside = np.flatnonzero((own[some] >= start) & (own[some] < start + len(block)))
-                cosines[inside, own[some][inside] - start] = -np.inf
-            best.add(some, cosines, start)
-            if pair is not None and codes is not None:
-                pair.add(some, cosines, codes[start : start + len(block)], start)
-    rows, distances = refined(vectors, queries, best.rows)
-    if pair is None:
-        none, far = np.full(len(queries), -1), np.full(len(queries), FARTHEST)
-        return Nearest(rows, distances, none, far, none, far)
-    same_row, other_row = pair.rows_for(rows[:, 0] if classes is None and rows.shape[1] else None, codes)
-    same = distance_to(vectors, queries, same_row)
-    return Nearest(rows, distances, same_row, same, other_row, distance_to(vectors, queries, other_row))
+                column = own[some][inside] - start
+                if segments is not None and segments.order is not None:
+                    column = segments.order.argsort()[column]
+                cosines[inside, column] = -np.inf
+            best.add(some, cosines, numbers)
+            if segments is not None:
+                pair.add(some, cosines, segments)
+    return best.rows, pair
+
+
+def _by_faiss(vectors: Vectors, directions: NDArray[np.float32], k: int, own: Rows | None) -> Rows | None:
+    """Return the rows of the nearest (Q, k) as FAISS finds them; None where there is little to do, or no FAISS."""
+    if len(directions) * len(vectors) < PAIRS_FOR_FAISS or k == 0:
+        return None
+    try:
+        faiss = importlib.import_module("faiss")
+    except ImportError:
+        return None
+    more = k + (own is not None)
+    best, rows = np.full((len(directions), more), -np.inf, np.float32), np.full((len(directions), more), -1)
+    for start, block, inverse in vectors.blocks(max(1, GATHERED_AT_ONCE // vectors.rows.shape[1])):
+        block = block * inverse[:, None]
+        cosines, found = faiss.knn(
+            directions, block, min(more, len(block)), metric=faiss.METRIC_INNER_PRODUCT
+        )
+        both, numbers = np.concatenate([best, cosines], axis=1), np.concatenate([rows, found + start], axis=1)
+        order = np.argsort(-both, axis=1, kind="stable")[:, :more]
+        best, rows = np.take_along_axis(both, order, axis=1), np.take_along_axis(numbers, order, axis=1)
+    if own is None:
+        return rows
+    # Each without itself; of those that did not find themselves, as among equal rows, without the last.
+    drop = rows == own[:, None]
+    drop[~drop.any(axis=1), -1] = True
+    kept: Rows = rows[~drop].reshape(len(rows), k)
+    return kept
 
 
 def refined(vectors: Vectors, queries: Vectors, rows: Rows) -> tuple[Rows, Floats]:
@@ -195,28 +277,62 @@ class _Best:
     def empty(num: int, k: int) -> _Best:
         return _Best(np.full((num, k), -np.inf, dtype=np.float32), np.full((num, k), -1))
 
-    def add(self, some: slice, cosines: NDArray[np.float32], start: int) -> None:
+    def add(self, some: slice, cosines: NDArray[np.float32], numbers: Rows) -> None:
+        """Take notice of more cosines (Q, B), of the rows with these numbers (B,)."""
         best, rows = self.cosines[some], self.rows[some]
         k = best.shape[1]
         if k == 0:
             return
         if rows[0, -1] < 0 and cosines.shape[1] > k:
             # Nothing to compare with yet: all but the greatest of this block are out.
-            columns = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
+            column = np.argpartition(-cosines, k - 1, axis=1)[:, :k].ravel()
             query = np.repeat(np.arange(len(cosines)), k)
-            column = columns.ravel()
         else:
-            query, column = np.nonzero(cosines > best[:, -1:])
+            query, column = np.divmod(np.flatnonzero(cosines > best[:, -1:]), cosines.shape[1])
         if not len(query):
             return
-        kept = np.repeat(np.arange(len(best)), k)
-        queries = np.concatenate([kept, query])
-        values = np.concatenate([best.ravel(), cosines[query, column]])
-        numbers = np.concatenate([rows.ravel(), column + start])
-        order = np.lexsort((numbers, -values, queries))
-        begins = np.concatenate([[0], np.cumsum(k + np.bincount(query, minlength=len(best)))[:-1]])
-        first = order[begins[:, None] + np.arange(k)]
-        self.cosines[some], self.rows[some] = values[first], numbers[first]
+        counts = np.bincount(query, minlength=len(best))
+        place = np.arange(len(query)) - np.repeat(np.cumsum(counts) - counts, counts)
+        padding = ((0, 0), (0, int(counts.max())))
+        values = np.pad(best, padding, constant_values=-np.inf)
+        candidates = np.pad(rows, padding, constant_values=-1)
+        values[query, k + place], candidates[query, k + place] = cosines[query, column], numbers[column]
+        order = np.argsort(-values, axis=1, kind="stable")[:, :k]
+        self.cosines[some] = np.take_along_axis(values, order, axis=1)
+        self.rows[some] = np.take_along_axis(candidates, order, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Segments:
+    """A block in the order of its classes.
+
+    Attributes:
+        order: (B,), the order of its rows, or None where they are in order.
+        numbers: (B,), the rows of all vectors in this order.
+        starts: (S,), where each class begins.
+        classes: (S,), ascending.
+    """
+
+    order: Rows | None
+    numbers: Rows
+    starts: Rows
+    classes: Rows
+
+    @staticmethod
+    def of(codes: Rows, start: int) -> _Segments:
+        numbers = np.arange(start, start + len(codes))
+        order = None
+        if (np.diff(codes) < 0).any():
+            order = np.argsort(codes, kind="stable")
+            codes, numbers = codes[order], numbers[order]
+        classes, starts = np.unique(codes, return_index=True)
+        return _Segments(order, numbers, starts, classes)
+
+    def row_of_greatest(self, cosines: NDArray[np.float32], segment: int) -> int:
+        """Return the number of the row with the greatest of one query's cosines (B,) in a segment."""
+        begin = self.starts[segment]
+        end = self.starts[segment + 1] if segment + 1 < len(self.starts) else len(cosines)
+        return int(self.numbers[begin + cosines[begin:end].argmax()])
 
 
 @dataclass(eq=False)
@@ -227,41 +343,46 @@ class _Pair:
     the best item will turn out to have, the best of another class is one of them.
     """
 
-    classes: Rows | None
+    asked: Rows | None
     cosines: NDArray[np.float32]
     rows: Rows
-    codes: Rows
+    classes: Rows
 
     @staticmethod
-    def empty(num: int, classes: Rows | None) -> _Pair:
+    def empty(num: int, asked: Rows | None) -> _Pair:
         shape = (num, 2)
-        return _Pair(classes, np.full(shape, -np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
+        return _Pair(asked, np.full(shape, -np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
-    def add(self, some: slice, cosines: NDArray[np.float32], codes: Rows, start: int) -> None:
+    def add(self, some: slice, cosines: NDArray[np.float32], segments: _Segments) -> None:
+        """Take notice of more cosines (Q, B), which are in the order of the segments."""
         every = np.arange(len(cosines))
-        asked = codes[cosines.argmax(axis=1)] if self.classes is None else self.classes[some]
-        is_same = codes == asked[:, None]
-        values = [self.cosines[some]]
-        rows, labels = [self.rows[some]], [self.codes[some]]
-        for kind in (is_same, ~is_same):
-            column = np.where(kind, cosines, -np.inf).argmax(axis=1)
-            value = np.where(kind[every, column], cosines[every, column], -np.inf)
-            values.append(value[:, None])
-            rows.append(np.where(np.isneginf(value), -1, column + start)[:, None])
-            labels.append(codes[column][:, None])
-        value, row, code = (np.concatenate(parts, axis=1) for parts in (values, rows, labels))
-        if self.classes is None:
-            asked = code[every, value.argmax(axis=1)]
-        for place, kind in enumerate((code == asked[:, None], code != asked[:, None])):
-            best = np.where(kind, value, -np.inf).argmax(axis=1)
-            found = kind[every, best] & ~np.isneginf(value[every, best])
-            self.cosines[some, place] = np.where(found, value[every, best], -np.inf)
-            self.rows[some, place] = np.where(found, row[every, best], -1)
-            self.codes[some, place] = np.where(found, code[every, best], -1)
+        greatest = np.maximum.reduceat(cosines, segments.starts, axis=1)
+        asked = segments.classes[greatest.argmax(axis=1)] if self.asked is None else self.asked[some]
+        place = np.minimum(np.searchsorted(segments.classes, asked), len(segments.classes) - 1)
+        same = np.where(segments.classes[place] == asked, greatest[every, place], -np.inf)
+        greatest[every[~np.isneginf(same)], place[~np.isneginf(same)]] = -np.inf
+        elsewhere = greatest.argmax(axis=1)
+        other = greatest[every, elsewhere]
+        segment = np.stack([place, elsewhere], axis=1)
+        values = np.concatenate([self.cosines[some], np.stack([same, other], axis=1)], axis=1)
+        classes = np.concatenate([self.classes[some], segments.classes[segment]], axis=1)
+        rows = self.rows[some].copy()
+        if self.asked is None:
+            asked = classes[every, values.argmax(axis=1)]
+        for column, kind in enumerate((classes == asked[:, None], classes != asked[:, None])):
+            candidates = np.where(kind, values, -np.inf)
+            best = candidates.argmax(axis=1)
+            value = candidates[every, best]
+            self.cosines[some, column] = value
+            self.classes[some, column] = np.where(np.isneginf(value), -1, classes[every, best])
+            row = np.where(np.isneginf(value), -1, rows[every, np.minimum(best, 1)])
+            for query in np.flatnonzero((best >= 2) & ~np.isneginf(value)):
+                row[query] = segments.row_of_greatest(cosines[query], segment[query, best[query] - 2])
+            self.rows[some, column] = row
 
-    def rows_for(self, nearest: Rows | None, codes: Rows | None) -> tuple[Rows, Rows]:
+    def rows_for(self, nearest: Rows | None, codes: Classes) -> tuple[Rows, Rows]:
         """Return the rows of both; rounding may have put another class first than the exact distances do."""
-        if nearest is None or codes is None:
+        if nearest is None:
             return self.rows[:, 0], self.rows[:, 1]
-        agrees = self.codes[:, 0] == codes[nearest]
+        agrees = self.classes[:, 0] == codes.codes[nearest]
         return nearest, np.where(agrees, self.rows[:, 1], self.rows[:, 0])

@@ -142,15 +142,25 @@ def from_payloads(
             numbers["moment.rest"],
             int(numbers["moment.main"]),
         )
-    thresholds = (numbers[name] for name in ("threshold", "excess", "soft_threshold", "soft_excess"))
-    novelty = Novelty(tails, *thresholds, moment)
+    novelty = Novelty(
+        tails,
+        numbers["threshold"],
+        numbers["excess"],
+        numbers["soft_threshold"],
+        numbers["soft_excess"],
+        moment,
+    )
+    match = None
+    if "match" in arrays:
+        center, scale, weights = arrays["match"]
+        match = Logistic(center, scale, weights, numbers["match.intercept"])
     error = entry.calibration_error
     return Trust(
         gallery,
         head,
         numbers["alpha"],
         novelty,
-        Logistic(*arrays["match"], numbers["match.intercept"]) if "match" in arrays else None,
+        match,
         (numbers["slope.a"], numbers["slope.b"]),
         None
         if error is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laplacian_metric.core import vector_search
-from laplacian_metric.core.vector_search import Vectors, search
+from laplacian_metric.core.vector_search import Classes, Vectors, search
 
 
 @settings(max_examples=40, deadline=None)
@@ -18,11 +18,12 @@ from laplacian_metric.core.vector_search import Vectors, search
     queries=st.integers(1, 7),
     k=st.integers(1, 70),
     block=st.integers(1, 40),
+    blocks_of_queries=st.integers(1, 7),
     classes=st.integers(1, 4),
     mode=st.sampled_from(["plain", "own", "class"]),
 )
 def test_search_is_that_of_loops(
-    seed: int, items: int, queries: int, k: int, block: int, classes: int, mode: str
+    seed: int, items: int, queries: int, k: int, block: int, blocks_of_queries: int, classes: int, mode: str
 ) -> None:
     generator = np.random.default_rng(seed)
     rows = generator.standard_normal((items, 4))
@@ -32,8 +33,11 @@ def test_search_is_that_of_loops(
     x = rows[own] if own is not None else generator.standard_normal((queries, 4))
     asked = generator.integers(0, classes, queries) if mode == "class" else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vector_search, "BLOCK_ROWS", block)
-        found = search(Vectors.of("a", rows), Vectors.of("b", x), k, own=own, codes=codes, classes=asked)
+        patch.setattr(vector_search, "GATHERED_AT_ONCE", 4 * block)
+        patch.setattr(vector_search, "COSINES_AT_ONCE", block * blocks_of_queries)
+        found = search(
+            Vectors.of("a", rows), Vectors.of("b", x), k, own=own, codes=Classes(codes), classes=asked
+        )
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     for i in range(queries):
         direction = x[i] / np.linalg.norm(x[i])
@@ -49,6 +53,20 @@ def test_search_is_that_of_loops(
             expected = [entry for entry in d if (codes[entry[1]] == c) == same]
             assert value[i] == pytest.approx(expected[0][0] if expected else 2.0, abs=1e-12)
             assert (row[i] < 0) == (not expected)
+
+
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch, leave_out: bool) -> None:
+    generator = np.random.default_rng(0)
+    vectors = Vectors.of("rows", generator.standard_normal((300, 8)))
+    own = np.arange(40) if leave_out else None
+    queries = Vectors.of("queries", vectors.rows[:40] if leave_out else generator.standard_normal((40, 8)))
+    plain = search(vectors, queries, 11, own=own)
+    monkeypatch.setattr(vector_search, "PAIRS_FOR_FAISS", 1)
+    monkeypatch.setattr(vector_search, "GATHERED_AT_ONCE", 8 * 70)
+    by_faiss = search(vectors, queries, 11, own=own)
+    assert np.array_equal(plain.rows, by_faiss.rows)
+    assert np.array_equal(plain.distances, by_faiss.distances)
 
 
 def test_near_distances_keep_their_digits() -> None:
