@@ -12,11 +12,12 @@ from torch import Tensor
 
 from experiments.trust.features import Arrays
 from experiments.trust.settings import Setting
-from laplacian_metric import metrics
 from laplacian_metric.core.labelled_gallery import LabelledGallery
+from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.statistics import auroc
+from laplacian_metric.metrics.trivial import scores_of
 from laplacian_metric.trust.calibration import (
     CalibrationError,
     calibration_error,
@@ -52,10 +53,10 @@ def inputs(setting: Setting) -> Arrays:
         if labels is not None:
             arrays[f"{part}:right"] = around.classes == gallery.codes_of(labels, len(labels))
 
-    def surroundings(gallery: LabelledGallery, part: str) -> Surroundings:
+    def surroundings(gallery: LabelledGallery, part: str) -> tuple[Surroundings, Vectors]:
         features = Vectors.of(part, setting.h(part))
-        head = setting.head
-        return gallery.surroundings(features, features if head is None else head.embed(features.rows))
+        embeddings = features if setting.head is None else setting.head.embed(features.rows)
+        return gallery.surroundings(features, embeddings), embeddings
 
     gallery = LabelledGallery.of(setting.parts["gallery:h"], setting.labels("gallery"), setting.head)
     fitted_on = gallery
@@ -69,13 +70,14 @@ def inputs(setting: Setting) -> Arrays:
             for vectors in (gallery.features, gallery.embeddings)
         )
         add("reference", gallery, gallery.surroundings(*items, own=own))
-    add("validation", fitted_on, surroundings(fitted_on, "validation"), setting.labels("validation"))
+    add("validation", fitted_on, surroundings(fitted_on, "validation")[0], setting.labels("validation"))
+    moment = SecondMoment.of(gallery.features.rows)
     for part in ("test", *setting.ood()):
-        add(part, gallery, surroundings(gallery, part), setting.labels("test") if part == "test" else None)
-        scores = metrics.trivial_scores(
-            (setting.parts["gallery:h"], setting.labels("gallery")), setting.h(part), encoder=setting.head
-        )
-        arrays |= {f"{part}:score:{name}": values.numpy() for name, values in scores.items()}
+        around, embeddings = surroundings(gallery, part)
+        add(part, gallery, around, setting.labels("test") if part == "test" else None)
+        arrays |= {
+            f"{part}:score:{name}": v.numpy() for name, v in scores_of(around, embeddings, moment).items()
+        }
     if setting.zero_shot:
         arrays["test:classes"] = np.unique(setting.labels("test"), return_inverse=True)[1]
     return arrays

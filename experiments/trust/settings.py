@@ -348,7 +348,7 @@ FROZEN: dict[str, Callable[[Path, Path], Arrays]] = {
 }
 # Those on which anything was chosen.
 DEVELOPMENT = ("fashion-lite0", "cifar-3-out", "quickdraw-lite0", "wordnet-minilm")
-NAMES = (*FROZEN, *NETWORKS, "quickdraw-network")
+NAMES = (*FROZEN, *reversed(NETWORKS), "quickdraw-network")
 
 
 def seeds_of(name: str) -> tuple[int, ...]:

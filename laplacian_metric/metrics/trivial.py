@@ -16,6 +16,7 @@ from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.search import search
 from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 
@@ -78,20 +79,25 @@ def trivial_scores(
     head = Head.of(encoder)
     items = LabelledGallery.of(*gallery, head)
     if queries is None:
-        features, embeddings = items.features, items.embeddings
+        embeddings = items.embeddings
         around = items.around_items(np.arange(len(items)))
     else:
         features = Vectors.of("queries", queries)
         embeddings = features if head is None else head.embed(features.rows)
         around = items.surroundings(features, embeddings)
     known = items.features.rows if training_h is None else Vectors.of("training_h", training_h).rows
+    return scores_of(around, embeddings, SecondMoment.of(known))
+
+
+def scores_of(around: Surroundings, embeddings: Vectors, moment: SecondMoment) -> dict[str, Tensor]:
+    """Return the `trivial_scores` of queries whose surroundings, embeddings and usual features are known."""
     scores = {
         "gallery distance": around.z.nearest,
         "feature distance": around.h.nearest,
         "kNN feature distance": around.h.tenth,
         "LOF": around.h.outlier_factor,
-        "Mahalanobis": SecondMoment.of(known).distances(features.rows)[0] / features.norms**2,
-        "feature norm": features.norms,
+        "Mahalanobis": moment.distances(around.queries.rows)[0] / around.queries.norms**2,
+        "feature norm": around.queries.norms,
         "embedding norm": 1 / embeddings.norms,
     }
     if around.classes is not None:
