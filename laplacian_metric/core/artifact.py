@@ -253,10 +253,10 @@ def _json(folder: _Folder, kind: type[Manifest]) -> tuple[dict[str, Any], Any]:
         if os.fstat(handle.fileno()).st_size > LARGEST_MANIFEST:
             raise DamagedArtifactError(f"{where} is larger than any manifest: copy the folder again")
         values = parsed(handle.read(), where)
-    try:
-        return values, kind.version_of(values)
-    except ForeignArtifactError as error:
-        raise ForeignArtifactError(f"{folder.path}: {error}") from error
+    version = kind.version_of(values)
+    if version is None:
+        raise ForeignArtifactError(f"{where} is something else's, {folder.path} holds no {kind.noun()}")
+    return values, version
 
 
 def _manifest(folder: _Folder, kind: type[M]) -> M:

@@ -90,10 +90,8 @@ class Manifest(Strict):
 
     @classmethod
     def version_of(cls, values: Mapping[str, Any]) -> Any:
-        """Return the version that the JSON of a manifest names; `ForeignArtifactError` where it is of another kind."""
-        if values.get("format") != cls.FORMAT:
-            raise ForeignArtifactError(f"{cls.FILE} is something else's, there is no {cls.noun()}")
-        return values.get("version")
+        """Return the version that the JSON of a manifest names; None where it is not of this kind."""
+        return values.get("version") if values.get("format") == cls.FORMAT else None
 
     @classmethod
     def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def test_targets_are_refused_before_anything_is_computed(
         ("1", DamagedArtifactError),
         ("{}", ForeignArtifactError),
         ('{"format": ["laplacian_metric numbers"]}', ForeignArtifactError),
-        ('{"format": "laplacian_metric numbers"}', NewerArtifactError),
+        ('{"format": "laplacian_metric numbers"}', ForeignArtifactError),
         ('{"format": "laplacian_metric numbers", "version": true}', NewerArtifactError),
         ('{"format": "laplacian_metric numbers", "version": 99}', NewerArtifactError),
         ('{"format": "laplacian_metric numbers", "version": 1}', DamagedArtifactError),
