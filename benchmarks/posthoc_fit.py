@@ -15,21 +15,22 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.common import mebibytes, peak_extra_memory, save, show, write_text
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
+from laplacian_metric.core.batch import Batch
 from laplacian_metric.data import load
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.lookup import VARIABLE
 from laplacian_metric.encoder import whitening_head
 from laplacian_metric.laplace.features import Features, collect_features
@@ -64,16 +65,16 @@ class Cost:
 class TimedBatches:
     """Batches of a data set, with the time that passes until the next one is asked for, in a file."""
 
-    def __init__(self, batches: LabelledInputs, path: Path) -> None:
+    def __init__(self, batches: Dataset, path: Path) -> None:
         self.batches, self.path = batches, path
         seconds = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.times: dict[int, tuple[float, float]] = {
             int(number): tuple(pair) for number, pair in seconds.items()
         }
 
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         begun = clocks()
-        for number, batch in enumerate(self.batches):
+        for number, batch in enumerate(self.batches.batches()):
             yield batch
             taken = since(begun)
             # What an earlier pass has computed is only skipped now.
@@ -123,7 +124,7 @@ def backbone_pass(
     chosen = data.select(torch.arange(min(images, len(data))))
     place = folder / f"resnet50-gem-{size}px-{len(chosen)}"
     place.mkdir(parents=True, exist_ok=True)
-    batches = TimedBatches(LabelledInputs(chosen, batch_size=BATCH), place / "seconds.json")
+    batches = TimedBatches(replace(chosen, batch_size=BATCH), place / "seconds.json")
     features, cost = measured(lambda: collect_features(encoder, batches, folder=place))
     return encoder, features, batches.cost(cost.memory)
 

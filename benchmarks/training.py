@@ -27,7 +27,7 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, methods
 from laplacian_metric.core.method import Learner, Setup, Start
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, train
 from laplacian_metric.training.order import epoch_batches
 
@@ -60,7 +60,7 @@ def learner_of(name: str, num_images: int) -> Learner:
 # --- epochs ---
 
 
-def in_a_loop(images: LabelledInputs, options: TrainingOptions) -> Callable[[], None]:
+def in_a_loop(images: Dataset, options: TrainingOptions) -> Callable[[], None]:
     """The next epoch of a loop as one writes it for one purpose."""
     encoder = network()
     optimizer = torch.optim.RMSprop(encoder.parameters(), lr=options.learning_rate)
@@ -79,7 +79,7 @@ def in_a_loop(images: LabelledInputs, options: TrainingOptions) -> Callable[[], 
     return run
 
 
-def in_the_loop(images: LabelledInputs, options: TrainingOptions) -> Callable[[], None]:
+def in_the_loop(images: Dataset, options: TrainingOptions) -> Callable[[], None]:
     """An epoch of `train` in a folder of its own, for as many epochs as the options have."""
     few = images.select(torch.arange(len(images))[images.labels == images.labels[0]][:2])
 
@@ -92,7 +92,7 @@ def in_the_loop(images: LabelledInputs, options: TrainingOptions) -> Callable[[]
     return run
 
 
-def epoch_rows(images: LabelledInputs, repeats: int) -> list[dict[str, Any]]:
+def epoch_rows(images: Dataset, repeats: int) -> list[dict[str, Any]]:
     """The loop beside a minimal one, and bfloat16 beside float32.
 
     What a call costs once, for the network and its folder, is what a call without any epoch costs.
@@ -123,7 +123,7 @@ def epoch_rows(images: LabelledInputs, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def checkpoints(images: LabelledInputs) -> Callable[[], None]:
+def checkpoints(images: Dataset) -> Callable[[], None]:
     """What an epoch writes, in one go: the best epoch, the log and the last one."""
     from laplacian_metric.training import checkpoint
 
@@ -190,7 +190,7 @@ def trained_methods() -> Iterator[str]:
             yield name
 
 
-def step_rows(images: LabelledInputs, repeats: int) -> list[dict[str, Any]]:
+def step_rows(images: Dataset, repeats: int) -> list[dict[str, Any]]:
     """Steps in turns on copies of one network, which see the same batches."""
     inputs = images.inputs
     assert isinstance(inputs, Tensor)
@@ -219,7 +219,7 @@ def main(
     """Measure and write."""
     warnings.simplefilter("ignore")
     sample = embedded_sample("fashion-mnist", "train")
-    images = LabelledInputs(sample.floats(), sample.labels)
+    images = Dataset(sample.floats(), sample.labels)
     rows = epoch_rows(images, repeats) + step_rows(images, 4 * repeats)
     show(TITLE, rows)
     save(out, "benchmark_training", TITLE, rows, NOTE)

@@ -30,8 +30,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
 from laplacian_metric.data.corruptions import HIDING, corrupt
-from laplacian_metric.data.labelled import LabelledInputs
-from laplacian_metric.laplace.features import collect_features
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.seeds import spread as spread_of
@@ -94,11 +93,7 @@ def image_sets(fitted: runs.Fitted, out: str, limit: int | None) -> dict[tuple[s
 
 def embed(fitted: runs.Fitted, images: Tensor) -> StochasticEmbedding:
     """Images by a cell's embedder, through the backbone first where that takes features."""
-    inputs = LabelledInputs(images, torch.zeros(len(images), dtype=torch.long), batch_size=500)
-    if isinstance(fitted.sets, FeatureSets):
-        features = collect_features(fitted.sets.encoder, inputs, progress=False).features
-        inputs = LabelledInputs(features, inputs.labels, batch_size=500)
-    return fitted.embedder.embed(inputs, progress=False).to("cpu")
+    return fitted.embed(Dataset(images, batch_size=500)).to("cpu")
 
 
 def embedded(fitted: runs.Fitted, out: str, limit: int | None = None) -> Embedded:

@@ -24,7 +24,7 @@ class ImagesOfResults:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self._loaded: dict[str, data.LabelledImages] = {}
+        self._loaded: dict[str, data.Dataset] = {}
 
     def pictures(self, result: Result, name: str, positions: Sequence[int]) -> list[Tensor]:
         """Images (C, H, W) in [0, 1] of the test images ("test") or of the strangers with that name."""
@@ -80,7 +80,7 @@ class ImagesOfResults:
             "data.out; run it again"
         )
 
-    def _load(self, section: dict[str, Any]) -> data.LabelledImages:
+    def _load(self, section: dict[str, Any]) -> data.Dataset:
         key = json.dumps({name: section[name] for name in section if name != "limit"}, sort_keys=True)
         if key not in self._loaded:
             self._loaded[key] = data.load(

@@ -19,7 +19,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM, methods, retrieval, runs
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import save_encoder
 from laplacian_metric.integrations.hub import load_folder
 from laplacian_metric.laplace.model_folder import ModelFolder
@@ -145,7 +145,7 @@ def test_checkpoints_of_every_learned_method(name: str, folder: Path) -> None:
     check(embedder.embed(inputs()), expected, ("point",) if name in RANDOM else ())
     # The same call finds the training finished: it neither refuses the folder nor begins anew.
     before = (place / "last.safetensors").read_bytes()
-    data = (LabelledInputs(*clusters(24), batch_size=8), LabelledInputs(*clusters(16, 1), batch_size=8))
+    data = (Dataset(*clusters(24), batch_size=8), Dataset(*clusters(16, 1), batch_size=8))
     options = TrainingOptions(epochs=2, batch_size=8, learning_rate=0.02, weight_decay=1e-3)
     trained = train(learner, *data, options, place, seed=5, progress=False)
     assert trained.best_epoch == expected["best_epoch"]

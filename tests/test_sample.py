@@ -21,7 +21,7 @@ SPLITS = [("fashion-mnist", "train", 300), ("fashion-mnist", "test", 100), ("mni
 def test_shapes_and_balance(name: str, split: str, per_class: int) -> None:
     sample = embedded_sample(name, split)
     assert len(sample) == 10 * per_class
-    assert sample.images.shape == (len(sample), 28, 28)
+    assert sample.images.shape == (len(sample), 1, 28, 28)
     assert sample.images.dtype == torch.uint8
     assert sample.labels.dtype == torch.int64
     assert torch.bincount(sample.labels).tolist() == [per_class] * 10
@@ -38,7 +38,7 @@ def test_floats_are_the_images_between_zero_and_one() -> None:
     assert floats.dtype == torch.float32
     assert floats.min() == 0
     assert floats.max() == 1
-    assert torch.equal((floats[:, 0] * 255).round().to(torch.uint8), sample.images)
+    assert torch.equal((floats * 255).round().to(torch.uint8), sample.images)
 
 
 def test_images_of_one_class_are_alike() -> None:

@@ -11,7 +11,7 @@ import typer
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.data.named_inputs import Source
+    from laplacian_metric.data.dataset import Dataset
     from laplacian_metric.laplace.model_folder import ModelFolder
     from laplacian_metric.retrieval import Index
 
@@ -75,9 +75,9 @@ def index(
         common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
 
 
-def _check_queries(model: ModelFolder, gallery: Source, queries: Source) -> None:
+def _check_queries(model: ModelFolder, gallery: Dataset, queries: Dataset) -> None:
     """Refuse queries that are in the gallery, and warn about queries that the model was fitted to."""
-    from laplacian_metric.data.named_inputs import shared
+    from laplacian_metric.data.dataset import shared
     from laplacian_metric.laplace.model_inputs import warn_if_seen
 
     gallery.known_labels()
@@ -93,12 +93,12 @@ def _check_queries(model: ModelFolder, gallery: Source, queries: Source) -> None
 
 
 def _calibrated(
-    index: Index, model: ModelFolder, gallery: Source, queries: Source, promise: Promise
+    index: Index, model: ModelFolder, gallery: Dataset, queries: Dataset, promise: Promise
 ) -> Index:
     """Return the index with what is promised for queries like these."""
     import numpy as np
 
-    from laplacian_metric.data.named_inputs import same_classes
+    from laplacian_metric.data.dataset import same_classes
     from laplacian_metric.laplace.model_inputs import embed_source
     from laplacian_metric.retrieval import Items, calibrate
 

@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from laplacian_metric.data import Preparation
-    from laplacian_metric.data.named_inputs import Source
+    from laplacian_metric.data.dataset import Dataset
     from laplacian_metric.laplace.model_folder import ModelFolder
 
 DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT picks a split."
@@ -123,7 +123,7 @@ class Images:
             workers=self.workers,
         )
 
-    def open(self, place: str, model: ModelFolder, split: str = "test", every_image: bool = False) -> Source:
+    def open(self, place: str, model: ModelFolder, split: str = "test", every_image: bool = False) -> Dataset:
         """Open the data that a command line names."""
         from laplacian_metric.data.opening import open_source
 
@@ -148,7 +148,7 @@ class LabelledImages(Images):
         """Return how data are opened for a model with this preparation."""
         return replace(super().opening(preparation), divide=self.divide, labels=self.labels)
 
-    def open_other(self, place: str, model: ModelFolder, split: str, every_image: bool = False) -> Source:
+    def open_other(self, place: str, model: ModelFolder, split: str, every_image: bool = False) -> Dataset:
         """Open further data, which the file with the labels does not belong to."""
         return replace(self, labels=None).open(place, model, split, every_image)
 
@@ -176,7 +176,7 @@ class Evaluating:
     ] = 1000
     seed: Seed = 0
 
-    def open_ood(self, images: LabelledImages, model: ModelFolder) -> list[Source]:
+    def open_ood(self, images: LabelledImages, model: ModelFolder) -> list[Dataset]:
         """Open the out-of-distribution images."""
         return [
             images.open_other(place, model, "test", every_image=":" not in place) for place in self.ood or []

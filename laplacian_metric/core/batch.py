@@ -16,6 +16,8 @@ from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.progress import track
 
 R = TypeVar("R")
+# What batches are read of: something that yields them, or a data set of this library.
+Loader = Iterable[Any] | Dataset[Any]
 
 
 @dataclass(frozen=True, eq=False)

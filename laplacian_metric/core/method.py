@@ -8,7 +8,7 @@ trained learner makes an `Embedder`, which turns images into a `StochasticEmbedd
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from hessians import Pairs
 from hessians.choices import Choice
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import Batch, map_batches
+from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 
 if TYPE_CHECKING:
-    from laplacian_metric.data.labelled import LabelledInputs
+    from laplacian_metric.data.dataset import Dataset
     from laplacian_metric.encoder import Encoder
 
 
@@ -63,6 +63,8 @@ class Setup:
     Attributes:
         loss: of pairs of deterministic embeddings; what the network is, or was, trained with.
         num_images: how many images it is trained on.
+        num_classes: of the training images, whose labels are 0 to ``num_classes`` - 1, for losses with a row for each
+            class, such as proxies; None where nobody said.
         weight_decay: of the training.
         seed: of what the method initialises itself.
         pairs: which pairs of a batch, given raw embeddings (N, Z) and labels (N,), are trained on.
@@ -73,6 +75,7 @@ class Setup:
     weight_decay: float = 0.0
     seed: int = 0
     pairs: Callable[[Tensor, Tensor], Pairs] = all_pairs
+    num_classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,14 @@ class FitData:
     """What a trained learner may look at to become an embedder. Test images are not among it.
 
     Attributes:
-        train: the training images without augmentation, in order; iterated anew each time it yields the same batches
-            of (inputs, labels).
+        train: the training images without augmentation, in order: a data set, or a list of batches (inputs, labels),
+            which `map_batches` reads.
         validation: other images, of the same form.
         folder: where something large, such as features, may be kept; None for memory only.
     """
 
-    train: Iterable[Any]
-    validation: Iterable[Any]
+    train: Loader
+    validation: Loader
     folder: Path | None = None
 
 
@@ -258,7 +261,7 @@ class Learner(ABC):
         """Take a step of the optimizer; the gradients are there already."""
         self.optimizer.step()
 
-    def choose(self, images: LabelledInputs, rows: Sequence[Tensor]) -> list[Tensor]:
+    def choose(self, images: Dataset, rows: Sequence[Tensor]) -> list[Tensor]:
         """The positions that are read in place of those of the next batches, as many batches; see `refresh`.
 
         Called at the beginning of every epoch, whenever a checkpoint was written inside of one and after so many steps,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from laplacian_metric.data.archives import UnsafeArchiveError
-from laplacian_metric.data.dataset import LabelledImages, from_arrays
+from laplacian_metric.data.dataset import Dataset, from_arrays
 from laplacian_metric.data.download import DownloadError
-from laplacian_metric.data.embedded import ImageSet, embedded_sample
+from laplacian_metric.data.embedded import embedded_sample
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
 from laplacian_metric.data.lookup import MissingDataError, cache_folder, data_folders
 from laplacian_metric.data.readers import CorruptFileError
@@ -16,10 +16,9 @@ from laplacian_metric.data.splits import Role, Split, TestDataError, require_sel
 __all__ = [
     "CorruptFileError",
     "DataSetInfo",
+    "Dataset",
     "DownloadError",
     "ImageFiles",
-    "ImageSet",
-    "LabelledImages",
     "MissingDataError",
     "Preparation",
     "Role",

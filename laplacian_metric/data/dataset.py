@@ -1,148 +1,311 @@
-"""A split of a data set: images, one label each, and everything else that is known about them."""
+"""A data set: inputs with ids and, where they are known, labels; one class for images, files, features and arrays."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
+from laplacian_metric.core.batch import Batch
+from laplacian_metric.core.labels import as_labels
+from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.data.splits import Role, Split, parse_split
 
+DEFAULT_BATCH = 500
 _NAMED = 5  # how many of many things a message names
+_HEAD = 1 << 16  # so much of a file, and its size, tell images apart
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
-    """Images with one label each, as one split of a data set.
+class Dataset(TorchDataset[Any]):
+    """N inputs with their ids and, where they are known, labels: images in memory or in files, features, any arrays.
 
-    Item i is `(image, label)`: a float32 tensor (C, H, W) and an int, which is what a DataLoader takes.
+    Item i is `(input, label)`, or the input alone where there are no labels, which is what a DataLoader takes;
+    `batches` yields batches.
 
     Attributes:
-        name: the data set.
-        split: which part of it; it decides what the images may be used for, see `role`.
-        images: (N, C, H, W), uint8, in memory; or image files, decoded when they are asked for.
-        labels: (N,), int64.
-        class_names: the name of every label; may name classes that this split does not have.
-        indices: (N,), int64; the position of every image in the order of the published files.
-        extras: what else is known about every image, by name; the first dimension of each tensor is N.
-        preparation: how an image becomes what a network takes.
+        inputs: images (N, C, H, W), uint8; image files, decoded when they are used; or, without a preparation, a
+            tensor or an array (N, ...) that a network takes as it is, such as features (N, H), which may be mapped.
+        labels: (N,), whole numbers, text or whatever else is hashable, or None. Whole numbers are kept; others become
+            the position of their name in ``class_names``, which by default are the sorted names.
+        name: what the data set is called in messages and reports.
+        split: which part of it; it decides what the inputs may be used for, see `role`. None where nobody said.
+        class_names: the name of every label from 0; may name classes that are not there. Empty: labels have no names.
+        item_ids: one for each input; see `ids`.
+        indices: (N,), int64; the position of every input in the order of the published files.
+        extras: what else is known about every input, by name; the first dimension of each tensor is N.
+        preparation: how an image becomes what a network takes; None where inputs are taken as they are.
         positive_distance: where images match by distance and not by class: how far apart, in the unit of
             `extras["positions"]`.
         skipped: images that were left out on request because they do not decode.
         licence: under which the images may be used.
         citation: whom to cite for them.
         page: where they come from.
+        batch_size: of `batches`.
+        workers: processes that read image files, beside this one.
+
+    Example:
+        >>> data = Dataset(torch.randn(5, 2), ["ant", "bee", "ant", "cat", "bee"], batch_size=2)
+        >>> data.class_names, data.labels.tolist(), [len(batch) for batch in data.batches()]
+        (('ant', 'bee', 'cat'), [0, 1, 0, 2, 1], [2, 2, 1])
     """
 
-    name: str
-    split: Split
-    images: torch.Tensor | ImageFiles
-    labels: torch.Tensor
-    class_names: tuple[str, ...]
-    indices: torch.Tensor
-    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    preparation: Preparation = field(default_factory=Preparation)
+    inputs: Any
+    labels: Any = None
+    _: KW_ONLY
+    name: str = "these inputs"
+    split: Split | None = None
+    class_names: tuple[str, ...] = ()
+    item_ids: Sequence[str] | None = None
+    indices: Tensor = field(default_factory=lambda: torch.arange(0))  # by default 0, 1, ...
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    preparation: Preparation | None = None
     positive_distance: float | None = None
     skipped: tuple[str, ...] = ()
     licence: str = ""
     citation: str = ""
     page: str = ""
+    batch_size: int = DEFAULT_BATCH
+    workers: int = 0
 
     def __post_init__(self) -> None:
-        rows = {"labels": self.labels, "indices": self.indices, **self.extras}
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        if isinstance(self.inputs, np.ndarray):
+            put("inputs", torch.as_tensor(self.inputs))
+        if not isinstance(self.inputs, (Tensor, ImageFiles)):
+            raise TypeError(
+                f"inputs is a {type(self.inputs).__name__}: a tensor or an array of all inputs is needed, or a data "
+                "set of data.load or data.from_arrays"
+            )
+        if self.split is not None:
+            put("split", parse_split(self.split))
+        if len(self.indices) == 0:
+            put("indices", torch.arange(len(self)))
+        if self.labels is not None:
+            labels, names = _coded(self.labels, tuple(self.class_names))
+            put("labels", labels)
+            put("class_names", names)
+        self._check()
+
+    def _check(self) -> None:
+        what = "inputs" if self.preparation is None else "images"
+        rows = {"labels": self.labels, "ids": self.item_ids, "indices": self.indices, **self.extras}
         for name, values in rows.items():
-            if values.shape[0] != len(self.images):
+            if values is not None and len(values) != len(self):
+                raise ValueError(f"{self.title}: {name} has {len(values)} entries for {len(self)} {what}")
+        in_memory = self.preparation is not None and isinstance(self.inputs, Tensor)
+        if in_memory and (self.inputs.ndim != 4 or self.inputs.dtype != torch.uint8):
+            raise ValueError(
+                f"{self.name}: images must be uint8 of shape (N, C, H, W), not {self.inputs.dtype} of shape "
+                f"{tuple(self.inputs.shape)}"
+            )
+        if self.labels is not None and len(self) and self.class_names:
+            low, high = int(self.labels.min()), int(self.labels.max())
+            if not 0 <= low <= high < len(self.class_names):
                 raise ValueError(
-                    f"{self.name}, {self.split.value}: {name} has {values.shape[0]} entries for "
-                    f"{len(self.images)} images"
+                    f"{self.name}: labels go from {low} to {high}, but there are {len(self.class_names)} class names"
                 )
-        if isinstance(self.images, torch.Tensor) and (
-            self.images.ndim != 4 or self.images.dtype != torch.uint8
-        ):
-            raise ValueError(
-                f"{self.name}: images must be uint8 of shape (N, C, H, W), not {self.images.dtype} of shape "
-                f"{tuple(self.images.shape)}"
-            )
-        if len(self) and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.class_names):
-            raise ValueError(
-                f"{self.name}: labels go from {int(self.labels.min())} to {int(self.labels.max())}, but there are "
-                f"{len(self.class_names)} class names"
-            )
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, at least 1 is needed")
+        if self.workers < 0:
+            raise ValueError(f"workers is {self.workers}, a number from 0 on is needed")
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> Any:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"{self.name}, {self.split.value} has {len(self)} images, no image {index}")
+            raise IndexError(f"{self.title} has {len(self)} images, no image {index}")
         index %= len(self)
-        return self.preparation.item(self.images[index]), int(self.labels[index])
+        one = self.inputs[index]
+        if self.preparation is not None:
+            one = self.preparation.item(one)
+        return one if self.labels is None else (one, int(self.labels[index]))
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.name!r}, {self.split.value!r}: {len(self)} images of "
-            f"{len(self.classes)} classes)"
-        )
+        what = "rows of features" if self.holds_features else "images"
+        classes = "" if self.labels is None else f" of {len(self.classes)} classes"
+        split = "" if self.split is None else f", {self.split.value!r}"
+        return f"{type(self).__name__}({self.name!r}{split}: {len(self)} {what}{classes})"
+
+    # --- what is known ---
 
     @property
-    def role(self) -> Role:
-        """What the images may be used for: fitting, selection or evaluation."""
-        return self.split.role
+    def title(self) -> str:
+        """The name with the split."""
+        return self.name if self.split is None else f"{self.name}:{self.split.value}"
+
+    @property
+    def role(self) -> Role | None:
+        """What the inputs may be used for: fitting, selection or evaluation; None where nobody said."""
+        return None if self.split is None else self.split.role
+
+    @property
+    def holds_features(self) -> bool:
+        """Whether the inputs are rows of features, (N, H), rather than images."""
+        return self.preparation is None and isinstance(self.inputs, Tensor) and self.inputs.ndim == 2
+
+    @property
+    def images(self) -> Any:
+        """The images as they are kept: uint8 (N, C, H, W) or `ImageFiles`."""
+        return self.inputs
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """One for each input: ``item_ids``, the names of files, or numbers."""
+        if self.item_ids is not None:
+            return tuple(self.item_ids)
+        return self.inputs.names if isinstance(self.inputs, ImageFiles) else tuple(map(str, range(len(self))))
 
     @property
     def classes(self) -> list[int]:
         """The labels that occur, ascending."""
-        return [int(label) for label in torch.unique(self.labels)]
+        return [int(label) for label in torch.unique(self.known_labels(by_class=False))]
 
-    def batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Images made ready for a network, without augmentation, and labels, in order."""
-        from laplacian_metric.data.labelled import LabelledInputs
+    @property
+    def label_names(self) -> NDArray[np.str_]:
+        """The name of every input's class, (N,)."""
+        labels = self.known_labels(by_class=False)
+        names: NDArray[np.str_] = np.array(
+            [self.class_names[label] if self.class_names else str(label) for label in labels.tolist()],
+            dtype=str,
+        )
+        return names
 
-        return iter(LabelledInputs(self))
+    def known_labels(self, *, by_class: bool = True) -> Tensor:
+        """Return the labels; an error where there are none, or where, ``by_class``, images match by distance."""
+        if self.labels is None:
+            remedy = (
+                "pass labels with the features, in the same file or with --labels FILE"
+                if self.holds_features
+                else "take a folder with a folder for each class"
+            )
+            raise ValueError(f"the classes of {self.title} are not known: {remedy}")
+        if by_class and self.positive_distance is not None:
+            raise ValueError(
+                f"the images of {self.title} match by distance and not by class: `lam experiment run` can judge them"
+            )
+        labels: Tensor = self.labels
+        return labels
 
-    def floats(self) -> torch.Tensor:
-        """All images as a network takes them, without augmentation: (N, C, H, W), float32.
+    def require_classes(self, purpose: str) -> None:
+        """Refuse inputs that match by distance, and inputs of one class."""
+        if len(torch.unique(self.known_labels())) < 2:
+            only = self.label_names[0] if len(self) else "none"
+            raise ValueError(
+                f"all {len(self)} images of {self.title} are of the class {str(only)!r}: {purpose} needs at least 2 "
+                "classes"
+            )
+
+    # --- as a network takes them ---
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches `batches` yields."""
+        return -(-len(self) // self.batch_size)
+
+    def batches(
+        self, rows: Sequence[Tensor] | None = None, generator: torch.Generator | None = None
+    ) -> Iterator[Batch]:
+        """Yield all inputs in order, the same batches every time; or, to train on, those at given positions.
+
+        Args:
+            rows: the positions (B,) of each batch. Their images are augmented where the preparation says so.
+            generator: decides what the workers' augmentations draw; without workers they draw from torch's global one.
+        """
+        data = self if rows is not None or self.preparation is None else self.prepared(augment=None)
+        if rows is None:
+            chosen = list(torch.arange(len(self)).split(self.batch_size)) if len(self) else []
+        else:
+            chosen = list(rows)
+        for positions, inputs in zip(chosen, data._read(chosen, rows is None, generator), strict=True):
+            ids = None if self.item_ids is None else [self.item_ids[row] for row in positions.tolist()]
+            yield Batch(inputs, None if self.labels is None else self.labels[positions], ids)
+
+    def _read(
+        self, rows: Sequence[Tensor], in_order: bool, generator: torch.Generator | None
+    ) -> Iterator[Any]:
+        """Yield the inputs at these positions, made ready."""
+        preparation = self.preparation
+        if isinstance(self.inputs, ImageFiles) or (
+            preparation is not None and preparation.augment is not None
+        ):
+            unlabelled = replace(self, labels=None)
+            batches = [positions.tolist() for positions in rows]
+            yield from DataLoader(
+                unlabelled, batch_sampler=batches, num_workers=self.workers, generator=generator
+            )
+            return
+        in_order = in_order and len(rows) > 0
+        parts = self.inputs.split(self.batch_size) if in_order else (self.inputs[chosen] for chosen in rows)
+        for part in parts:
+            yield part if preparation is None else preparation.batch(part)
+
+    def floats(self) -> Tensor:
+        """Return all inputs as a network takes them, without augmentation: images (N, C, H, W) as float32.
 
         Image files are all read; they need an `image_size` in their preparation unless they are of one size.
         """
-        if isinstance(self.images, torch.Tensor):
-            return self.preparation.batch(self.images)
+        if self.preparation is None:
+            tensor: Tensor = self.inputs
+            return tensor
+        if isinstance(self.inputs, Tensor):
+            return self.preparation.batch(self.inputs)
         if not len(self):
-            raise ValueError(f"{self.name}, {self.split.value} has no images")
-        made = [self.preparation.batch(image) for image in self.images]
-        sizes = {tuple(image.shape) for image in made}
+            raise ValueError(f"{self.title} has no images")
+        images = [self.preparation.batch(image) for image in self.inputs]
+        sizes = {tuple(image.shape) for image in images}
         if len(sizes) > 1:
             raise ValueError(
                 f"the images of {self.name} have different sizes, for instance {sorted(sizes)[:2]}; "
                 "load them with an image_size"
             )
-        return torch.stack(made)
+        return torch.stack(images)
 
-    def select(self, indices: torch.Tensor | Sequence[int]) -> LabelledImages:
-        """The images at the given positions; name, split and role stay."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
-        images = self.images[chosen] if isinstance(self.images, torch.Tensor) else self.images.select(chosen)
-        return dataclasses.replace(
+    def in_memory(self, *, batch_size: int | None = None) -> Dataset:
+        """Return all inputs made ready for a network once, without augmentation."""
+        size = self.batch_size if batch_size is None else batch_size
+        ids = self.ids if isinstance(self.inputs, ImageFiles) else self.item_ids
+        return replace(self, inputs=self.floats(), preparation=None, item_ids=ids, batch_size=size)
+
+    # --- parts and other forms ---
+
+    def select(self, rows: Tensor | Sequence[int]) -> Dataset:
+        """Return the inputs at the given positions (n,), or where a mask (N,) is true; name and split stay."""
+        chosen = torch.as_tensor(rows)
+        if chosen.dtype == torch.bool:
+            if len(chosen) != len(self):
+                raise ValueError(f"rows is a mask of {len(chosen)} entries for {len(self)} inputs")
+            chosen = chosen.nonzero()[:, 0]
+        chosen = chosen.long()
+        inputs = self.inputs.select(chosen) if isinstance(self.inputs, ImageFiles) else self.inputs[chosen]
+        return replace(
             self,
-            images=images,
-            labels=self.labels[chosen],
+            inputs=inputs,
+            labels=None if self.labels is None else self.labels[chosen],
+            item_ids=None if self.item_ids is None else [self.item_ids[row] for row in chosen.tolist()],
             indices=self.indices[chosen],
             extras={name: values[chosen] for name, values in self.extras.items()},
         )
 
-    def of_classes(self, classes: Sequence[int | str]) -> LabelledImages:
-        """The images of some classes, given by label or by name.
+    def of_classes(self, classes: Sequence[int | str]) -> Dataset:
+        """Return the inputs of some classes, given by label or by name.
 
         Example:
             >>> from laplacian_metric.data import load
             >>> load("sample-mnist", split="test").of_classes([3, "8"])
-            LabelledImages('sample-mnist', 'test': 200 images of 2 classes)
+            Dataset('sample-mnist', 'test': 200 images of 2 classes)
         """
         labels = []
         for entry in classes:
@@ -152,29 +315,30 @@ class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
                 labels.append(int(entry))
             else:
                 raise ValueError(f"{self.name} has no class {entry!r}; see its class_names")
-        return self.select(torch.isin(self.labels, torch.tensor(labels, dtype=torch.int64)).nonzero()[:, 0])
+        return self.select(
+            torch.isin(self.known_labels(by_class=False), torch.tensor(labels, dtype=torch.int64))
+        )
 
-    def relabelled(self) -> LabelledImages:
-        """The same images with labels 0, 1, ... for the classes that occur, for losses with a row per class."""
-        present, labels = torch.unique(self.labels, return_inverse=True)
-        names = tuple(self.class_names[int(label)] for label in present)
-        return dataclasses.replace(self, labels=labels, class_names=names)
+    def relabelled(self) -> Dataset:
+        """Return the same inputs with labels 0, 1, ... for the classes that occur, for losses with a row per class."""
+        present, labels = torch.unique(self.known_labels(by_class=False), return_inverse=True)
+        names = tuple(self.class_names[int(label)] for label in present) if self.class_names else ()
+        return replace(self, labels=labels, class_names=names)
 
-    def prepared(self, preparation: Preparation) -> LabelledImages:
-        """The same images, made ready for a network in another way."""
-        return dataclasses.replace(self, preparation=preparation)
+    def prepared(self, preparation: Preparation | None = None, **changes: Any) -> Dataset:
+        """Return the same images made ready in another way: by another preparation, or by this one with changes."""
+        before = preparation or self.preparation or Preparation()
+        return replace(self, preparation=replace(before, **changes))
 
-    def without_unreadable(self) -> LabelledImages:
-        """Without the image files that do not decode; reads all of them and names those in `skipped`."""
-        if isinstance(self.images, torch.Tensor):
-            return self
-        bad = self.images.unreadable()
+    def without_unreadable(self) -> Dataset:
+        """Return those whose files decode; reads all files and names the others in `skipped`."""
+        bad = self.inputs.unreadable() if isinstance(self.inputs, ImageFiles) else []
         if not bad:
             return self
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[bad] = False
-        names = tuple(self.images.names[index] for index in bad)
-        return dataclasses.replace(self.select(keep.nonzero()[:, 0]), skipped=(*self.skipped, *names))
+        names = tuple(self.inputs.names[index] for index in bad)
+        return replace(self.select(keep), skipped=(*self.skipped, *names))
 
     def require_readable(self) -> None:
         """Read every image file.
@@ -182,39 +346,96 @@ class LabelledImages(Dataset[tuple[torch.Tensor, int]]):
         Raises:
             UnreadableImageError: some do not decode; it says how many and names the first of them.
         """
-        if isinstance(self.images, torch.Tensor):
-            return
-        bad = self.images.unreadable()
+        bad = self.inputs.unreadable() if isinstance(self.inputs, ImageFiles) else []
         if bad:
-            named = ", ".join(self.images.names[index] for index in bad[:_NAMED])
+            named = ", ".join(self.inputs.names[index] for index in bad[:_NAMED])
             more = ", ..." if len(bad) > _NAMED else ""
             raise UnreadableImageError(
-                f"{len(bad)} of {len(self)} images below {self.images.root} do not decode: {named}{more}; "
+                f"{len(bad)} of {len(self)} images below {self.inputs.root} do not decode: {named}{more}; "
                 "repair or remove them, or load with skip_unreadable=True"
             )
 
+    # --- to recognise and to show ---
+
+    def digests(self) -> Tensor:
+        """Return a number for every input that depends on its content, (N,) int64: whether two sets share images."""
+        return torch.tensor([_digest(part) for part in self._contents()], dtype=torch.int64)
+
+    def _contents(self) -> Iterator[bytes]:
+        if isinstance(self.inputs, Tensor):
+            yield from (row.numpy().tobytes() for row in self.inputs)
+            return
+        for name in self.inputs.names:
+            path = self.inputs.root / name
+            with path.open("rb") as file:
+                yield str(path.stat().st_size).encode() + file.read(_HEAD)
+
+    def thumbnails(self, side: int = 96) -> NDArray[np.uint8] | None:
+        """Return small images (N, h, w) or (N, h, w, 3); None of features and of other inputs that are no images."""
+        if self.preparation is None:
+            return None
+        if isinstance(self.inputs, Tensor):
+            small = fit_square(self.inputs, side) if min(self.inputs.shape[-2:]) > side else self.inputs
+        else:
+            small = torch.stack([fit_square(image, side) for image in self.inputs])
+        pixels: NDArray[np.uint8] = small.permute(0, 2, 3, 1).contiguous().numpy()
+        return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+
+
+def _coded(labels: Any, class_names: tuple[str, ...]) -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as whole numbers, and the names of their classes."""
+    numbers = as_labels("labels", labels)
+    if isinstance(labels, Tensor) or not len(numbers) or np.asarray(labels).dtype.kind in "iub":
+        return numbers, class_names
+    entries = {number: str(label) for number, label in zip(numbers.tolist(), labels, strict=True)}
+    names = class_names or tuple(sorted(entries.values()))
+    unknown = sorted(set(entries.values()) - set(names))
+    if unknown:
+        raise ValueError(f"labels has {unknown[0]!r}, which is not among the {len(names)} class_names")
+    if len(set(entries.values())) < len(entries):
+        raise ValueError("labels has two classes of one name: give text or whole numbers, not both")
+    place = {number: names.index(name) for number, name in entries.items()}
+    return torch.tensor([place[number] for number in numbers.tolist()]), names
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+def shared(one: Tensor, other: Tensor) -> int:
+    """Return how many of the first digests (N,) are among the second."""
+    return int(torch.isin(one, other).sum())
+
+
+def same_classes(one: Dataset, other: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the labels of both as numbers that mean the same class, by the classes' names."""
+    both = np.concatenate([one.label_names, other.label_names])
+    numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
+    return numbers[: len(one)], numbers[len(one) :]
+
 
 def from_arrays(
-    images: torch.Tensor | npt.NDArray[np.uint8],
-    labels: torch.Tensor | npt.NDArray[np.integer] | Sequence[int],
+    images: Tensor | NDArray[np.uint8],
+    labels: Tensor | NDArray[Any] | Sequence[Hashable] | None = None,
     *,
     split: str | Split,
     name: str = "arrays",
     class_names: Sequence[str] | None = None,
-    extras: Mapping[str, torch.Tensor] | None = None,
+    extras: Mapping[str, Tensor] | None = None,
     image_size: int | None = None,
     channels: int | None = None,
     preprocessing: str = "unit",
-    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> LabelledImages:
+    augment: Callable[[Tensor], Tensor] | None = None,
+) -> Dataset:
     """Your own images as a data set, with the split said out loud, so that test data cannot select a model.
 
     Args:
         images: (N, H, W) or (N, C, H, W), uint8.
-        labels: (N,), integers from 0.
+        labels: (N,), integers from 0, or text; None where nobody knows.
         split: "train", "validation", "test" ...
         name: what the data set is called in messages and reports.
-        class_names: the name of every label; by default the label itself.
+        class_names: the name of every label; by default the label itself. Text that several data sets have in common
+            needs the same names for all, so that a label means the same class in each.
         extras: more about each image, tensors with N rows each, by name.
         image_size: to which images are resized when they are made ready for a network; None leaves them.
         channels: 1 or 3, to which images are converted; None leaves them.
@@ -224,8 +445,8 @@ def from_arrays(
     Example:
         >>> import torch
         >>> pictures = torch.zeros(4, 8, 8, dtype=torch.uint8)
-        >>> from_arrays(pictures, [0, 0, 1, 1], split="validation")
-        LabelledImages('arrays', 'validation': 4 images of 2 classes)
+        >>> from_arrays(pictures, ["ant", "ant", "bee", "bee"], split="validation")
+        Dataset('arrays', 'validation': 4 images of 2 classes)
     """
     pixels = torch.as_tensor(images)
     if pixels.ndim == 3:
@@ -235,26 +456,16 @@ def from_arrays(
             f"images has shape {tuple(pixels.shape)}, which looks like (N, H, W, C): (N, C, H, W) is needed, "
             "so move the last axis with torch.as_tensor(images).permute(0, 3, 1, 2)"
         )
-    try:
-        numbers = torch.as_tensor(labels)
-    except (TypeError, ValueError):
-        raise ValueError(
-            "labels are no numbers: class_names, labels = numpy.unique(labels, return_inverse=True) makes both of names"
-        ) from None
-    if numbers.ndim != 1 or numbers.is_floating_point():
-        raise ValueError(
-            f"labels must be integers of shape (N,), not {numbers.dtype} of shape {tuple(numbers.shape)}"
-        )
-    numbers = numbers.to(torch.int64)
-    if class_names is None:
-        class_names = [str(label) for label in range(int(numbers.max()) + 1 if len(numbers) else 0)]
-    return LabelledImages(
+    data = Dataset(
+        pixels,
+        labels,
         name=name,
         split=parse_split(split),
-        images=pixels,
-        labels=numbers,
-        class_names=tuple(class_names),
-        indices=torch.arange(len(numbers)),
+        class_names=tuple(class_names or ()),
         extras=dict(extras or {}),
         preparation=Preparation(image_size, channels, preprocessing, augment),
     )
+    if data.labels is None or data.class_names:
+        return data
+    names = tuple(str(label) for label in range(int(data.labels.max()) + 1 if len(data) else 0))
+    return dataclasses.replace(data, class_names=names)

@@ -8,6 +8,10 @@ from importlib import resources
 import numpy as np
 import torch
 
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.images import Preparation
+from laplacian_metric.data.splits import parse_split
+
 FASHION_CLASSES = (
     "T-shirt/top",
     "Trouser",
@@ -50,39 +54,7 @@ _SOURCES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """A split of a data set in memory: grey images with one label each.
-
-    Attributes:
-        name: the data set.
-        split: the split of the original data set that the images come from.
-        images: (N, 28, 28), uint8.
-        labels: (N,), int64.
-        indices: (N,), int64; the position of every image in the original split, ascending.
-        class_names: the name of every label.
-        licence: under which the images are given away here.
-        citation: whom to cite for them.
-    """
-
-    name: str
-    split: str
-    images: torch.Tensor
-    labels: torch.Tensor
-    indices: torch.Tensor
-    class_names: tuple[str, ...]
-    licence: str
-    citation: str
-
-    def __len__(self) -> int:
-        return self.labels.shape[0]
-
-    def floats(self) -> torch.Tensor:
-        """The images as a network takes them: (N, 1, 28, 28), float32, between 0 and 1."""
-        return self.images.unsqueeze(1).to(torch.float32) / 255.0
-
-
-def embedded_sample(name: str, split: str) -> ImageSet:
+def embedded_sample(name: str, split: str) -> Dataset:
     """Read one split of the embedded sample.
 
     FashionMNIST has 3,000 images of its training set and 1,000 of its test set, MNIST 1,000 of its test set;
@@ -111,13 +83,14 @@ def embedded_sample(name: str, split: str) -> ImageSet:
     file = resources.files("laplacian_metric.data") / "_sample" / f"{name}-{split}.npz"
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         images, labels, indices = (torch.from_numpy(arrays[key]) for key in ("images", "labels", "indices"))
-    return ImageSet(
+    return Dataset(
+        images[:, None],
+        labels,
         name=name,
-        split=split,
-        images=images,
-        labels=labels.to(torch.int64),
-        indices=indices.to(torch.int64),
+        split=parse_split(split),
         class_names=source.class_names,
+        indices=indices.to(torch.int64),
+        preparation=Preparation(),
         licence=source.licence,
         citation=source.citation,
     )

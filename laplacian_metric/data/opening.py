@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from laplacian_metric import data
 from laplacian_metric.core import array_files
-from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
-from laplacian_metric.data.named_inputs import Source, divided
 from laplacian_metric.data.sources import folder as folders
 from laplacian_metric.data.splits import Role, Split, parse_split
+
+PERIOD, VALIDATION = 10, 4  # of ten rows of features of a class the fifth is for validation
+EVERY = 5  # with classes apart every fifth class is
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def parse_place(text: str) -> tuple[str, str | None]:
         return text, None
 
 
-def open_source(text: str, how: Opening, default: str = "test", *, every_image: bool = False) -> Source:
+def open_source(text: str, how: Opening, default: str = "test", *, every_image: bool = False) -> Dataset:
     """Open what a command was given.
 
     Args:
@@ -97,7 +97,7 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
     return _folder(path, split, how, default)
 
 
-def _data_set(name: str, split: str | None, how: Opening, default: str) -> Source:
+def _data_set(name: str, split: str | None, how: Opening, default: str) -> Dataset:
     if how.preparation is None:
         raise ValueError(f"{name} has images, but this model takes features: give a file of features")
     there = [member.value for member in data.info(name).splits]
@@ -109,9 +109,10 @@ def _data_set(name: str, split: str | None, how: Opening, default: str) -> Sourc
         skip_unreadable=how.skip_broken,
         **_prepared(how.preparation),
     )
-    names = [found.class_names[label] for label in found.labels.tolist()]
-    ids = tuple(f"{name}/{number}" for name, number in zip(names, found.indices.tolist(), strict=True))
-    return _of_images(name, found.split.value, ids, found, how)
+    ids = [
+        f"{label}/{number}" for label, number in zip(found.label_names, found.indices.tolist(), strict=True)
+    ]
+    return replace(found, item_ids=ids, batch_size=how.batch_size, workers=how.workers)
 
 
 def _prepared(preparation: Preparation) -> dict[str, Any]:
@@ -122,20 +123,12 @@ def _prepared(preparation: Preparation) -> dict[str, Any]:
     }
 
 
-def _of_images(
-    name: str, split: str | None, ids: Sequence[str], found: LabelledImages, how: Opening
-) -> Source:
-    return Source(
-        name, split, tuple(ids), found.labels, found.class_names, found, None, how.batch_size, how.workers
-    )
-
-
 def has_splits(path: Path) -> bool:
     """Whether a folder is divided into folders for splits."""
     return bool(folders._split_folders(path))
 
 
-def _folder(path: Path, split: str | None, how: Opening, default: str) -> Source:
+def _folder(path: Path, split: str | None, how: Opening, default: str) -> Dataset:
     assert how.preparation is not None
     whole = not has_splits(path) and how.divide == "images"
     wanted = split or ("all" if whole else default)
@@ -147,11 +140,10 @@ def _folder(path: Path, split: str | None, how: Opening, default: str) -> Source
         skip_unreadable=how.skip_broken,
         **_prepared(how.preparation),
     )
-    assert isinstance(found.images, ImageFiles)
-    return _of_images(path.resolve().name, wanted, found.images.names, found, how)
+    return replace(found, name=path.resolve().name, batch_size=how.batch_size, workers=how.workers)
 
 
-def _all_images(path: Path, how: Opening) -> Source:
+def _all_images(path: Path, how: Opening) -> Dataset:
     """Every image below a folder; hidden files, and what is no image by its name, are passed over."""
     assert how.preparation is not None
     root = path.resolve()
@@ -164,24 +156,23 @@ def _all_images(path: Path, how: Opening) -> Source:
     )
     if not names:
         raise ValueError(f"{path} has no images: files that end with {', '.join(EXTENSIONS)} are looked for")
-    found = LabelledImages(
+    found = Dataset(
+        ImageFiles(root, tuple(names)),
         name=root.name,
-        split=Split.ALL,
-        images=ImageFiles(root, tuple(names)),
-        labels=torch.zeros(len(names), dtype=torch.int64),
-        class_names=("",),
-        indices=torch.arange(len(names)),
         preparation=how.preparation,
+        batch_size=how.batch_size,
+        workers=how.workers,
     )
     if how.skip_broken:
         found = found.without_unreadable()
         if not len(found):
             raise ValueError(f"none of the {len(names)} images in {path} decodes")
-    assert isinstance(found.images, ImageFiles)
-    return Source(root.name, None, found.images.names, None, (), found, None, how.batch_size, how.workers)
+    return found
 
 
-def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> tuple[Source, Source | None]:
+def open_both(
+    text: str, how: Opening, validation: str | None, needed: bool
+) -> tuple[Dataset, Dataset | None]:
     """What is fitted to, and what validates.
 
     Args:
@@ -195,17 +186,17 @@ def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> 
     path = Path(place).expanduser()
     is_folder = path.is_dir() and how.preparation is not None and place not in data.names()
     train = open_source(f"{place}:{split or 'train'}" if is_folder else text, how, "train")
-    if train.split is not None and parse_split(train.split).role is Role.EVALUATION:
+    if train.role is Role.EVALUATION:
         raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
     train.require_classes("a fit")
     if validation is not None:
         held = open_source(validation, replace(how, labels=None), "validation")
-        if held.split == Split.TEST.value:
+        if held.split is Split.TEST:
             raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
         return train, held
     if not needed:
         return train, None
-    if train.features is not None:
+    if train.holds_features:
         return divided(train, how.divide)
     if split == Split.TRAIN_AND_VALIDATION.value:
         raise ValueError(
@@ -224,10 +215,32 @@ def open_both(text: str, how: Opening, validation: str | None, needed: bool) -> 
         raise
 
 
+def divided(data: Dataset, divide: str) -> tuple[Dataset, Dataset]:
+    """What is fitted to, and what validates: of features, which come without splits.
+
+    Of ten rows of a class the fifth is for validation; divided by "classes", every fifth class is.
+    """
+    labels = data.known_labels()
+    if divide == "classes":
+        held = labels % EVERY == EVERY - 1
+    else:
+        held = torch.zeros(len(data), dtype=torch.bool)
+        for label in torch.unique(labels):
+            rows = (labels == label).nonzero()[:, 0]
+            held[rows[torch.arange(len(rows)) % PERIOD == VALIDATION]] = True
+    if not bool(held.any()):
+        least = f"{EVERY} classes" if divide == "classes" else f"{VALIDATION + 1} rows of a class"
+        raise ValueError(
+            f"{data.title} has too few rows to hold some out for validation, at least {least} are needed: give more, "
+            "or leave out what is calibrated with --no-confidence"
+        )
+    return data.select((~held).nonzero()[:, 0]), data.select(held.nonzero()[:, 0])
+
+
 # --- features ---
 
 
-def _features(path: Path, split: str | None, how: Opening) -> Source:
+def _features(path: Path, split: str | None, how: Opening) -> Dataset:
     if how.preparation is not None:
         raise ValueError(
             f"{path.name} holds arrays, but this model takes images: give a folder of images, or fit one to features"
@@ -237,18 +250,19 @@ def _features(path: Path, split: str | None, how: Opening) -> Source:
     arrays = array_files.read_arrays(path)
     remedy = ": call the features so"
     found = array_files.as_features(array_files.pick(arrays, "features", path, remedy), path)
-    labels: Tensor | None = None
-    names: tuple[str, ...] = ()
     given, place = arrays.get("labels"), path
     if how.labels is not None:
         place = how.labels
         given = array_files.pick(array_files.read_arrays(place), "labels", place)
-    if given is not None:
-        numbers, names = array_files.as_classes(given, place, len(found))
-        labels = torch.from_numpy(numbers)
-    ids = _ids(arrays.get("ids"), path, len(found))
-    rows = torch.from_numpy(found) if found.flags.writeable else torch.from_numpy(found.copy())
-    return Source(path.stem, None, ids, labels, names, None, rows, how.batch_size)
+    numbers, names = (None, ()) if given is None else array_files.as_classes(given, place, len(found))
+    return Dataset(
+        found if found.flags.writeable else found.copy(),
+        numbers,
+        name=path.stem,
+        class_names=names,
+        item_ids=_ids(arrays.get("ids"), path, len(found)),
+        batch_size=how.batch_size,
+    )
 
 
 def _ids(given: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, cast
 
 import torch
 
-from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.data.lookup import data_folders
 from laplacian_metric.data.source import Content, DataSetInfo, Request
@@ -77,7 +77,7 @@ def load(
     augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
     skip_unreadable: bool = False,
     **options: object,
-) -> LabelledImages:
+) -> Dataset:
     """Load one split of a data set.
 
     "train" is the published training set without what is held out of it as "validation"; "train+validation" is all
@@ -124,11 +124,11 @@ def load(
     content = source.read(request, **options)
     if not len(content.images):
         raise ValueError(f"the split {wanted.value!r} of {name} has no images")
-    loaded = LabelledImages(
+    loaded = Dataset(
+        content.images,
+        torch.from_numpy(content.labels),
         name=name,
         split=wanted,
-        images=content.images,
-        labels=torch.from_numpy(content.labels),
         class_names=content.class_names,
         indices=torch.from_numpy(content.indices),
         extras=content.extras,

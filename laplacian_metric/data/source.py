@@ -48,7 +48,7 @@ class DataSetInfo:
 
 @dataclass(frozen=True)
 class Content:
-    """What a data set's module read: the images of one split, their labels, and so on (see LabelledImages)."""
+    """What a data set's module read: the images of one split, their labels, and so on (see Dataset)."""
 
     images: torch.Tensor | ImageFiles
     labels: npt.NDArray[np.int64]

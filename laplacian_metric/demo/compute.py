@@ -6,7 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, Trust, data, methods, metrics
 from laplacian_metric.core.method import Setup
-from laplacian_metric.data.dataset import LabelledImages
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.demo import settings
 from laplacian_metric.demo.curvature import Curvature, curvatures
 from laplacian_metric.laplace.diagnostics import Diagnostics
@@ -47,7 +46,7 @@ class Answered:
         similarities: (N, k), their cosines.
     """
 
-    images: LabelledImages
+    images: Dataset
     features: Features
     answer: Answer
     neighbours: Tensor
@@ -83,7 +82,7 @@ class DemoResult:
     trained: Trained
     encoder: Encoder
     trust: Trust
-    gallery: LabelledImages
+    gallery: Dataset
     calibrating: int
     test: Answered
     ood: Answered
@@ -130,7 +129,7 @@ def network(seed: int) -> Encoder:
 
 
 def trained_network(
-    images: LabelledImages, validation: LabelledImages, loss: ContrastiveLoss, epochs: int, seed: int
+    images: Dataset, validation: Dataset, loss: ContrastiveLoss, epochs: int, seed: int
 ) -> tuple[Encoder, Trained]:
     """Train the network; the last epoch is kept, so that nothing is chosen on validation images."""
     encoder = network(seed)
@@ -142,13 +141,12 @@ def trained_network(
         weight_decay=settings.WEIGHT_DECAY,
         schedule="cosine",  # type: ignore[arg-type]
     )
-    varied = images.prepared(replace(images.preparation, augment=crop_flip))
     learner = methods.make("deterministic").learner([encoder], Setup(loss, num_images=len(images)))
     with tempfile.TemporaryDirectory() as folder:
         trained = train(
             learner,
-            LabelledInputs(varied),
-            LabelledInputs.in_memory(validation),
+            images.prepared(augment=crop_flip),
+            validation.in_memory(),
             options,
             Path(folder),
             seed=seed,
@@ -170,8 +168,7 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
     on_stage("calibrating which answers can be trusted")
     lam = LAM(encoder, loss)
     h, held_out, h_test, h_ood = (
-        lam.features(LabelledInputs.in_memory(images), progress=False)
-        for images in (gallery, validation, test, digits)
+        lam.features(images.in_memory(), progress=False) for images in (gallery, validation, test, digits)
     )
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
     promising, calibrating = order[: settings.PROMISING], order[settings.PROMISING :]
@@ -227,7 +224,7 @@ def _embed(encoder: Encoder, features: Tensor) -> Tensor:
 
 
 def _answered(
-    trust: Trust, encoder: Encoder, gallery: Tensor, images: LabelledImages, features: Features
+    trust: Trust, encoder: Encoder, gallery: Tensor, images: Dataset, features: Features
 ) -> Answered:
     similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(settings.NEIGHBOURS)
     return Answered(images, features, trust(features.features), neighbours, similarities)

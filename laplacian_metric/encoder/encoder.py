@@ -193,6 +193,11 @@ class Encoder(nn.Module):
         return self.head.in_features
 
     @property
+    def takes_features(self) -> bool:
+        """Whether the inputs are features already: the backbone is an identity."""
+        return isinstance(self.backbone, nn.Identity)
+
+    @property
     def dim(self) -> int:
         """Z, the number of dimensions of the embeddings."""
         return self.head.out_features

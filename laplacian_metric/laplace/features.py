@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hessians.checks import check_finite
 from laplacian_metric.core import artifact
-from laplacian_metric.core.batch import read, to_device
+from laplacian_metric.core.batch import Loader, read, to_device
 from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.manifest import (
     ArtifactError,
@@ -90,7 +90,7 @@ class Features:
 
 def collect_features(
     encoder: Encoder,
-    loader: Iterable[Any],
+    loader: Loader,
     *,
     folder: str | Path | None = None,
     memory_limit: int = DEFAULT_LIMIT,

@@ -14,12 +14,13 @@ from hessians import Pairs
 from hessians.checks import CurvatureWarning, check_matrix
 from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
 
 
 def features_and_labels(
-    features: Tensor | Features, labels: Tensor | Sequence[int] | Pairs | None
+    features: Tensor | Features, labels: Labels | Pairs | None
 ) -> tuple[Tensor, Tensor | Pairs]:
     """Rows (N, H) and labels (N,) or pairs that fit them."""
     if isinstance(features, Features):
@@ -32,7 +33,7 @@ def features_and_labels(
         if labels.num_images != len(features):
             raise ValueError(f"the pairs are over {labels.num_images} images for {len(features)} features")
         return features, labels
-    checked = LabelPairs(labels)
+    checked = LabelPairs(as_labels("labels", labels))
     _check_classes(checked, len(features))
     return features, checked.labels.to(features.device)
 

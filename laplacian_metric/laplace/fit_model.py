@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.data.named_inputs import Source
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.features import Features
@@ -97,8 +97,8 @@ class FitOptions:
 
 
 def fit_model(
-    train: Source,
-    validation: Source | None,
+    train: Dataset,
+    validation: Dataset | None,
     options: FitOptions,
     loaded: LoadedEncoder | None = None,
     *,
@@ -122,7 +122,7 @@ def fit_model(
     train.require_classes("a fit")
     _check_head(options, loaded)
     backbone = nn.Identity() if loaded is None else loaded.encoder.backbone
-    width = train.features.shape[1] if train.features is not None else loaded.encoder.num_features  # type: ignore[union-attr]
+    width = train.inputs.shape[1] if train.holds_features else loaded.encoder.num_features  # type: ignore[union-attr]
     carrier = loaded.encoder if loaded is not None else Encoder(backbone, identity_head(width))
     carrier = carrier.to(device).eval()
     train_features = features_of(carrier, train, options.cache, progress)
@@ -233,7 +233,7 @@ def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, t
 
 
 def _about(
-    train: Source, validation: Source | None, options: FitOptions, lam: LAM, held_out: Features | None
+    train: Dataset, validation: Dataset | None, options: FitOptions, lam: LAM, held_out: Features | None
 ) -> dict[str, Any]:
     """Return the description of the model."""
     about: dict[str, Any] = {

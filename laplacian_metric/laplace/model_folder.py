@@ -129,7 +129,7 @@ class ModelFolder:
     @property
     def takes_features(self) -> bool:
         """Whether its inputs are features, and not images."""
-        return isinstance(self.encoder.backbone, nn.Identity)
+        return self.encoder.takes_features
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the folder, which is there whole or not at all.
@@ -216,7 +216,7 @@ def _described_encoder(encoder: Encoder, options: Mapping[str, Any]) -> EncoderE
         check_options(options)
     elif options:
         raise ValueError("options are given, but the encoder does not come from a name: set encoder.recipe")
-    without_name = "features" if isinstance(encoder.backbone, nn.Identity) else "own"
+    without_name = "features" if encoder.takes_features else "own"
     return EncoderEntry.model_validate(
         {
             "kind": without_name if name is None else "name",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.named_inputs import Source, shared
+from laplacian_metric.data.dataset import Dataset, shared
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features, collect_features
 from laplacian_metric.laplace.model_folder import ModelFolder
@@ -20,49 +19,37 @@ ROLES = {"train": "was fitted to", "validation": "was calibrated by"}
 
 
 def features_of(
-    encoder: Encoder, source: Source, cache: Path | None = None, progress: bool | None = None
+    encoder: Encoder, source: Dataset, cache: Path | None = None, progress: bool | None = None
 ) -> Features:
     """Return what goes into the head: given features, or those of images."""
-    labels = torch.zeros(len(source), dtype=torch.int64) if source.labels is None else source.labels
-    if source.features is not None:
-        if source.features.shape[1] != encoder.num_features:
+    if source.labels is None:
+        source = replace(source, labels=torch.zeros(len(source), dtype=torch.int64))
+    if source.holds_features:
+        if source.inputs.shape[1] != encoder.num_features:
             raise ValueError(
-                f"{source.title} has {source.features.shape[1]} features for each image, and the model takes "
+                f"{source.title} has {source.inputs.shape[1]} features for each image, and the model takes "
                 f"{encoder.num_features}: they do not come from the same backbone"
             )
-        if source.features.dtype != encoder.head.weight.dtype:
-            return Features(source.features.to(encoder.head.weight), labels)
-        return Features(source.features.to(encoder.head.weight.device), labels)
-    if isinstance(encoder.backbone, nn.Identity):
+        return Features(source.inputs.to(encoder.head.weight), source.labels)
+    if encoder.takes_features:
         raise ValueError(f"{source.title} has images, but this model takes features")
     folder = None if cache is None else cache / source.title.replace(":", "-")
-    return collect_features(encoder, _Counted(source), folder=folder, progress=progress)
+    return collect_features(encoder, source, folder=folder, progress=progress)
 
 
-class _Counted:
-    """Batches with a known number, so that a progress bar has an end."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __len__(self) -> int:
-        return self.source.num_batches
-
-    def __iter__(self) -> Any:
-        return iter(self.source)
-
-
-def class_labels(source: Source) -> list[str]:
+def class_labels(source: Dataset) -> list[str]:
     """Return the name of every image's class, by which the classes of several data sets are compared."""
-    return [source.class_names[label] for label in source.known_labels().tolist()]
+    source.known_labels()
+    names: list[str] = source.label_names.tolist()
+    return names
 
 
-def embed_source(model: ModelFolder, source: Source, *, progress: bool | None = None) -> StochasticEmbedding:
+def embed_source(model: ModelFolder, source: Dataset, *, progress: bool | None = None) -> StochasticEmbedding:
     """Return the embeddings of a source's images on the CPU."""
     return model.lam.embed_features(features_of(model.encoder, source, progress=progress)).to("cpu")
 
 
-def warn_if_seen(model: ModelFolder, source: Source, consequence: str) -> dict[str, int]:
+def warn_if_seen(model: ModelFolder, source: Dataset, consequence: str) -> dict[str, int]:
     """Warn if a model was fitted to, or calibrated by, some of the images; return how many by role."""
     if not model.seen:
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import Batch, is_single, map_batches
+from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
@@ -116,7 +117,7 @@ class LAM:
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Loader,
         *,
         cache: str | Path | None = None,
         memory_limit: int = DEFAULT_LIMIT,
@@ -140,14 +141,14 @@ class LAM:
             )
         return self.fit_features(found, progress=progress, **options)
 
-    def features(self, loader: Iterable[Any], **options: Any) -> Features:
+    def features(self, loader: Loader, **options: Any) -> Features:
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""
         return collect_features(self.encoder, loader, **options)
 
     def fit_features(
         self,
         features: Tensor | Features,
-        labels: Tensor | Sequence[int] | Pairs | None = None,
+        labels: Labels | Pairs | None = None,
         *,
         batches: Sequence[Tensor] | None = None,
         batch_size: int = BATCH_SIZE,
@@ -277,7 +278,7 @@ class LAM:
         self,
         method: str = "marginal",
         features: Tensor | Features | None = None,
-        labels: Tensor | Sequence[int] | None = None,
+        labels: Labels | None = None,
         *,
         samples: int = 20,
         max_images: int = 1000,
@@ -404,7 +405,7 @@ class LAM:
     def recall_lost(
         self,
         features: Tensor | Features,
-        labels: Tensor | Sequence[int] | None = None,
+        labels: Labels | None = None,
         *,
         samples: int = 10,
         generator: torch.Generator | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor
 import laplacian_metric
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.named_inputs import Source
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, features_of, warn_if_seen
@@ -77,13 +77,13 @@ class ModelEvaluation(Evaluation):
 class Images:
     """Embedded images of one source, on the CPU, and what a calibrated `Trust` answers about them."""
 
-    source: Source
+    source: Dataset
     features: Features
     embedding: StochasticEmbedding
     answer: Answer | None = None
 
     @staticmethod
-    def of(model: ModelFolder, source: Source, progress: bool | None = None) -> Images:
+    def of(model: ModelFolder, source: Dataset, progress: bool | None = None) -> Images:
         features = features_of(model.encoder, source, progress=progress)
         return Images(source, features, model.lam.embed_features(features).to("cpu"))
 
@@ -100,8 +100,8 @@ class Images:
 
 def evaluate(
     model: ModelFolder,
-    source: Source,
-    ood: Sequence[Source] = (),
+    source: Dataset,
+    ood: Sequence[Dataset] = (),
     *,
     name: str | None = None,
     samples: int = 100,
@@ -150,9 +150,9 @@ def seed_of(model: ModelFolder) -> int:
     return int(dict(model.about.get("settings", {})).get("seed", 0) or 0)
 
 
-def titled(sources: Sequence[Source]) -> dict[str, Source]:
+def titled(sources: Sequence[Dataset]) -> dict[str, Dataset]:
     """Return each source by a name that no other has."""
-    named: dict[str, Source] = {}
+    named: dict[str, Dataset] = {}
     for source in sources:
         name = source.name if source.name not in named else source.title
         if name in named:
@@ -171,8 +171,8 @@ def _consensus(model: ModelFolder, inside: Images, samples: int, seed: int) -> C
 
 def evaluated(
     model: ModelFolder,
-    source: Source,
-    ood: Sequence[Source] = (),
+    source: Dataset,
+    ood: Sequence[Dataset] = (),
     *,
     title: str | None = None,
     thumbnails: bool = True,
@@ -209,8 +209,8 @@ def evaluated(
 
 def _evaluated(
     model: ModelFolder,
-    source: Source,
-    ood: Sequence[Source],
+    source: Dataset,
+    ood: Sequence[Dataset],
     seen: dict[str, int],
     *,
     samples: int,
@@ -277,13 +277,13 @@ def _scores(
     }
 
 
-def _can_agree(source: Source) -> bool:
+def _can_agree(source: Dataset) -> bool:
     """Whether any image has another of its class."""
     labels = source.known_labels()
     return len(torch.unique(labels)) < len(labels)
 
 
-def _provenance(model: ModelFolder, source: Source, seen: dict[str, int]) -> list[tuple[str, str]]:
+def _provenance(model: ModelFolder, source: Dataset, seen: dict[str, int]) -> list[tuple[str, str]]:
     fitted = dict(model.about.get("data", {}))
     lam = model.lam
     rows = [

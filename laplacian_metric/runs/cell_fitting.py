@@ -15,7 +15,7 @@ from torch import nn
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.config import Cell, completed, differences, plain
 from laplacian_metric.runs.feature_sets import FeatureSets, initial_head
@@ -31,9 +31,9 @@ FROZEN_SEED = 0  # of a frozen backbone that has random weights
 class Sets(Protocol):
     """Sets of inputs by name; see `ImageSets` and `FeatureSets`."""
 
-    def __getitem__(self, name: str) -> LabelledInputs: ...
+    def __getitem__(self, name: str) -> Dataset: ...
 
-    def training(self) -> LabelledInputs: ...
+    def training(self) -> Dataset: ...
 
     def matching(self, name: str) -> Matching: ...
 
@@ -112,17 +112,16 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
     # What is missing is said now, and not after days of training.
     for name in (VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)):
         images.size(name)
-    number = images.size(TRAIN)
     sets = _sets(place, cell)
     encoders = _encoders(place, cell, seed, sets)
     kept_at = cell.features_at(seed)
     if cell.start is Start.FROZEN and not cell.network.frozen:
         sets, encoders = _frozen(place, images, encoders[0], kept_at)
-    learner = _learner(cell, encoders, number, seed)
+    learner = _learner(cell, encoders, images, seed)
     training = _trained(place, cell, seed, learner, sets) if cell.method.kind.trains else None
     if not cell.method.kind.has_uncertainty and isinstance(learner.module, Encoder) and use_features:
         sets, encoders = _frozen(place, images, learner.module, kept_at)
-        learner = _learner(cell, encoders, number, seed)
+        learner = _learner(cell, encoders, images, seed)
     folder = place.work.folder(cell.name, seed)
     # Features that come with the sets need no folder; a method of images may keep its own there.
     kept = None if isinstance(sets, FeatureSets) else folder / FEATURES
@@ -180,10 +179,9 @@ def ensure_network(place: Place, cell: Cell, seed: int) -> None:
         check_network(place, cell, seed)
         return
     with place.work.locked(cell.name, seed):
-        number = place.images(cell).size(TRAIN)
         sets = _sets(place, cell)
         try:
-            learner = _learner(cell, [_initial(place, cell, seed, sets)], number, seed)
+            learner = _learner(cell, [_initial(place, cell, seed, sets)], place.images(cell), seed)
             _trained(place, cell, seed, learner, sets)
         except (FloatingPointError, ValueError, RuntimeError) as error:
             if isinstance(error, ChangedError):
@@ -206,7 +204,7 @@ def check_network(place: Place, cell: Cell, seed: int) -> None:
 def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     """The trained encoder of a base."""
     encoder = _initial(place, base, seed, _sets(place, base), shape_only=True)
-    learner = _learner(base, [encoder], place.images(base).size(TRAIN), seed)
+    learner = _learner(base, [encoder], place.images(base), seed)
     load_best(learner, place.work.folder(base.name, seed))
     if learner.module is not encoder:
         raise ValueError(
@@ -216,10 +214,12 @@ def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     return encoder.eval()
 
 
-def _learner(cell: Cell, encoders: list[Encoder], num_images: int, seed: int) -> Learner:
+def _learner(cell: Cell, encoders: list[Encoder], images: ImageSets, seed: int) -> Learner:
+    train = images.loaded(TRAIN)
     setup = Setup(
         loss=cell.loss.make(),
-        num_images=num_images,
+        num_images=len(train),
+        num_classes=int(train.labels.max()) + 1,
         weight_decay=cell.training.weight_decay,
         seed=seed,
         pairs=pair_choice(cell.training),

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from laplacian_metric.core import checked
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, random_head, whitening_head
 from laplacian_metric.laplace.features import collect_features, load_features
@@ -52,15 +53,15 @@ class FeatureSets:
         self.lock = lock
         self.progress = progress
         self._fingerprint = encoder.fingerprint()
-        self._made: dict[str, LabelledInputs] = {}
+        self._made: dict[str, Dataset] = {}
 
-    def __getitem__(self, name: str) -> LabelledInputs:
+    def __getitem__(self, name: str) -> Dataset:
         if name not in self._made:
             with self.lock():
                 self._made[name] = self._mapped(name) or self._collected(name)
         return self._made[name]
 
-    def training(self) -> LabelledInputs:
+    def training(self) -> Dataset:
         """The features that are trained on; there is no augmentation of features."""
         return self["train"]
 
@@ -88,7 +89,7 @@ class FeatureSets:
             "out": [out.model_dump(mode="json") for out in outs],
         }
 
-    def _mapped(self, name: str) -> LabelledInputs | None:
+    def _mapped(self, name: str) -> Dataset | None:
         """What an earlier run left, if it is whole and of the same network and images."""
         place = self._place(name)
         if not (place / WHOLE).is_file():
@@ -103,7 +104,7 @@ class FeatureSets:
         shutil.rmtree(place)
         return None
 
-    def _collected(self, name: str) -> LabelledInputs:
+    def _collected(self, name: str) -> Dataset:
         place = self._place(name)
         found = collect_features(self.encoder, self.images[name], folder=place, progress=self.progress)
         assert found.folder is not None
@@ -115,9 +116,9 @@ class FeatureSets:
             temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
         return self._inputs(name, found.features, found.labels)
 
-    def _inputs(self, name: str, features: Tensor, labels: Tensor) -> LabelledInputs:
-        split = self.images.split(name)
-        return LabelledInputs(features, labels, batch_size=self.images.batch_size, split=split)
+    def _inputs(self, name: str, features: Tensor, labels: Tensor) -> Dataset:
+        split = parse_split(self.images.split(name))
+        return Dataset(features, labels, batch_size=self.images.batch_size, split=split)
 
 
 def bytes_of(rows: int, width: int) -> int:

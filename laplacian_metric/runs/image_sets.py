@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
-from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.splits import parse_split
 from laplacian_metric.runs.place_matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
 
@@ -44,16 +44,16 @@ class ImageSets:
         self.section = section
         self.data_dir = data_dir
         self.batch_size = batch_size
-        self._loaded: dict[str, LabelledImages] = {}
-        self._made: dict[str, LabelledInputs] = {}
+        self._loaded: dict[str, Dataset] = {}
+        self._made: dict[str, Dataset] = {}
 
-    def __getitem__(self, name: str) -> LabelledInputs:
+    def __getitem__(self, name: str) -> Dataset:
         """The images as they are embedded, without augmentation."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
 
-    def loaded(self, name: str) -> LabelledImages:
+    def loaded(self, name: str) -> Dataset:
         """The images of a set that a data set has, limited as the section says."""
         if name not in self._loaded:
             if name.startswith(OUT):
@@ -72,13 +72,13 @@ class ImageSets:
         more: dict[str, Any] = self.section.split_options.get(base, {})  # type: ignore[call-overload]
         return {**more, **self.section.tests[name.removeprefix(TESTS)]} if name.startswith(TESTS) else more
 
-    def training(self) -> LabelledInputs:
+    def training(self) -> Dataset:
         """The images that are trained on, with augmentation where there is one."""
         train = self.loaded(TRAIN)
         if self.section.augment is None:
             return self[TRAIN]
-        augmented = train.prepared(replace(train.preparation, augment=AUGMENTATIONS[self.section.augment]))
-        return LabelledInputs(augmented, batch_size=self.batch_size, workers=self.section.workers)
+        augmented = train.prepared(augment=AUGMENTATIONS[self.section.augment])
+        return replace(augmented, batch_size=self.batch_size, workers=self.section.workers)
 
     def matching(self, name: str) -> Matching:
         """What of the images of a set are queries, and which answers to them are right."""
@@ -104,7 +104,7 @@ class ImageSets:
 
     # --- how they are made ---
 
-    def _make(self, name: str) -> LabelledInputs:
+    def _make(self, name: str) -> Dataset:
         if name == CORRUPTED:
             chosen = self.loaded(VALIDATION).select(self._chosen())
             clean, indices = self._unscaled(chosen), torch.arange(len(chosen))
@@ -121,12 +121,12 @@ class ImageSets:
             floats = corrupt_some(self._unscaled(images), share, indices=images.indices)
             return self._inputs(name, floats, images.labels)
         if self.section.in_memory:
-            return LabelledInputs.in_memory(images, batch_size=self.batch_size)
-        return LabelledInputs(images, batch_size=self.batch_size, workers=self.section.workers)
+            return images.in_memory(batch_size=self.batch_size)
+        return replace(images, batch_size=self.batch_size, workers=self.section.workers)
 
-    def _inputs(self, name: str, floats: Tensor, labels: Tensor) -> LabelledInputs:
-        return LabelledInputs(
-            self._scaled(floats), labels, batch_size=self.batch_size, split=self.split(name)
+    def _inputs(self, name: str, floats: Tensor, labels: Tensor) -> Dataset:
+        return Dataset(
+            self._scaled(floats), labels, batch_size=self.batch_size, split=parse_split(self.split(name))
         )
 
     def _chosen(self) -> Tensor:
@@ -142,12 +142,10 @@ class ImageSets:
             "preprocessing": section.preprocessing,
         }
 
-    def _load(
-        self, name: str, split: str, options: dict[str, Any], preparation: dict[str, Any]
-    ) -> LabelledImages:
+    def _load(self, name: str, split: str, options: dict[str, Any], preparation: dict[str, Any]) -> Dataset:
         return data.load(name, split, data_dir=self.data_dir, **preparation, **options)
 
-    def _load_out(self, label: str) -> LabelledImages:
+    def _load_out(self, label: str) -> Dataset:
         """Strangers, with as many rows, columns and channels as the images that the network knows."""
         out = next(out for out in self.section.out if out.label == label)
         known = self.loaded(TEST)
@@ -155,7 +153,7 @@ class ImageSets:
         preparation = {
             "image_size": None,
             "channels": channels,
-            "preprocessing": known.preparation.preprocessing,
+            "preprocessing": _preprocessing(known),
         }
         found = self._load(out.name, out.split, out.options, preparation)
         if found[0][0].shape != (channels, height, width) or not isinstance(found.images, Tensor):
@@ -164,15 +162,15 @@ class ImageSets:
                     f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
                     f"{out.name} can have the same"
                 )
-            found = found.prepared(replace(found.preparation, image_size=height))
+            found = found.prepared(image_size=height)
         return spread(found, out.limit)
 
-    def _unscaled(self, images: LabelledImages) -> Tensor:
+    def _unscaled(self, images: Dataset) -> Tensor:
         """As a network takes them, but with values in [0, 1]."""
-        return images.prepared(replace(images.preparation, preprocessing="unit")).floats()
+        return images.prepared(preprocessing="unit").floats()
 
     def _scaled(self, floats: Tensor) -> Tensor:
-        if self.loaded(VALIDATION).preparation.preprocessing == "unit":
+        if _preprocessing(self.loaded(VALIDATION)) == "unit":
             return floats
         mean, deviation = (
             floats.new_tensor(numbers)[:, None, None] for numbers in (IMAGENET_MEAN, IMAGENET_DEVIATION)
@@ -180,7 +178,11 @@ class ImageSets:
         return (floats - mean) / deviation
 
 
-def spread(images: LabelledImages, limit: int | None) -> LabelledImages:
+def _preprocessing(images: Dataset) -> str:
+    return "unit" if images.preparation is None else images.preparation.preprocessing
+
+
+def spread(images: Dataset, limit: int | None) -> Dataset:
     """So many of the images at even steps, or all of them where there are no more.
 
     Example:

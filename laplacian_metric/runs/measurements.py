@@ -11,7 +11,7 @@ from torch import Tensor
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, Method
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN
@@ -192,7 +192,7 @@ def _own_retrieval(
     return retrieval
 
 
-def _agreed(embedder: Embedder, inputs: LabelledInputs, section: EvaluationSection) -> Consensus | None:
+def _agreed(embedder: Embedder, inputs: Dataset, section: EvaluationSection) -> Consensus | None:
     if not section.samples:
         return None
     generator = torch.Generator().manual_seed(section.seed)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.metrics.nearest import rank_by
 from laplacian_metric.metrics.positives import Labels, Positives
 from laplacian_metric.metrics.ranking import Ranking
@@ -70,7 +70,7 @@ class Matching:
         return rank_by(lambda rows: score(queries[rows], database), self.right, k, own=False)
 
 
-def matching(images: LabelledImages) -> Matching:
+def matching(images: Dataset) -> Matching:
     """How the images of a set match."""
     if images.positive_distance is None:
         return Matching(images.labels)
@@ -83,7 +83,7 @@ def matching(images: LabelledImages) -> Matching:
     return Matching(right, queries, database)
 
 
-def by_place(images: LabelledImages) -> LabelledImages:
+def by_place(images: Dataset) -> Dataset:
     """The same images labelled by places where they match by distance, and as they are where they do not."""
     if images.positive_distance is None:
         return images
@@ -104,10 +104,10 @@ def places(positions: Tensor, distance: float) -> Tensor:
     return numbers
 
 
-def _positions(images: LabelledImages) -> Tensor:
+def _positions(images: Dataset) -> Tensor:
     if "positions" not in images.extras:
         raise ValueError(
-            f"the images of {images.name}, {images.split.value}, match by distance, but where they were taken is not "
+            f"the images of {images.title} match by distance, but where they were taken is not "
             "in the files: take a split whose positions are published"
         )
     return images.extras["positions"]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from laplacian_metric import metrics
-from laplacian_metric.core.batch import Batch, map_batches
+from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, scores_of
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 
 EVERY = 5  # of the training images, so many are what the nearest distance is taken to
@@ -22,7 +21,7 @@ Scores = dict[str, dict[str, Tensor]]
 
 
 def method_scores(
-    embedder: Embedder, sets: Mapping[str, LabelledInputs], known: Mapping[str, StochasticEmbedding]
+    embedder: Embedder, sets: Mapping[str, Dataset], known: Mapping[str, StochasticEmbedding]
 ) -> Scores:
     """The scores that an embedder has, for every set; of what is embedded already they are taken from there."""
     plain = type(embedder).scores is Embedder.scores
@@ -34,7 +33,7 @@ def method_scores(
     return scores
 
 
-def trivial_scores(encoder: Encoder, sets: Mapping[str, LabelledInputs], train: LabelledInputs) -> Scores:
+def trivial_scores(encoder: Encoder, sets: Mapping[str, Dataset], train: Dataset) -> Scores:
     """The norms before and after the head, and the distance to the nearest of every fifth training image."""
     reference = _norms_and_raw(encoder, train.select(torch.arange(0, len(train), EVERY)))[1]
     reference = nn.functional.normalize(reference)
@@ -49,13 +48,13 @@ def trivial_scores(encoder: Encoder, sets: Mapping[str, LabelledInputs], train: 
     return scores
 
 
-def norms(encoder: Encoder, inputs: Iterable[Any]) -> dict[str, Tensor]:
+def norms(encoder: Encoder, inputs: Loader) -> dict[str, Tensor]:
     """The norms before and after the head, as the scores (N,) that they are by name."""
     features, u = _norms_and_raw(encoder, inputs)
     return {"feature norm": features, "embedding norm": metrics.embedding_norm(u)}
 
 
-def _norms_and_raw(encoder: Encoder, inputs: Iterable[Any]) -> tuple[Tensor, Tensor]:
+def _norms_and_raw(encoder: Encoder, inputs: Loader) -> tuple[Tensor, Tensor]:
     """|h| (N,) and u (N, Z), batch by batch: all features may be more than the memory holds."""
 
     def both(batch: Batch) -> tuple[Tensor, Tensor]:

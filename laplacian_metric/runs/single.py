@@ -11,8 +11,7 @@ from typing import Any
 
 from laplacian_metric.core.artifact import check_target
 from laplacian_metric.core.output_folder import output_folder
-from laplacian_metric.data.dataset import LabelledImages
-from laplacian_metric.data.named_inputs import Source
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
 from laplacian_metric.laplace.posthoc import LAM
@@ -132,9 +131,9 @@ def _removed_without_checkpoint(work: Path) -> Iterator[None]:
         raise
 
 
-def _require_classes(images: LabelledImages) -> None:
+def _require_classes(images: Dataset) -> None:
     if images.positive_distance is None:
-        _source(images).require_classes("a training")
+        images.require_classes("a training")
 
 
 def _keep(
@@ -187,7 +186,7 @@ def _model(result: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: in
     training = result.training
     return ModelFolder(
         lam,
-        replace(train.preparation, augment=None),
+        train.prepared(augment=None).preparation,
         cell.network.options,
         train.class_names,
         {
@@ -207,7 +206,7 @@ def _model(result: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: in
             else {key: training[key] for key in ("best_epoch", "seconds")},
             "diagnostics": lam.diagnostics().to_dict(),
         },
-        {"train": _digests(train), "validation": _digests(validation)},
+        {"train": train.digests(), "validation": validation.digests()},
     )
 
 
@@ -232,15 +231,6 @@ def bound_to(lam: LAM, encoder: Encoder) -> LAM:
     return bound
 
 
-def _title(cell: Cell, images: LabelledImages) -> str:
+def _title(cell: Cell, images: Dataset) -> str:
     path = cell.data.options.get("path")
-    return f"{images.name if path is None else Path(path).resolve().name}:{images.split.value}"
-
-
-def _digests(images: LabelledImages) -> Any:
-    return _source(images).digests()
-
-
-def _source(images: LabelledImages) -> Source:
-    ids = tuple(map(str, range(len(images))))
-    return Source(images.name, images.split.value, ids, images.labels, images.class_names, images, None)
+    return images.title if path is None else replace(images, name=Path(path).resolve().name).title

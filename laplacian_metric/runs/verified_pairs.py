@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.randomness import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
@@ -73,9 +73,7 @@ class Images(Protocol):
 class HedgedImages:
     """Mixtures, of which K samples are drawn, twice: of the first and of the second image of a pair."""
 
-    def __init__(
-        self, embedder: Hedged, inputs: LabelledInputs, samples: int, *, has_uncertainty: bool
-    ) -> None:
+    def __init__(self, embedder: Hedged, inputs: Dataset, samples: int, *, has_uncertainty: bool) -> None:
         self.embedder = embedder
         self.samples = samples
         self.has_uncertainty = has_uncertainty
@@ -113,7 +111,7 @@ class HedgedImages:
 class EmbeddedImages:
     """Distributions on the sphere, compared by the method's own similarity or by the cosine of their points."""
 
-    def __init__(self, embedder: Embedder, inputs: LabelledInputs, *, has_uncertainty: bool) -> None:
+    def __init__(self, embedder: Embedder, inputs: Dataset, *, has_uncertainty: bool) -> None:
         self.embedder = embedder
         self.has_uncertainty = has_uncertainty
         self.e = embedder.embed(inputs)
@@ -148,14 +146,14 @@ class _Set:
     """A test set, and the pairs of it that are looked at."""
 
     name: str
-    inputs: LabelledInputs
+    inputs: Dataset
     images: Images
     balanced: Tensor
     random: Tensor
 
     @property
     def labels(self) -> Tensor:
-        return self.inputs.labels
+        return self.inputs.known_labels(by_class=False)
 
 
 def verify(

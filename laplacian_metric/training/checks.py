@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.core.method import Learner
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import Role, TestDataError
 from laplacian_metric.training.validation import check_validation
 
@@ -24,14 +24,14 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {seed}, a number from 0 on is needed, below 2^63")
 
 
-def check_inputs(train: LabelledInputs, validation: LabelledInputs) -> None:
+def check_inputs(train: Dataset, validation: Dataset) -> None:
     """Refuse test data, and validation images that cannot choose an epoch."""
     for inputs, purpose, other in ((train, "train", "train"), (validation, "choose an epoch", "validation")):
-        if not isinstance(inputs, LabelledInputs):
+        if not isinstance(inputs, Dataset):
             raise TypeError(
-                f"the {other} images are a {type(inputs).__name__}: make LabelledInputs of a tensor and labels, or of "
-                "a data set"
+                f"the {other} images are a {type(inputs).__name__}: make a data.Dataset of a tensor and labels"
             )
+        inputs.known_labels(by_class=False)
         if inputs.role is Role.EVALUATION and inputs.split is not None:
             raise TestDataError(
                 f"the split {inputs.split.value!r} of {inputs.name} must not be used to {purpose}; take its split "

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from laplacian_metric.core.batch import device_of, to_device
+from laplacian_metric.core.batch import Batch, device_of, to_device
 from laplacian_metric.core.method import Learner
 from laplacian_metric.core.modes import check_unused, evaluating
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
@@ -50,8 +50,8 @@ class Trained:
 
 def train(
     learner: Learner,
-    train: LabelledInputs,
-    validation: LabelledInputs,
+    train: Dataset,
+    validation: Dataset,
     options: TrainingOptions,
     folder: Path,
     *,
@@ -105,8 +105,8 @@ def train(
 
 def _trained(
     learner: Learner,
-    images: LabelledInputs,
-    validation: LabelledInputs,
+    images: Dataset,
+    validation: Dataset,
     options: TrainingOptions,
     folder: Path,
     seed: int,
@@ -133,8 +133,8 @@ class _Run:
     def __init__(
         self,
         learner: Learner,
-        images: LabelledInputs,
-        validation: LabelledInputs,
+        images: Dataset,
+        validation: Dataset,
         options: TrainingOptions,
         folder: Path,
         seed: int,
@@ -210,8 +210,8 @@ class _Run:
                 batches[state.step : state.step + _until(state.step, every, self.learner.refresh)]
             )
             reading = torch.Generator().manual_seed(self._reading_seed(number))
-            for inputs, labels in processes.read(self.images.batches(rows, reading)):
-                self._step(inputs, labels)
+            for batch in processes.read(self.images.batches(rows, reading)):
+                self._step(batch)
                 bar.step(state.total / state.images)
             self.optimizer.zero_grad()  # nobody needs the gradients while images are validated, or afterwards
             checks.check_finite(self.learner.parameters(), state.step, number + 1)
@@ -249,14 +249,15 @@ class _Run:
                 )
         return chosen
 
-    def _step(self, inputs: Any, labels: Tensor) -> None:
+    def _step(self, batch: Batch) -> None:
         """One step of the optimizer."""
         learner, state = self.learner, self.state
         check_unused(learner.module)
         learner.train_mode()
         self.optimizer.zero_grad()
         with processes.all_or_none():
-            loss = self.loss(to_device(inputs, learner.module), labels.to(self.device))
+            assert batch.labels is not None
+            loss = self.loss(to_device(batch.inputs, learner.module), batch.labels.to(self.device))
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise FloatingPointError(
@@ -268,8 +269,8 @@ class _Run:
             torch.nn.utils.clip_grad_norm_(learner.parameters(), self.options.clip_norm)
         learner.step()
         state.step += 1
-        state.total += value * len(labels)
-        state.images += len(labels)
+        state.total += value * len(batch)
+        state.images += len(batch)
 
     def _reading_seed(self, epoch: int) -> int:
         """Of what the images' readers draw from here on: another one in each process."""
@@ -364,7 +365,7 @@ def _until(step: int, *periods: int | None) -> int:
     return min(period - step % period for period in periods if period is not None)
 
 
-def _described(images: LabelledInputs) -> dict[str, int]:
+def _described(images: Dataset) -> dict[str, int]:
     """How many images there are, and a checksum of their labels in their order."""
     labels = images.labels.cpu().contiguous()
     return {"number": len(images), "labels": zlib.crc32(labels.view(torch.uint8).numpy().data)}

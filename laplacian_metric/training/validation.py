@@ -8,16 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from laplacian_metric import metrics
-from laplacian_metric.core.batch import device_of, to_device
+from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.method import Keep, Learner
-from laplacian_metric.core.modes import evaluating
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.metrics.nearest import rank_by_distance
 
 KS = (1, 5, 10)
 
 
-def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
+def validate(learner: Learner, validation: Dataset) -> dict[str, float]:
     """recall@1 and mAP@k of the points of validation images, each with all others as its gallery.
 
     Points are compared by their direction, or by their distance where the learner says so.
@@ -25,10 +24,11 @@ def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
     With the loss, averaged over their batches, where that decides which epoch is kept.
     """
     check_validation(validation)
-    with evaluating(learner.module):
-        points = torch.cat(
-            [learner.points(to_device(inputs, learner.module)).cpu() for inputs, _ in validation]
+    points = torch.cat(
+        map_batches(
+            lambda batch: learner.points(batch.inputs).cpu(), validation, learner.module, progress=False
         )
+    )
     ks = [k for k in KS if k < len(points)]
     if learner.euclidean:
         found = rank_by_distance(points.float(), validation.labels, max(ks))
@@ -43,20 +43,22 @@ def validate(learner: Learner, validation: LabelledInputs) -> dict[str, float]:
     return measured
 
 
-def validation_loss(learner: Learner, validation: LabelledInputs) -> float:
+def validation_loss(learner: Learner, validation: Dataset) -> float:
     """The loss of validation images, the mean over their batches; what is drawn for it is not missed in training."""
     device = device_of(learner.module)
     before = learner.generator.get_state()
-    total = 0.0
-    with evaluating(learner.module), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        for inputs, labels in validation:
-            loss = learner.loss(to_device(inputs, learner.module), labels.to(device))
-            total += float(loss) * len(labels)
+
+    def loss(batch: Batch) -> float:
+        assert batch.labels is not None
+        return float(learner.loss(batch.inputs, batch.labels.to(device))) * len(batch)
+
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        total = sum(map_batches(loss, validation, learner.module, labelled=True, progress=False))
     learner.generator.set_state(before)
     return total / len(validation)
 
 
-def check_validation(validation: LabelledInputs) -> None:
+def check_validation(validation: Dataset) -> None:
     """Refuse images among which there is nothing to be retrieved."""
     if len(validation) < 2:
         raise ValueError(f"there are {len(validation)} validation images: retrieval needs at least 2")

@@ -16,7 +16,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.cli import fit, index, query
 from laplacian_metric.data import Preparation, load
-from laplacian_metric.data.named_inputs import Source, divided
+from laplacian_metric.data.dataset import Dataset, divided
 from laplacian_metric.data.opening import Opening, open_both, open_source
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
 from laplacian_metric.encoder.loading import preparation_for
@@ -406,9 +406,7 @@ def test_choices_are_those_of_the_library() -> None:
 def test_a_fit_can_be_called_from_python() -> None:
     features, labels = clusters(120)
     rows = Features(torch.from_numpy(features), torch.from_numpy(labels))
-    source = Source(
-        "mine", None, tuple(map(str, range(120))), rows.labels, tuple("abcd"), None, rows.features
-    )
+    source = Dataset(features, labels, name="mine", class_names=tuple("abcd"))
     with pytest.warns(CurvatureWarning, match="no mode"):
         model = fitting.fit_model(source, None, fitting.FitOptions(head="identity", confidence=False))
     assert model.lam.confidence is None

@@ -15,7 +15,7 @@ from laplacian_metric.data.images import decode_image
 from tests.data import miniatures
 
 
-def names(loaded: data.LabelledImages) -> tuple[str, ...]:
+def names(loaded: data.Dataset) -> tuple[str, ...]:
     assert isinstance(loaded.images, ImageFiles)
     return loaded.images.names
 

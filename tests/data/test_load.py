@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from laplacian_metric import data
-from laplacian_metric.data import CorruptFileError, LabelledImages, MissingDataError, Split
+from laplacian_metric.data import CorruptFileError, Dataset, MissingDataError, Split
 from tests.data import miniatures
 
 # What a miniature needs beyond the defaults: it is too small to hold 5,000 images out.
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def load(name: str, folder: Path, split: str, **options: Any) -> LabelledImages:
+def load(name: str, folder: Path, split: str, **options: Any) -> Dataset:
     return data.load(name, split=split, data_dir=folder, **{**OPTIONS.get(name, {}), **options})
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from laplacian_metric import data
-from laplacian_metric.data import CorruptFileError, LabelledImages, MissingDataError, Role
+from laplacian_metric.data import CorruptFileError, Dataset, MissingDataError, Role
 from tests.data import miniatures
 
 
-def load(folder: Path, split: str, **options: Any) -> LabelledImages:
+def load(folder: Path, split: str, **options: Any) -> Dataset:
     return data.load("msls", split=split, data_dir=folder, **options)
 
 

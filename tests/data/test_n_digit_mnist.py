@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laplacian_metric import data
-from laplacian_metric.data import LabelledImages
+from laplacian_metric.data import Dataset
 from laplacian_metric.data.sources.n_digit_mnist import class_numbers
 from tests.data import miniatures
 
@@ -21,12 +21,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def make(folder: Path, split: str = "test", **options: Any) -> LabelledImages:
+def make(folder: Path, split: str = "test", **options: Any) -> Dataset:
     settings = {"num_images": 700, "held_out": 20, **options}
     return data.load("n-digit-mnist", split=split, data_dir=folder, **settings)
 
 
-def pixels(loaded: LabelledImages) -> torch.Tensor:
+def pixels(loaded: Dataset) -> torch.Tensor:
     assert isinstance(loaded.images, torch.Tensor)
     return loaded.images
 

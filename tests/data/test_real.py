@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laplacian_metric import data
-from laplacian_metric.data import LabelledImages, MissingDataError
+from laplacian_metric.data import Dataset, MissingDataError
 
 SIZES = [
     ("fashion-mnist", {}, (55_000, 5_000, 10_000)),
@@ -22,7 +22,7 @@ SIZES = [
 ]
 
 
-def load(name: str, split: str, **options: Any) -> LabelledImages:
+def load(name: str, split: str, **options: Any) -> Dataset:
     folder = os.environ.get("LAPLACIAN_METRIC_DATA")
     if not folder:
         pytest.skip("needs real data; say where with LAPLACIAN_METRIC_DATA")

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM, data
 from laplacian_metric.core.manifest import ArtifactBusyError, ArtifactError
-from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
 from laplacian_metric.laplace.features import Features, collect_features, load_features
@@ -320,7 +319,7 @@ NAN[4, 0] = torch.nan
             TypeError,
             "a TensorDataset yields images and no batches: .*pass torch.utils",
         ),
-        (embedded_sample("mnist", "test"), TypeError, "a ImageSet is no loader: something that yields"),
+        (0.5, TypeError, "a float is no loader: something that yields"),
         ([BATCH, (NAN, LABELS)], ValueError, "batch 1 of the loader has NaN .* the first is row 4"),
         ([((IMAGES * 255).to(torch.uint8), LABELS)], TypeError, "convert to floats in"),
         ([], ValueError, "the loader is empty"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from laplacian_metric import data, metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import LabelledImages
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import Split
 from laplacian_metric.metrics.nearest import rank_by
 from laplacian_metric.runs.image_sets import ImageSets
@@ -22,15 +23,14 @@ from tests.data import miniatures
 RADIUS = 10.0
 
 
-def images(positions: Tensor, is_query: Tensor | None = None) -> LabelledImages:
+def images(positions: Tensor, is_query: Tensor | None = None) -> Dataset:
     number = len(positions)
-    return LabelledImages(
+    return Dataset(
+        torch.zeros(number, 1, 2, 2, dtype=torch.uint8),
+        torch.zeros(number, dtype=torch.long),
         name="streets",
         split=Split.TEST,
-        images=torch.zeros(number, 1, 2, 2, dtype=torch.uint8),
-        labels=torch.zeros(number, dtype=torch.long),
         class_names=("town",),
-        indices=torch.arange(number),
         extras={"positions": positions}
         if is_query is None
         else {"positions": positions, "is_query": is_query},
@@ -123,10 +123,10 @@ def test_images_are_labelled_by_place() -> None:
 
 def test_positions_that_are_not_there_are_asked_for() -> None:
     loaded = images(torch.zeros(3, 2))
-    loaded = LabelledImages(**{**vars(loaded), "extras": {}})
+    loaded = dataclasses.replace(loaded, extras={})
     for made in (by_place, matching):
         with pytest.raises(
-            ValueError, match="streets, test, match by distance, but where they were taken is not"
+            ValueError, match="streets:test match by distance, but where they were taken is not"
         ):
             made(loaded)
 

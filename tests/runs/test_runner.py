@@ -18,7 +18,7 @@ import torch
 
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.runs import ConfigError, RunError, cell_fitting, results, runner, work
 from laplacian_metric.runs.image_sets import ImageSets
@@ -562,7 +562,7 @@ def test_the_entropy_of_human_labels_goes_with_the_test_images() -> None:
     from laplacian_metric.runs.measurements import label_entropy
 
     counts = torch.tensor([[5.0, 5.0], [10.0, 0.0]])
-    sets = {"test": LabelledInputs(torch.zeros(2, 3), torch.tensor([0, 1]))}
+    sets = {"test": Dataset(torch.zeros(2, 3), torch.tensor([0, 1]))}
     assert torch.equal(label_entropy(sets, counts), metrics.label_entropy(counts))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="for 1 of 2 test images"):
         label_entropy(sets, counts[:1])  # type: ignore[arg-type]

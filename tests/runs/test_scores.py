@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.provenance import failure, is_disk_full
@@ -23,8 +23,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_trivial_scores_go_by_batches_and_by_every_fifth_training_image() -> None:
     encoder = Encoder(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 3))
     train, test = drawn(23, 6), drawn(11, 6, seed=1)
-    sets = {"test": LabelledInputs(test, torch.arange(11), batch_size=4)}
-    found = trivial_scores(encoder, sets, LabelledInputs(train, torch.arange(23), batch_size=4))
+    sets = {"test": Dataset(test, torch.arange(11), batch_size=4)}
+    found = trivial_scores(encoder, sets, Dataset(train, torch.arange(23), batch_size=4))
     with torch.no_grad():
         h, u = encoder.features(test), encoder.raw(test)
         reference = encoder(train[::5])
@@ -43,7 +43,7 @@ def test_what_json_has_no_word_for_is_null() -> None:
 
 def test_failures_name_places_of_the_sources_and_no_folder() -> None:
     with pytest.raises(ValueError, match="labels has") as caught:
-        LabelledInputs(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
+        Dataset(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
     said = failure(caught.value)
     assert said.startswith("ValueError: labels has 2 entries for 3 inputs (tests/runs/test_scores.py:")
     assert "laplacian_metric/data/labelled.py:" in said

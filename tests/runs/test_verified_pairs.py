@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data import Dataset, Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability
 from laplacian_metric.runs.cell_fitting import Fitted
@@ -82,9 +82,9 @@ class Sets:
             noise = torch.randn(NUMBER, 2, generator=generator) * (0.5 * log_variance).exp()
             rows = torch.cat([centres[labels] + spread * noise, log_variance], dim=1)
             said = labels.flip(0) if turned and name != "test" else labels
-            self.made[name] = LabelledInputs(rows, said, batch_size=50, split="test")
+            self.made[name] = Dataset(rows, said, batch_size=50, split=Split.TEST)
 
-    def __getitem__(self, name: str) -> LabelledInputs:
+    def __getitem__(self, name: str) -> Dataset:
         return self.made[name]
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.data import from_arrays
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.training import Trained, TrainingOptions, checkpoint, pair_choice, train
@@ -26,13 +26,13 @@ LOSS = ContrastiveLoss(margin=0.7)
 CLASSES = 4
 
 
-def clusters(count: int = 44, seed: int = 0, spread: float = 0.8) -> LabelledInputs:
+def clusters(count: int = 44, seed: int = 0, spread: float = 0.8) -> Dataset:
     """Points of six numbers around four centres."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % CLASSES
     centres = torch.randn(CLASSES, 6, generator=torch.Generator().manual_seed(99))
     points = centres[labels] + spread * torch.randn(count, 6, generator=generator)
-    return LabelledInputs(points, labels, batch_size=7)
+    return Dataset(points, labels, batch_size=7)
 
 
 def shifted(image: Tensor) -> Tensor:
@@ -40,15 +40,13 @@ def shifted(image: Tensor) -> Tensor:
     return torch.roll(image, int(torch.randint(3, ())), dims=2)
 
 
-def pictures(
-    split: str = "train", *, augmented: bool = False, workers: int = 0, count: int = 44
-) -> LabelledInputs:
+def pictures(split: str = "train", *, augmented: bool = False, workers: int = 0, count: int = 44) -> Dataset:
     """Random pictures of 1 x 2 x 3."""
     generator = torch.Generator().manual_seed(len(split))
     pixels = torch.randint(256, (count, 1, 2, 3), generator=generator, dtype=torch.uint8)
     augment = shifted if augmented else None
     images = from_arrays(pixels, torch.arange(count) % CLASSES, split=split, augment=augment)
-    return LabelledInputs(images, batch_size=7, workers=workers)
+    return replace(images, batch_size=7, workers=workers)
 
 
 def an_encoder(seed: int = 0, *, norm: bool = True) -> Encoder:
@@ -100,8 +98,8 @@ class Case:
     method: str = "deterministic"
     method_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
-    images: Callable[[], LabelledInputs] = clusters
-    validation: Callable[[], LabelledInputs] = lambda: clusters(20, seed=1)
+    images: Callable[[], Dataset] = clusters
+    validation: Callable[[], Dataset] = lambda: clusters(20, seed=1)
 
     def training_options(self) -> TrainingOptions:
         few = {"epochs": 3, "batch_size": 8, "learning_rate": 0.02, "checkpoint_every": 2}

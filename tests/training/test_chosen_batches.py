@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import Setup
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.methods import make
 from laplacian_metric.methods.pairs.triplet_learner import TripletLearner
 from laplacian_metric.training import TrainingOptions, checkpoint, train
@@ -41,7 +41,7 @@ class Choosing(Plain):
         self.asked: list[int] = []
         self.seen: list[Tensor] = []
 
-    def choose(self, images: LabelledInputs, rows: Sequence[Tensor]) -> list[Tensor]:
+    def choose(self, images: Dataset, rows: Sequence[Tensor]) -> list[Tensor]:
         assert len(images) == 44
         assert not self.module.training
         assert not torch.is_grad_enabled()

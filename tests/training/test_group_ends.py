@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.core.method import Setup
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, pair_choice, train
@@ -33,7 +33,7 @@ work, rank = Path(sys.argv[1]), int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{work / 'meeting'}", rank=rank, world_size=2)
 torch.set_num_threads(1)
 torch.manual_seed(0)
-images = LabelledInputs(torch.randn(40, 6), torch.arange(40) % 4)
+images = Dataset(torch.randn(40, 6), torch.arange(40) % 4)
 options = TrainingOptions(epochs=1, batch_size=10)
 encoder = Encoder(torch.nn.Linear(6, 5), torch.nn.Linear(5, 3))
 learner = make("deterministic").learner([encoder], Setup(ContrastiveLoss(0.7), 40, pairs=pair_choice(options)))

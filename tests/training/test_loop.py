@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from laplacian_metric import metrics
-from laplacian_metric.data import TestDataError
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data import Split, TestDataError
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, checkpoint, load_best, train, validate
 from laplacian_metric.training.options import learning_rate
 from laplacian_metric.training.order import epoch_batches
@@ -281,7 +281,7 @@ def test_few_validation_images(count: int, names: list[str], tmp_path: Path) -> 
 
 def test_images_that_have_no_partner_do_not_count() -> None:
     validation = clusters(11, seed=1)
-    lonely = LabelledInputs(
+    lonely = Dataset(
         torch.cat([validation.inputs, torch.randn(2, 6)]),  # type: ignore[list-item]
         torch.cat([validation.labels, torch.tensor([7, 8])]),
     )
@@ -296,21 +296,21 @@ def test_images_that_have_no_partner_do_not_count() -> None:
     ("validation", "said"),
     [
         (
-            LabelledInputs(torch.randn(1, 6), torch.zeros(1, dtype=torch.long)),
+            Dataset(torch.randn(1, 6), torch.zeros(1, dtype=torch.long)),
             "there are 1 validation images",
         ),
         (
-            LabelledInputs(torch.randn(0, 6), torch.zeros(0, dtype=torch.long)),
+            Dataset(torch.randn(0, 6), torch.zeros(0, dtype=torch.long)),
             "there are 0 validation images",
         ),
         (
-            LabelledInputs(torch.randn(5, 6), torch.arange(5)),
+            Dataset(torch.randn(5, 6), torch.arange(5)),
             "no validation image has another one of its class",
         ),
     ],
 )
 def test_validation_images_that_choose_nothing_are_refused_at_once(
-    validation: LabelledInputs, said: str, tmp_path: Path
+    validation: Dataset, said: str, tmp_path: Path
 ) -> None:
     learner = plain()
     before = weights(learner.module)
@@ -323,9 +323,9 @@ def test_validation_images_that_choose_nothing_are_refused_at_once(
 @pytest.mark.parametrize("split", ["test", "all"])
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_test_images_are_refused(split: str, in_memory: bool, tmp_path: Path) -> None:
-    def images(split: str) -> LabelledInputs:
+    def images(split: str) -> Dataset:
         found = pictures(split)
-        return LabelledInputs.in_memory(found.inputs) if in_memory else found  # type: ignore[arg-type]
+        return found.in_memory() if in_memory else found
 
     options = TrainingOptions(epochs=1, batch_size=8)
     chosen = images(split).select(torch.arange(20))
@@ -341,7 +341,7 @@ def test_test_images_are_refused(split: str, in_memory: bool, tmp_path: Path) ->
 
 
 def test_test_features_are_refused_where_they_are_said_to_be_some(tmp_path: Path) -> None:
-    named = LabelledInputs(torch.randn(20, 6), torch.arange(20) % 4, split="test")
+    named = Dataset(torch.randn(20, 6), torch.arange(20) % 4, split=Split.TEST)
     with pytest.raises(TestDataError, match="the split 'test' of these inputs"):
         train(plain(), clusters(), named, TrainingOptions(epochs=1), tmp_path)
 
@@ -366,7 +366,7 @@ def test_more_images_than_memory_needs(tmp_path: Path) -> None:
             return found.as_subclass(Tensor) if isinstance(found, Tensor) else found
 
     base = copy.deepcopy(clusters(200).inputs)
-    images = LabelledInputs(base.as_subclass(Mapped), clusters(200).labels)  # type: ignore[union-attr]
+    images = Dataset(base.as_subclass(Mapped), clusters(200).labels)  # type: ignore[union-attr]
     train(plain(), images, clusters(20), TrainingOptions(epochs=1, batch_size=8), tmp_path)
     assert max(sizes) == 8
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.batch import Batch
 from laplacian_metric.core.method import Setup
 from laplacian_metric.core.parallel import OtherProcessError
 from laplacian_metric.methods import make
@@ -225,7 +226,7 @@ class Failing(Plain):
 
 
 def unreadable(*_: Any) -> Iterator[Any]:
-    yield torch.zeros(2, 6), torch.zeros(2, dtype=torch.long)
+    yield Batch(torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
     raise OSError("the second batch cannot be read")
 
 
@@ -234,7 +235,7 @@ def failure(how: str) -> Work:
         learner = Failing(how if rank == 1 else "")
         images, validation, run = clusters(), clusters(20), folder / "run"
         if rank == 1 and how == "reading":
-            images.batches = unreadable  # type: ignore[method-assign]
+            object.__setattr__(images, "batches", unreadable)
         if rank == (0 if how == "disk" else -1):
 
             def full(*_: Any) -> None:

@@ -27,7 +27,7 @@ def read(request: Request, held_out: int = 500) -> Content:
     """
     sample = embedded_sample("fashion-mnist", "test" if request.split is Split.TEST else "train")
     return array_content(
-        sample.images[:, None].numpy(),
+        sample.images.numpy(),
         sample.labels.numpy(),
         request.split,
         sample.class_names,

@@ -24,7 +24,7 @@ def read(request: Request) -> Content:
     """Read the test split; `indices` are positions among the images of the sample."""
     sample = embedded_sample("mnist", "test")
     return array_content(
-        sample.images[:, None].numpy(),
+        sample.images.numpy(),
         sample.labels.numpy(),
         request.split,
         sample.class_names,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from laplacian_metric.core.batch import Batch, map_batches
+from laplacian_metric.core.batch import Batch, Loader, map_batches
 
 
 def tracking_layers(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -23,7 +22,7 @@ def tracking_layers(module: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def batch_norm_statistics(
-    module: nn.Module, weights: Mapping[str, Tensor], train: Iterable[Any]
+    module: nn.Module, weights: Mapping[str, Tensor], train: Loader
 ) -> dict[str, Tensor]:
     """The running statistics of all batch norm layers by name, averaged over the training images under some weights.
 

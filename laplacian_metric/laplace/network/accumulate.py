@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hessians.model_checks import check_modules
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
-from laplacian_metric.core.batch import read, to_device
+from laplacian_metric.core.batch import Loader, read, to_device
 from laplacian_metric.core.parallel import check_agreement, reducer, together
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit import bias_is_known
@@ -72,7 +72,7 @@ class Task:
         )
 
 
-def accumulate(task: Task, loader: Iterable[Any], cache: str | Path | None) -> NetworkFitted:
+def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkFitted:
     """Two passes over a loader of (inputs, labels): one for the labels, by which it is divided, one for the sums.
 
     Pairs are taken inside of batches, and every batch is divided by the pairs of all batches: the sums are those of
@@ -123,7 +123,7 @@ def accumulate(task: Task, loader: Iterable[Any], cache: str | Path | None) -> N
     return _finish(task, groups, sums, (positives, negatives, images), fingerprint)
 
 
-def _batches(task: Task, loader: Iterable[Any], title: str) -> Iterator[tuple[int, Any, Tensor]]:
+def _batches(task: Task, loader: Loader, title: str) -> Iterator[tuple[int, Any, Tensor]]:
     """Count, inputs and labels of the batches that have images."""
     batches = read(loader, title, labelled=True, progress=task.progress)
     for at, batch in enumerate(batch for batch in batches if Inputs.of(batch.inputs).num_images):
@@ -131,7 +131,7 @@ def _batches(task: Task, loader: Iterable[Any], title: str) -> Iterator[tuple[in
         yield at, batch.inputs, batch.labels
 
 
-def _first_pass(task: Task, loader: Iterable[Any], done: int) -> tuple[Counts, Groups, str]:
+def _first_pass(task: Task, loader: Loader, done: int) -> tuple[Counts, Groups, str]:
     """Pairs and images of all batches, the layers, and the digest of the first ``done`` batches."""
     counts, groups, digest = Counts(0, 0, 0), None, BatchDigest()
     digest_text = ""
@@ -173,7 +173,7 @@ def _check_counts(positives: float, negatives: float, images: float) -> None:
 
 def _second_pass(
     task: Task,
-    loader: Iterable[Any],
+    loader: Loader,
     groups: Groups,
     population: Population,
     sums: Sums,

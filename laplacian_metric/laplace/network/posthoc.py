@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.batch import map_batches
+from laplacian_metric.core.batch import Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
@@ -114,7 +114,7 @@ class NetworkLAM:
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Loader,
         *,
         cache: str | Path | None = None,
         method: str | Method = Method.EXACT,

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hessians import Pairs
 from hessians.checks import CurvatureWarning
+from laplacian_metric.core.batch import Loader
 
 # A model that normalises is known by several outputs; a norm of 1 may happen to one of them.
 FIRST_IMAGES = 8
@@ -131,7 +132,7 @@ class Batches:
             )
 
 
-def with_fixed_batches(loader: Iterable[Any]) -> Iterable[Any]:
+def with_fixed_batches(loader: Loader) -> Loader:
     """A plain DataLoader with the batches that one pass over it would have now; anything else as it is."""
     if type(loader) is not DataLoader or loader.batch_sampler is None:
         return loader

@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hessians.checks import check_finite
-from laplacian_metric.core.batch import map_batches
+from laplacian_metric.core.batch import Loader, map_batches
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features, collect_features
 
 CHECKED_ROWS = 1 << 16
 
 
-def held_inputs(encoder: Encoder, loader: Any) -> Tensor | None:
-    """What a loader holds as ``inputs`` (N, H), if the encoder's backbone is an identity; nothing is copied.
+def held_inputs(encoder: Encoder, data: Any) -> Tensor | None:
+    """Return the features (N, H) that a data set holds, if the encoder takes features; nothing is copied.
 
     Example:
         >>> encoder = Encoder(nn.Identity(), nn.Linear(4, 2))
-        >>> dataset = torch.utils.data.TensorDataset(torch.zeros(6, 4))
-        >>> held_inputs(encoder, dataset) is None  # it does not say which tensor its inputs are
-        True
-        >>> dataset.inputs = dataset.tensors[0]
-        >>> held_inputs(encoder, dataset) is dataset.tensors[0]
-        True
+        >>> rows = torch.zeros(6, 4)
+        >>> held_inputs(encoder, Dataset(rows)) is rows, held_inputs(encoder, [rows]) is None
+        (True, True)
     """
-    inputs = getattr(loader, "inputs", None)
-    if type(encoder.backbone) is not nn.Identity or not isinstance(inputs, Tensor) or inputs.ndim != 2:
+    if not encoder.takes_features or not isinstance(data, Dataset) or not data.holds_features:
         return None
-    return inputs
+    features: Tensor = data.inputs
+    return features
 
 
-def features_of(encoder: Encoder, loader: Iterable[Any], folder: Path | None = None) -> Features:
-    """Features (N, H) and labels (N,) of a loader's images.
+def features_of(encoder: Encoder, data: Loader, folder: Path | None = None) -> Features:
+    """Return features (N, H) and labels (N,) of a loader's or a data set's images.
 
-    A loader that holds all features as its attributes ``inputs`` and ``labels``, which may be mapped from a file, is
-    not iterated. Any other one is, and the features are kept in the folder, if there is one.
+    A data set of features, which may be mapped from a file, is taken as it is where the encoder takes features. Of
+    anything else they are computed, and kept in the folder, if there is one.
     """
-    rows, labels = held_inputs(encoder, loader), getattr(loader, "labels", None)
-    if rows is None or not isinstance(labels, Tensor):
-        return collect_features(encoder, loader, folder=folder)
-    if len(labels) != len(rows):
-        raise ValueError(f"labels has {len(labels)} entries for {len(rows)} rows of inputs")
+    rows = held_inputs(encoder, data)
+    if rows is None or not isinstance(data, Dataset):
+        return collect_features(encoder, data, folder=folder)
     for start in range(0, len(rows), CHECKED_ROWS):
         check_finite("inputs", rows[start : start + CHECKED_ROWS], first_row=start)
-    return Features(rows, labels)
+    return Features(rows, data.known_labels(by_class=False))
 
 
 def unlabelled_features(encoder: Encoder, inputs: Any) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sized
 from typing import Any
 
 from torch import Tensor, nn
 
+from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, scores_of
 from laplacian_metric.methods.pairs.triplet_distance import difference_covariance
@@ -26,7 +27,7 @@ class NeighbourEmbedder(Embedder):
     def __init__(self, module: nn.Module, data: FitData, *, expected: bool = False) -> None:
         super().__init__(module)
         self.expected = expected
-        self._train: Iterable[Any] | None = data.train
+        self._train: Loader | None = data.train
         self._gallery: StochasticEmbedding | None = None
 
     def scores(self, inputs: Any) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ class NeighbourEmbedder(Embedder):
     def gallery(self) -> StochasticEmbedding | None:
         """The training images; None where there were none."""
         if self._train is not None:
-            first = next(iter(self._train), None)
-            self._gallery = None if first is None else self.embed(self._train, progress=False)
+            empty = isinstance(self._train, Sized) and not len(self._train)
+            self._gallery = None if empty else self.embed(self._train, progress=False)
             self._train = None
         return self._gallery

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import to_device
+from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.method import Learner, Method, Setup, all_pairs, only
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, laid_out, mined_batches
 
@@ -94,14 +94,12 @@ class TripletLearner(Learner):
     def mined_points(self, inputs: Any) -> Tensor:
         """The means (N, Z) whose distances the loss compares."""
 
-    def choose(self, images: LabelledInputs, rows: Sequence[Tensor]) -> list[Tensor]:
+    def choose(self, images: Dataset, rows: Sequence[Tensor]) -> list[Tensor]:
+        def points(batch: Batch) -> Tensor:
+            return self.mined_points(batch.inputs).float()
+
         def embed(chosen: Tensor) -> Tensor:
-            return torch.cat(
-                [
-                    self.mined_points(to_device(inputs, self.module)).float()
-                    for inputs, _ in images.select(chosen)
-                ]
-            )
+            return torch.cat(map_batches(points, images.select(chosen), self.module, progress=False))
 
         return mined_batches(
             embed,

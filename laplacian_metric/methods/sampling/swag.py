@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import Batch, map_batches, repeatable
+from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
@@ -208,7 +208,7 @@ class SWAGEmbedder(DrawnEmbedder):
         method: SWAG,
         moments: WeightMoments,
         shapes: Mapping[str, torch.Size],
-        train: Iterable[Any],
+        train: Loader,
     ) -> None:
         super().__init__(encoder, method.samples)
         self.encoder = encoder

@@ -17,7 +17,7 @@ from hessians.output_hessian import OutputHessian
 from hessians.pair_loss import PairBlocks, PairLoss
 from laplacian_metric import LAM, vmf
 from laplacian_metric.core.method import FitData, Setup, Start
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.online.triplets import random_triplets
@@ -49,7 +49,7 @@ def clusters(count: int = 60, seed: int = 0, classes: int = 4) -> tuple[Tensor, 
 
 
 def some_data(folder: Path | None = None) -> FitData:
-    return FitData(LabelledInputs(*clusters()), LabelledInputs(*clusters(40, seed=1)), folder)
+    return FitData(Dataset(*clusters()), Dataset(*clusters(40, seed=1)), folder)
 
 
 def an_embedder(method: Laplace, data: FitData | None = None, setup: Setup = SETUP) -> LAMEmbedder:
@@ -120,7 +120,7 @@ def test_two_clusters_are_told_apart_and_what_lies_between_is_unsure() -> None:
         encoder.head.weight.copy_(torch.eye(3, 5, dtype=float64))
         encoder.head.bias.zero_()
     images, labels = clusters(classes=2)
-    data = FitData(LabelledInputs(images, labels), [])
+    data = FitData(Dataset(images, labels), [])
     embedder = Laplace().learner([encoder], SETUP).embedder(data)
     e = embedder.embed(images)
     nearest = (e.point @ e.point.T).fill_diagonal_(-2).argmax(1)
@@ -132,10 +132,10 @@ def test_two_clusters_are_told_apart_and_what_lies_between_is_unsure() -> None:
 def test_joint_samples_stream_and_share_the_weights() -> None:
     embedder = an_embedder(Laplace())
     x = clusters(10)[0]
-    held = LabelledInputs(torch.cat([x, x]), torch.zeros(20, dtype=torch.long), batch_size=3)
+    held = Dataset(torch.cat([x, x]), torch.zeros(20, dtype=torch.long), batch_size=3)
     drawn = torch.stack(list(embedder.sample_embeddings(held, 4, generator=a_generator())))
     torch.testing.assert_close(drawn[:, :10], drawn[:, 10:])
-    same = torch.stack(list(embedder.sample_embeddings(list(held), 4, generator=a_generator())))
+    same = torch.stack(list(embedder.sample_embeddings(list(held.batches()), 4, generator=a_generator())))
     torch.testing.assert_close(drawn, same)
     found = embedder.embed(held, samples=4, generator=a_generator()).samples
     assert found is not None
@@ -159,7 +159,7 @@ class _Once:
 
 def test_features_that_are_there_are_neither_read_nor_copied() -> None:
     encoder, data = an_encoder(), some_data()
-    assert isinstance(data.train, LabelledInputs)
+    assert isinstance(data.train, Dataset)
     found = features_of(encoder, data.train)
     assert found.features is data.train.inputs
     assert found.labels is data.train.labels
@@ -171,11 +171,7 @@ def test_nan_among_features_that_are_there_is_named() -> None:
     images, labels = clusters()
     images[7, 2] = torch.nan
     with pytest.raises(ValueError, match="the first is row 7"):
-        features_of(an_encoder(), LabelledInputs(images, labels))
-    loader = LabelledInputs(images, labels)
-    loader.labels = labels[:-1]
-    with pytest.raises(ValueError, match="59 entries for 60 rows"):
-        features_of(an_encoder(), loader)
+        features_of(an_encoder(), Dataset(images, labels))
 
 
 def test_the_features_of_images_are_computed_once_into_the_folder(tmp_path: Path) -> None:
@@ -272,7 +268,7 @@ def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
 
 def test_a_data_set_without_triplets_has_no_published_curvature() -> None:
     images, _ = clusters()
-    lone = FitData(LabelledInputs(images, torch.arange(60)), [])
+    lone = FitData(Dataset(images, torch.arange(60)), [])
     with (
         pytest.warns(CurvatureWarning, match="no positive pair"),
         pytest.raises(ValueError, match="no batch has a triplet"),
@@ -354,6 +350,6 @@ def test_a_loss_without_a_distance_has_no_curvature_without_a_norm() -> None:
 def test_one_image_and_one_class() -> None:
     images, _ = clusters()
     with pytest.raises(ValueError, match="there is 1 image"):
-        an_embedder(Laplace(), FitData(LabelledInputs(images[:1], torch.zeros(1, dtype=torch.long)), []))
-    one_class = FitData(LabelledInputs(images, torch.zeros(60, dtype=torch.long)), [])
+        an_embedder(Laplace(), FitData(Dataset(images[:1], torch.zeros(1, dtype=torch.long)), []))
+    one_class = FitData(Dataset(images, torch.zeros(60, dtype=torch.long)), [])
     assert bool(an_embedder(Laplace(), one_class).embed(images).kappa.isfinite().all())

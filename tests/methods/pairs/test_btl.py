@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
@@ -168,7 +168,7 @@ def test_bfloat16_is_computed_in_float32_where_it_matters(prior: str) -> None:
 def test_two_clusters_are_found_and_what_lies_between_is_unsure(prior: str) -> None:
     learner = trained(prior=prior, distance="expected")
     images, labels = two_clusters(200, 1)
-    train = LabelledInputs(*two_clusters(100, 3))
+    train = Dataset(*two_clusters(100, 3))
     embedder = learner.embedder(FitData(train, []))
     e = embedder.embed(images)
     similar = embedder.similarity(e, e)
@@ -183,7 +183,7 @@ def test_two_clusters_are_found_and_what_lies_between_is_unsure(prior: str) -> N
 
 
 def test_mined_out_of_a_cache_by_the_training_loop(tmp_path: Path) -> None:
-    images, validation = (LabelledInputs(*two_clusters(200, seed)) for seed in (0, 1))
+    images, validation = (Dataset(*two_clusters(200, seed)) for seed in (0, 1))
     learner = a_learner(mining="cache", cache=60, negatives=3, margin=0.5)
     options = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=3e-3)  # type: ignore[arg-type]
     found = train(learner, images, validation, options, tmp_path)

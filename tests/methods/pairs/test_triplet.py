@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
@@ -60,7 +60,7 @@ def test_the_loss_is_the_plain_loop() -> None:
 @pytest.mark.parametrize("options", [{"mining": "cache", "cache": 50}, {"mining": "batch"}])
 def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None:
     learner = a_learner(margin=0.5, **options)
-    images, validation = (LabelledInputs(*clusters(200, seed)) for seed in (0, 1))
+    images, validation = (Dataset(*clusters(200, seed)) for seed in (0, 1))
     training = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=1e-2)  # type: ignore[arg-type]
     found = train(learner, images, validation, training, tmp_path)
     assert found.history[-1]["map@1"] > 0.95

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.labelled import LabelledInputs
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet_regression import TripletRegression, TripletRegressionLearner
@@ -77,7 +77,7 @@ def test_the_loss_is_the_plain_loop() -> None:
 
 
 def test_two_clusters_are_found_and_what_lies_between_is_unsure() -> None:
-    embedder = trained().embedder(FitData(LabelledInputs(*two_clusters(100, 3)), []))
+    embedder = trained().embedder(FitData(Dataset(*two_clusters(100, 3)), []))
     images, labels = two_clusters(200, 1)
     e = embedder.embed(images)
     clear = e[torch.arange(50, 200)]

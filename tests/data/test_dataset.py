@@ -1,0 +1,231 @@
+"""A data set: the same from memory and from files, of images and of features, with labels of any kind or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.data import Dataset, Role, Split, from_arrays, load
+from laplacian_metric.data.dataset import same_classes, shared
+
+
+def doubled(image: Tensor) -> Tensor:
+    return 255 - image
+
+
+def some(split: str = "train", augmented: bool = False) -> Dataset:
+    pixels = torch.arange(11 * 6).reshape(11, 1, 2, 3).to(torch.uint8)
+    return from_arrays(pixels, torch.arange(11) % 3, split=split, augment=doubled if augmented else None)
+
+
+def joined(data: Dataset) -> tuple[Tensor, Tensor]:
+    batches = list(data.batches())
+    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.labels for batch in batches])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_from_memory_and_from_images_the_same(workers: int) -> None:
+    images = some(augmented=True)
+    lazily = dataclasses.replace(images, batch_size=4, workers=workers)
+    at_once = images.in_memory(batch_size=4)
+    for data in (lazily, at_once):
+        x, y = joined(data)
+        # Embedding sees no augmentation.
+        assert torch.equal(x, images.floats())
+        assert torch.equal(y, images.labels)
+        assert [len(batch) for batch in data.batches()] == [4, 4, 3]
+        assert data.num_batches == 3
+        assert len(data) == 11
+    rows = [torch.tensor([3, 1]), torch.tensor([10, 0, 0])]
+    for one, other, chosen in zip(lazily.batches(rows), at_once.batches(rows), rows, strict=True):
+        # Training sees it, where it is not held in memory.
+        expected = torch.stack([images[int(row)][0] for row in chosen])
+        assert torch.equal(one.inputs, expected)
+        assert torch.equal(other.inputs, images.floats()[chosen])
+        assert torch.equal(one.labels, images.labels[chosen])
+        assert torch.equal(other.labels, one.labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_generator_decides_what_workers_draw(workers: int) -> None:
+    def noisy(image: Tensor) -> Tensor:
+        return torch.randint(256, image.shape, dtype=torch.uint8)
+
+    images = some()
+    images = images.prepared(augment=noisy)
+    data, rows = dataclasses.replace(images, workers=workers), list(torch.arange(11).split(3))
+
+    def drawn(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return torch.cat([batch.inputs for batch in data.batches(rows, torch.Generator().manual_seed(seed))])
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    before = torch.get_rng_state()
+    if workers:
+        list(data.batches(rows, torch.Generator().manual_seed(1)))
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test", "all"])
+def test_the_split_is_kept(split: str) -> None:
+    images = some(split)
+    found = [images, images.in_memory()]
+    found += [data.select(torch.arange(4)) for data in found]
+    found += [Dataset(images.floats(), images.labels, split=Split(split)).select(torch.arange(3))]
+    for data in found:
+        assert data.split is Split(split)
+        assert data.role is Split(split).role
+    assert {data.name for data in found} == {"arrays", "these inputs"}
+
+
+def test_who_does_not_say_the_split_has_none() -> None:
+    data = Dataset(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
+    assert data.split is None
+    assert data.role is None
+    assert load("sample-fashion-mnist", "test").role is Role.EVALUATION
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_some_of_them(in_memory: bool) -> None:
+    data = dataclasses.replace(some().in_memory() if in_memory else some(), batch_size=3)
+    whole, _ = joined(data)
+    mask = torch.arange(11) > 7
+    for rows in (torch.tensor([8, 9, 10]), mask):
+        chosen = data.select(rows)
+        x, y = joined(chosen)
+        assert torch.equal(x, whole[8:])
+        assert y.tolist() == [2, 0, 1]
+        assert chosen.batch_size == 3
+    with pytest.raises(ValueError, match="rows is a mask of 10 entries for 11 inputs"):
+        data.select(mask[:10])
+
+
+def test_nothing_yields_nothing() -> None:
+    empty = torch.zeros(0, dtype=torch.long)
+    assert list(Dataset(torch.zeros(0, 3), empty).batches()) == []
+    assert list(some().select(empty).batches()) == []
+    assert list(some(augmented=True).select(empty).batches()) == []
+    assert list(Dataset(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)).batches([])) == []
+
+
+def test_features_that_are_mapped_from_a_file(tmp_path: Path) -> None:
+    torch.arange(12.0).numpy().tofile(tmp_path / "features")
+    mapped = torch.from_file(str(tmp_path / "features"), size=12).reshape(6, 2)
+    data = Dataset(mapped, torch.arange(6) % 2, batch_size=4)
+    assert torch.equal(joined(data)[0], torch.arange(12.0).reshape(6, 2))
+    first = next(data.batches())
+    assert first.inputs.data_ptr() == mapped.data_ptr()  # nothing is copied
+    (batch,) = data.batches([torch.tensor([5, 0])])
+    assert batch.inputs.tolist() == [[10.0, 11.0], [0.0, 1.0]]
+    assert batch.labels is not None
+    assert batch.labels.tolist() == [1, 0]
+    assert data.holds_features
+    assert not some().holds_features
+
+
+def test_labels_of_any_kind_and_none() -> None:
+    rows = np.arange(8.0).reshape(4, 2)
+    for words in (["bee", "ant", "bee", "cat"], np.array(["bee", "ant", "bee", "cat"])):
+        data = Dataset(rows, words)
+        assert data.class_names == ("ant", "bee", "cat")
+        assert data.labels.tolist() == [1, 0, 1, 2]
+        assert data.label_names.tolist() == list(words)
+        assert data.classes == [0, 1, 2]
+    known = Dataset(rows, ["bee", "ant"] * 2, class_names=("dog", "bee", "ant"))
+    assert known.labels.tolist() == [1, 2, 1, 2]
+    assert known.relabelled().class_names == ("bee", "ant")
+    numbers = Dataset(rows, np.array([7, 10**12, 7, -3], dtype=np.int64))
+    assert numbers.labels.tolist() == [7, 10**12, 7, -3]
+    assert numbers.label_names.tolist() == ["7", "1000000000000", "7", "-3"]
+    assert numbers.relabelled().labels.tolist() == [1, 2, 1, 0]
+    assert Dataset(rows, [("a", 1), ("b", 1)] * 2).labels.tolist() == [0, 1, 0, 1]
+    unlabelled = Dataset(rows, batch_size=3)
+    assert [batch.labels for batch in unlabelled.batches()] == [None, None]
+    assert torch.equal(unlabelled[1], torch.tensor(rows[1]))
+    with pytest.raises(ValueError, match="the classes of these inputs are not known: pass labels"):
+        unlabelled.known_labels()
+    one, other = same_classes(known, data)
+    assert (one[:, None] == other).tolist() == (known.label_names[:, None] == data.label_names).tolist()
+
+
+def test_the_same_contents_have_the_same_digests() -> None:
+    images = some()
+    assert shared(images.digests(), images.select([3, 4]).digests()) == 11 - 9
+    rows = Dataset(torch.arange(6.0).reshape(3, 2))
+    assert shared(rows.digests(), rows.select([2]).digests()) == 1
+    assert len(set(rows.digests().tolist())) == 3
+
+
+def test_ids_follow_the_inputs() -> None:
+    data = Dataset(torch.zeros(4, 2), item_ids=["a", "b", "c", "d"], batch_size=3)
+    assert data.select([3, 1]).ids == ("d", "b")
+    assert [batch.ids for batch in data.batches()] == [["a", "b", "c"], ["d"]]
+    assert some().ids[:2] == ("0", "1")
+    assert some().in_memory().ids == some().ids
+
+
+def test_small_pictures_are_of_images_only() -> None:
+    assert some().thumbnails() is not None
+    assert some().thumbnails(2).shape == (11, 2, 3)  # type: ignore[union-attr]
+    assert Dataset(torch.zeros(4, 2)).thumbnails() is None
+    assert some().in_memory().thumbnails() is None
+
+
+def test_what_is_embedded_and_fitted_is_read_in_batches() -> None:
+    """The library's data sets go where loaders go: fits, embeddings and training, with text for labels."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40, 4, generator=generator)
+    words = [["ant", "bee", "cat", "dog"][row % 4] for row in range(40)]
+    encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3))
+    text = LAM(encoder, ContrastiveLoss()).fit(Dataset(rows, words, batch_size=7), check_mode=False)
+    loose = LAM(encoder, ContrastiveLoss()).fit([(rows, words)], check_mode=False)
+    numbers = LAM(encoder, ContrastiveLoss()).fit([(rows, torch.arange(40) % 4)], check_mode=False)
+    array = LAM(encoder, ContrastiveLoss()).fit_features(rows, np.array(words), check_mode=False)
+    expected = numbers.embed(rows)
+    for lam in (text, loose, array):
+        torch.testing.assert_close(lam.embed(Dataset(rows.numpy())).kappa, expected.kappa)
+    point = expected.point
+    ranked = metrics.recall_at_k(point, torch.arange(40) % 4)
+    assert metrics.recall_at_k(point, words) == ranked
+    assert metrics.recall_at_k(point, np.array(words)) == ranked
+    split = metrics.recall_at_k(point[:9], words[:9], database=point[9:], database_labels=words[9:])
+    assert split == metrics.recall_at_k(
+        point[:9], torch.arange(9) % 4, database=point[9:], database_labels=torch.arange(9, 40) % 4
+    )
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    labels = torch.zeros(4, dtype=torch.long)
+    rows = torch.zeros(4, 2)
+    with pytest.raises(TypeError, match="inputs is a TensorDataset: a tensor or an array of all inputs"):
+        Dataset(torch.utils.data.TensorDataset(rows))
+    with pytest.raises(TypeError, match="inputs is a Dataset"):
+        Dataset(some(), labels)
+    with pytest.raises(ValueError, match="labels has 4 entries for 3 inputs"):
+        Dataset(torch.zeros(3, 2), labels)
+    with pytest.raises(ValueError, match="ids has 1 entries for 4 inputs"):
+        Dataset(rows, item_ids=["a"])
+    with pytest.raises(TypeError, match=r"labels has dtype torch\.float32, whole numbers or text"):
+        Dataset(rows, labels.float())
+    with pytest.raises(ValueError, match=r"labels has shape \(4, 1\)"):
+        Dataset(rows, labels[:, None])
+    with pytest.raises(ValueError, match="labels has 'cat', which is not among the 1 class_names"):
+        Dataset(rows, ["ant", "cat"] * 2, class_names=("ant",))
+    with pytest.raises(ValueError, match="labels has two classes of one name"):
+        Dataset(rows, [1, "1", 1, "1"])
+    with pytest.raises(ValueError, match="labels go from 2 to 2, but there are 1 class names"):
+        Dataset(rows, labels + 2, class_names=("ant",))
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        Dataset(rows, labels, batch_size=0)
+    with pytest.raises(ValueError, match="workers is -1"):
+        dataclasses.replace(some(), workers=-1)
+    with pytest.raises(ValueError, match="no split 'tset'"):
+        Dataset(rows, labels, split="tset")  # type: ignore[arg-type]
