@@ -22,7 +22,6 @@ from laplacian_metric.encoder import Encoder, identity_head, save_encoder, white
 from laplacian_metric.encoder.loading import preparation_for
 from laplacian_metric.laplace import fit_model as fitting
 from laplacian_metric.laplace.diagnostics import CurvatureWarning
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.model_folder import ModelFolder
 from tests.cli.conftest import Place
@@ -405,7 +404,6 @@ def test_choices_are_those_of_the_library() -> None:
 
 def test_a_fit_can_be_called_from_python() -> None:
     features, labels = clusters(120)
-    rows = Features(torch.from_numpy(features), torch.from_numpy(labels))
     source = Dataset(features, labels, name="mine", class_names=tuple("abcd"))
     with pytest.warns(CurvatureWarning, match="no mode"):
         model = fitting.fit_model(source, None, fitting.FitOptions(head="identity", confidence=False))

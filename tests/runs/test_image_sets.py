@@ -28,7 +28,7 @@ def test_sets_are_the_splits_at_even_steps() -> None:
         assert torch.equal(sets[name].labels, whole.labels[rows])
         assert sets[name].split is whole.split
         assert sets.size(name) == 50
-    assert [len(labels) for _, labels in sets["test"]] == [20, 20, 10]
+    assert [len(batch) for batch in sets["test"].batches()] == [20, 20, 10]
     assert spread(data.load("sample-mnist", "test"), 5_000).images.shape[0] == 1000
 
 
@@ -97,15 +97,16 @@ def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
     read = ImageSets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
     kept = ImageSets(DataSection.model_validate(options), tmp_path)
     assert not isinstance(read["test"].inputs, torch.Tensor)
-    assert torch.equal(torch.cat([x for x, _ in read["test"]]), kept["test"].inputs)
+    assert torch.equal(torch.cat([batch.inputs for batch in read["test"].batches()]), kept["test"].inputs)
 
 
 def test_only_training_is_augmented() -> None:
     sets = ImageSets(section(limit=30, augment="crop-flip"), None)
     rows = [torch.arange(30)]
     torch.manual_seed(0)
-    (seen, labels), *_ = sets.training().batches(rows)
-    assert torch.equal(labels, sets["train"].labels)
+    (batch,) = sets.training().batches(rows)
+    seen = batch.inputs
+    assert torch.equal(batch.labels, sets["train"].labels)
     assert seen.shape == sets["train"].inputs.shape
     assert not torch.equal(seen, sets["train"].inputs)
     assert torch.equal(sets["train"].inputs, ImageSets(section(limit=30), None)["train"].inputs)

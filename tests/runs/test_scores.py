@@ -45,8 +45,10 @@ def test_failures_name_places_of_the_sources_and_no_folder() -> None:
     with pytest.raises(ValueError, match="labels has") as caught:
         Dataset(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
     said = failure(caught.value)
-    assert said.startswith("ValueError: labels has 2 entries for 3 inputs (tests/runs/test_scores.py:")
-    assert "laplacian_metric/data/labelled.py:" in said
+    assert said.startswith(
+        "ValueError: these inputs: labels has 2 entries for 3 inputs (tests/runs/test_scores.py:"
+    )
+    assert "laplacian_metric/data/dataset.py:" in said
     assert str(provenance.ROOT) not in said
     with pytest.raises(OSError, match=r"x\.bin") as missing:
         Path("/nowhere/at/all/x.bin").read_bytes()

@@ -44,7 +44,7 @@ class Clouds(Embedder):
         raise NotImplementedError
 
     def mixtures(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        rows = torch.cat([batch for batch, _ in inputs])
+        rows = torch.cat([batch.inputs for batch in inputs.batches()])
         return rows[:, None, :2], rows[:, None, 2:].expand(-1, 1, 2)
 
     def drawn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hessians import Pairs
 from hessians.checks import CurvatureWarning
+from laplacian_metric.core import batch as batch_reading
 from laplacian_metric.core.batch import Loader
 
 # A model that normalises is known by several outputs; a norm of 1 may happen to one of them.
@@ -54,34 +55,16 @@ def batch_population(loader: Iterable[Any]) -> tuple[int, int]:
     return counts.positives, counts.negatives
 
 
-def read(loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def read(loader: Loader) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of one pass, each checked to be images and labels and nothing else."""
-    for batch in loader:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
+    for batch in batch_reading.read(loader, labelled=True):
+        images, labels = batch.inputs, batch.labels
+        if not isinstance(images, Tensor) or labels is None:
             raise TypeError(
-                f"the loader gives {_described(batch)}, laplace-torch needs batches (images, labels) and nothing else: "
-                "pick these two in the data set or in the loader's collate_fn"
-            )
-        images, labels = batch
-        if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
-            raise TypeError(
-                f"the loader gives a pair of {_described(images)} and {_described(labels)}, two tensors are needed: "
-                "images (B, ...) and labels (B,)"
-            )
-        if len(images) != labels.numel():
-            raise ValueError(
-                f"a batch has {len(images)} images and labels of shape {tuple(labels.shape)}: one label for each "
-                "image is needed"
+                f"the loader gives a {type(images).__name__} of inputs, laplace-torch needs a tensor of images "
+                "(B, ...) and labels (B,): pick these two in the data set or in the loader's collate_fn"
             )
         yield images, labels
-
-
-def _described(batch: Any) -> str:
-    if isinstance(batch, Mapping):
-        return f"a {type(batch).__name__} with the keys {', '.join(map(repr, batch))}"
-    if isinstance(batch, tuple | list):
-        return f"a {type(batch).__name__} of {len(batch)}"
-    return f"a {type(batch).__name__}"
 
 
 class Batches:
@@ -108,8 +91,6 @@ class Batches:
             if not self.counts.images:
                 self.first = images[:FIRST_IMAGES].clone()
             self.counts = self.counts.plus(labels)
-        if not self.counts.images:
-            raise ValueError("the loader has no batches")
         self.dataset = range(self.counts.images)
         if not self.counts.positives + self.counts.negatives:
             raise ValueError(
