@@ -187,7 +187,7 @@ class Dataset(TorchDataset[Any]):
         """Return the labels; an error where there are none, or where, ``by_class``, images match by distance."""
         if self.labels is None:
             remedy = (
-                "pass labels with the features, in the same file or with --labels FILE"
+                "pass labels with the features: in the same file, or pass --labels FILE"
                 if self.holds_features
                 else "take a folder with a folder for each class"
             )

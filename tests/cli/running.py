@@ -71,7 +71,7 @@ def photos(
         place = folder / f"class {label}"
         place.mkdir(parents=True)
         for number, row in enumerate(rows):
-            Image.fromarray(sample.images[row].numpy()).save(place / f"{number:03d}.png")
+            Image.fromarray(sample.images[row, 0].numpy()).save(place / f"{number:03d}.png")
     return folder
 
 

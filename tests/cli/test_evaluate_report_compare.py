@@ -108,8 +108,7 @@ def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
 
 def test_images_that_match_by_distance_have_no_classes(place: Place) -> None:
     source = open_source(f"{place.photos}:test", Opening(ModelFolder.load(place.model).preparation))
-    assert source.images is not None
-    near = replace(source, images=replace(source.images, positive_distance=25.0))
+    near = replace(source, positive_distance=25.0)
     with pytest.raises(ValueError, match="match by distance and not by class"):
         model_evaluation.evaluate(ModelFolder.load(place.model), near)
 

@@ -16,8 +16,8 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.cli import fit, index, query
 from laplacian_metric.data import Preparation, load
-from laplacian_metric.data.dataset import Dataset, divided
-from laplacian_metric.data.opening import Opening, open_both, open_source
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.opening import Opening, divided, open_both, open_source
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
 from laplacian_metric.encoder.loading import preparation_for
 from laplacian_metric.laplace import fit_model as fitting
@@ -89,8 +89,8 @@ def test_whole_classes_can_be_held_out(tmp_path: Path) -> None:
     features, labels = clusters(200, classes=10, width=12)
     np.savez(tmp_path / "f.npz", features=features, labels=labels)
     train, held = divided(open_source(str(tmp_path / "f.npz"), Opening(None)), "classes")
-    assert sorted(set(held.classes.tolist())) == ["4", "9"]
-    assert set(train.classes.tolist()).isdisjoint(held.classes.tolist())
+    assert sorted(set(held.label_names.tolist())) == ["4", "9"]
+    assert set(train.label_names.tolist()).isdisjoint(held.label_names.tolist())
 
 
 @pytest.mark.parametrize("head", ["identity", "whitening", "trained"])
@@ -100,11 +100,11 @@ def test_heads_of_features(tmp_path: Path, place: Place, head: str) -> None:
     model = ModelFolder.load(tmp_path / "m")
     assert model.lam.prior_precision == 10
     train, _ = divided(open_source(str(place.features), Opening(None)), "images")
-    assert train.features is not None
+    assert train.holds_features
     if head == "identity":
         assert torch.equal(model.encoder.head.weight, identity_head(6).weight)
     elif head == "whitening":
-        torch.testing.assert_close(model.encoder.head.weight, whitening_head(train.features, 6).weight)
+        torch.testing.assert_close(model.encoder.head.weight, whitening_head(train.inputs, 6).weight)
     else:
         assert model.encoder.dim == 3
 
