@@ -25,20 +25,24 @@ def embed(
 ) -> None:
     """Embed images as distributions and write ids, mean, kappa, uncertainty and point to a file.
 
+    If the model was calibrated with fit --calibrate, the features are written too.
+
     Example: lam embed model photos --out photos.npz
     """
     common.check_new(out, output.force)
     from laplacian_metric.retrieval.embedding_files import Embedded, check_suffix
 
     check_suffix(out)
-    from laplacian_metric.laplace.model_inputs import embed_source
+    from laplacian_metric.laplace.model_inputs import features_of
     from laplacian_metric.retrieval import Items
 
     loaded = images.model(model)
     source = images.open(data, loaded, every_image=True)
-    embedding = embed_source(loaded, source)
+    features = features_of(loaded.encoder, source)
+    embedding = loaded.lam.embed_features(features).to("cpu")
     items = Items.of(embedding, variance=False)
-    Embedded(items, embedding.point.float().numpy(), source.ids).write(out)
+    of_images = None if loaded.trust is None else features.features.float().cpu().numpy()
+    Embedded(items, embedding.point.float().numpy(), source.ids, of_images).write(out)
     order = items.uncertainty.argsort()[::-1][:5].tolist()
     least = [(source.ids[row], float(items.uncertainty[row])) for row in order]
     if output.as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,8 +12,10 @@ from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
     from laplacian_metric.data.dataset import Dataset
+    from laplacian_metric.laplace.features import Features
     from laplacian_metric.laplace.model_folder import ModelFolder
-    from laplacian_metric.retrieval import Index
+    from laplacian_metric.retrieval import Index, Items
+    from laplacian_metric.trust.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ def index(
 ) -> None:
     """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
+    With a model of fit --calibrate it says how probable each answer is right, and why not.
+
     The training images of a data set are indexed, and all images of a folder, unless a split is named.
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
     """
     from laplacian_metric.core.artifact import check_target
-    from laplacian_metric.laplace.model_inputs import embed_source
-    from laplacian_metric.retrieval import Index, Items
+    from laplacian_metric.laplace.model_inputs import features_of
+    from laplacian_metric.retrieval import Index
     from laplacian_metric.retrieval.storage import IndexManifest, save
 
     check_target(out, IndexManifest, overwrite=output.force)
@@ -63,7 +67,10 @@ def index(
     queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
     if queries is not None:
         _check_queries(loaded, gallery, queries)
-    built = Index(Items.of(embed_source(loaded, gallery), variance=False), list(gallery.ids), kind=kind)
+    features = features_of(loaded.encoder, gallery)
+    trust = _trust_over(loaded, gallery, features)
+    items = _items(loaded, features, by_point=trust is not None)
+    built = Index(items, list(gallery.ids), kind=kind).with_trust(trust)
     if clean:
         built = built.cleaned(clean)
     if queries is not None:
@@ -73,6 +80,35 @@ def index(
         common.print_json({"out": str(out), **_description(built)})
     else:
         common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
+
+
+def _items(model: ModelFolder, features: Features, by_point: bool) -> Items:
+    """Return features as items; those of an index with `Trust` have the deterministic embeddings as directions."""
+    from laplacian_metric.retrieval import Items
+
+    embedding = model.lam.embed_features(features).to("cpu")
+    if by_point:
+        embedding = replace(embedding, mean=embedding.point)
+    return Items.of(embedding, variance=False)
+
+
+def _trust_over(model: ModelFolder, gallery: Dataset, features: Features) -> Trust | None:
+    """Return the model's `Trust` over a gallery; None where it has none, or nobody knows the gallery's classes."""
+    import numpy as np
+
+    from laplacian_metric.laplace.model_inputs import class_labels
+
+    if model.trust is None:
+        return None
+    if gallery.labels is None:
+        common.warn(
+            "warning: the classes of the images are not known, so that the index cannot say what to trust"
+        )
+        return None
+    rows, own = features.features.float().cpu().numpy(), model.trust.gallery.features.rows
+    if rows.shape == own.shape and np.array_equal(rows, own):
+        return model.trust  # the images that it was calibrated over
+    return model.trust.with_gallery(rows, class_labels(gallery))
 
 
 def _check_queries(model: ModelFolder, gallery: Dataset, queries: Dataset) -> None:
@@ -99,20 +135,23 @@ def _calibrated(
     import numpy as np
 
     from laplacian_metric.data.dataset import same_classes
-    from laplacian_metric.laplace.model_inputs import embed_source
-    from laplacian_metric.retrieval import Items, calibrate
+    from laplacian_metric.laplace.model_inputs import features_of
+    from laplacian_metric.retrieval import calibrate
+
+    features = features_of(model.encoder, queries)
 
     labels, gallery_labels = same_classes(queries, gallery)
     class_of = dict(zip(gallery.ids, gallery_labels.tolist(), strict=True))
     return calibrate(
         index,
-        Items.of(embed_source(model, queries)),
+        _items(model, features, by_point=index.trust is not None),
         labels,
         [class_of[name] for name in index.ids.tolist()],
         alpha=promise.alpha,
         delta=promise.delta,
         level=promise.level,
         generator=np.random.default_rng(promise.seed),
+        features=None if index.trust is None else features.features.float().cpu().numpy(),
     )
 
 
@@ -133,6 +172,7 @@ def _description(index: Index) -> dict[str, Any]:
         "kind": index.kind.name,
         "source": index.source,
         "threshold": promise,
+        "trust": None if index.trust is None else str(index.trust.calibration_error),
         "calibrated": [
             name for name in ("threshold", "credible", "matching", "drift") if index.calibrations.has(name)
         ],
@@ -142,12 +182,20 @@ def _description(index: Index) -> dict[str, Any]:
 def _promise(index: Index) -> str:
     """Return what the index promises, in words."""
     threshold = index.threshold
+    if threshold is None and index.trust is not None:
+        return (
+            "It says how probable each answer is right, and refuses what is not trusted. Expected calibration error:\n"
+            f"{index.trust.calibration_error}. --calibrate promises an error rate."
+        )
     if threshold is None:
         return "It answers every query: --calibrate lets it refuse."
     share = threshold.answered / threshold.tested
     wrong = threshold.wrong / threshold.answered if threshold.answered else 0.0
+    what = f"uncertainty is at most {threshold.value:.4g}"
+    if index.trust is not None:
+        what = f"probability is at least {1 - threshold.value:.4g}"
     return (
-        f"It answers queries whose uncertainty is at most {threshold.value:.4g}: {share:.1%} of the calibration\n"
+        f"It answers queries whose {what}: {share:.1%} of the calibration\n"
         f"queries, {wrong:.1%} of them wrongly. Promised: at most {threshold.alpha:.1%} of its answers are wrong,\n"
         f"with probability {1 - threshold.delta:.0%}, for queries like those."
     )

@@ -52,7 +52,13 @@ def query(
 
         embedded = Embedded.read(array)
         replies = query_embedded(
-            loaded, embedded.items, embedded.ids, min(k, most), order=order, answer_all=answer_all
+            loaded,
+            embedded.items if loaded.trust is None else embedded.by_point(),
+            embedded.ids,
+            min(k, most),
+            order=order,
+            answer_all=answer_all,
+            features=embedded.features,
         )
     if printing.as_json:
         common.print_json({"replies": [reply.to_dict() for reply in replies]})
@@ -68,12 +74,17 @@ def _show(replies: list[Reply]) -> None:
     for reply in replies:
         name = reply.query
         if reply.answered is False and (reply.matches or len(refused) <= LISTED):
-            rows.append((name, f"refused: {reply.reason}", "", ""))
+            rows.append((name, f"refused: {reply.reason}", "", "", ""))
             name = ""
         for match in reply.matches:
-            rows.append((name, match.item, common.number(match.similarity), common.number(match.probability)))
+            right = common.number(reply.probability) if match is reply.matches[0] and reply.trust else ""
+            numbers = (common.number(match.similarity), common.number(match.probability))
+            rows.append((name, match.item, *numbers, right))
             name = ""
-    common.show(common.table(("query", "answer", "similarity", "match probability"), rows, slice(2, None)))
+    header = ["query", "answer", "similarity", "match probability", "nearest is right"]
+    if not any(reply.trust for reply in replies):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    common.show(common.table(header, rows, slice(2, None)))
     if len(refused) > LISTED:
         common.show(f"{len(refused)} queries are refused; --json lists each with its reason")
     common.show(f"{len(replies) - len(refused)} of {len(replies)} queries answered")

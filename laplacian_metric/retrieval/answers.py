@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.retrieval.ids import Ids
+
+if TYPE_CHECKING:
+    from laplacian_metric.trust.answer import Answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +25,7 @@ class Answers:
         similarity: (Q, k) float32, cosines between the mean directions; NaN where a query was refused.
         probability: (Q, k), that the item is of the query's class, or None where the index has no match probability.
         answered: (Q,), whether the threshold lets the query be answered, or None where the index has none.
+        trust: what `Trust` says about each query, or None where the index has none.
     """
 
     ids: Ids
@@ -29,6 +33,7 @@ class Answers:
     similarity: NDArray[np.float32]
     probability: NDArray[np.float64] | None = None
     answered: NDArray[np.bool_] | None = None
+    trust: Answer | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +32,7 @@ def calibrate(
     k: int = 10,
     false_alarm: float = 0.01,
     generator: np.random.Generator | None = None,
+    features: Any = None,
 ) -> Index:
     """The same index with a threshold, credible caps, a match probability and a drift monitor.
 
@@ -50,6 +52,8 @@ def calibrate(
             nothing to tell apart, and no match probability.
         false_alarm: of the drift monitor, which watches the queries' concentrations.
         generator: of the part of the queries that proposes thresholds.
+        features: (Q, H) of the queries, where the index has a `Trust`: the threshold is then about 1 - its probability,
+            and the drift monitor watches its novelty.
 
     Raises:
         ValueError: a promise cannot be made with these queries; the message says what would help.
@@ -66,7 +70,14 @@ def calibrate(
     """
     own, others = _labels("labels", labels, len(queries)), _labels("item_labels", item_labels, len(index))
     _check_classes(own, others)
-    answers = index.query(queries, min(k, len(index)))
+    if index.trust is not None and features is None:
+        raise ValueError(
+            "features are missing: this index has a Trust, which answers by the queries' features"
+        )
+    answers = index.query(queries, min(k, len(index)), features=features)
+    uncertainty, watched = queries.uncertainty, queries.kappa.astype(np.float64)
+    if answers.trust is not None:
+        uncertainty, watched = 1 - answers.trust.probability, answers.trust.novelty
     same = others[answers.rows] == own[:, None]
     _warn_of_items(answers.similarity[:, 0])
     likelihood = log_expected_likelihood(
@@ -74,9 +85,7 @@ def calibrate(
     )
     threshold = caps = None
     if alpha is not None:
-        threshold = choose_threshold(
-            queries.uncertainty, ~same[:, 0], alpha=alpha, delta=delta, generator=generator
-        )
+        threshold = choose_threshold(uncertainty, ~same[:, 0], alpha=alpha, delta=delta, generator=generator)
     if level is not None:
         angle = index.angle_to_right(queries, own, others)
         caps = CredibleCaps.calibrate(angle, queries.kappa, index.dim, level=level)
@@ -87,7 +96,7 @@ def calibrate(
         LOGGER.warning(
             "of the %d nearest items of each query all match, or none: no match probability", same.shape[1]
         )
-    drift = DriftMonitor(queries.kappa, false_alarm=false_alarm)
+    drift = DriftMonitor(watched, false_alarm=false_alarm)
     return index.calibrated(Calibrations(threshold, caps, matching, drift))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ SUFFIXES = (".npz", ".safetensors", ".parquet")
 NOTE = "laplacian_metric.embedding"  # stays as it is: files have it
 SOURCE = b"laplacian_metric.source"
 ARRAYS = ("mean", "kappa", "uncertainty", "point")
+FEATURES = "features"
+VECTORS = {"mean", "point", FEATURES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Embedded:
         items: mean directions, concentrations and uncertainties, with the fingerprint of what made them.
         point: (N, Z) float32, the deterministic embeddings.
         ids: one for each.
+        features: (N, H) float32, what goes into the head; None where no index needs them.
 
     Example:
         >>> import tempfile
@@ -45,6 +48,11 @@ class Embedded:
     items: Items
     point: NDArray[np.float32]
     ids: tuple[str, ...]
+    features: NDArray[np.float32] | None = None
+
+    def by_point(self) -> Items:
+        """Return the items with the deterministic embeddings as directions, as an index with `Trust` has them."""
+        return replace(self.items, mean=np.asarray(self.point, dtype=np.float32))
 
     def write(self, path: Path) -> None:
         """Write a file, whole or not at all; what it is follows from its suffix."""
@@ -55,6 +63,8 @@ class Embedded:
             "uncertainty": self.items.uncertainty,
             "point": np.ascontiguousarray(self.point, dtype=np.float32),
         }
+        if self.features is not None:
+            arrays[FEATURES] = np.ascontiguousarray(self.features, dtype=np.float32)
         with atomic_write(path) as temporary:
             if path.suffix.lower() == ".npz":
                 with temporary.open("wb") as opened:
@@ -91,7 +101,12 @@ class Embedded:
             raise array_files.ArrayFileError(
                 f"{path} has {len(ids)} ids, {len(items)} directions and points {arrays['point'].shape}: embed again"
             )
-        return Embedded(items, arrays["point"], tuple(ids))
+        features = arrays.get(FEATURES)
+        if features is not None and (features.ndim != 2 or len(features) != len(items)):
+            raise array_files.ArrayFileError(
+                f"{path} has features {features.shape} of {len(items)} images: embed again"
+            )
+        return Embedded(items, arrays["point"], tuple(ids), features)
 
 
 def check_suffix(path: Path) -> None:
@@ -124,7 +139,7 @@ def _write_parquet(path: Path, ids: Sequence[str], source: str, arrays: dict[str
     columns: dict[str, Any] = {"id": arrow.array(list(ids), type=arrow.string())}
     for name in ("kappa", "uncertainty"):
         columns[name] = arrow.array(arrays[name])
-    for name in ("mean", "point"):
+    for name in arrays.keys() & VECTORS:
         values = arrow.array(arrays[name].reshape(-1))
         columns[name] = arrow.FixedSizeListArray.from_arrays(values, arrays[name].shape[1])
     table = arrow.table(columns).replace_schema_metadata({SOURCE: source.encode()})
@@ -137,7 +152,7 @@ def _read_parquet(path: Path) -> tuple[dict[str, NDArray[Any]], Sequence[str], s
         table = parquet.read_table(path)
         source = (table.schema.metadata or {})[SOURCE].decode()
         arrays = {name: table[name].to_numpy() for name in ("kappa", "uncertainty")}
-        for name in ("mean", "point"):
+        for name in VECTORS & set(table.column_names):
             column = table[name].combine_chunks()
             arrays[name] = column.values.to_numpy().reshape(len(column), -1)
         return arrays, table["id"].to_pylist(), source

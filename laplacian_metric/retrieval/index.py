@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +15,9 @@ from laplacian_metric.retrieval.ids import GivenIds, Ids, as_ids, check_same_kin
 from laplacian_metric.retrieval.items import Items, Rows, check_alike, row_numbers
 from laplacian_metric.retrieval.kinds import Flat, Kind, as_kind, build, faiss
 from laplacian_metric.retrieval.retriever import Retriever, State
+
+if TYPE_CHECKING:
+    from laplacian_metric.trust.trust import Trust
 
 
 class Index(Retriever):
@@ -47,11 +51,20 @@ class Index(Retriever):
         super().__init__(self._gallery(items, named))
 
     @classmethod
-    def stored(cls, items: Items, ids: Ids, kind: Kind, built: Any, calibrations: Calibrations) -> Index:
+    def stored(
+        cls,
+        items: Items,
+        ids: Ids,
+        kind: Kind,
+        built: Any,
+        calibrations: Calibrations,
+        trust: Trust | None = None,
+    ) -> Index:
         """From what was checked before it was stored; ``built`` is FAISS' index where the kind has one."""
         made = cls.__new__(cls)
         made.kind = kind
         Retriever.__init__(made, Gallery((items,), (ids,), searcher_of(items.mean, built)), calibrations)
+        made._state = replace(made._state, trust=trust)
         return made
 
     def _gallery(self, items: Items, ids: Ids) -> Gallery:
@@ -80,12 +93,15 @@ class Index(Retriever):
 
     # --- other items ---
 
-    def add(self, items: Items, ids: GivenIds | None = None) -> None:
+    def add(
+        self, items: Items, ids: GivenIds | None = None, *, features: Any = None, labels: Any = None
+    ) -> None:
         """Take up more items; many at a time, because all are copied each time.
 
         Args:
             items: of the same source.
             ids: as many, of none that is there; by default, where ids are numbers, those that follow the greatest.
+            features, labels: of the new items, which an index with `Trust` needs; without them it loses its Trust.
         """
         gallery = self._state.gallery
         check_alike(gallery, items, "the index", "what was given")
@@ -101,7 +117,12 @@ class Index(Retriever):
         check_same_kind(gallery.ids, named)
         check_unique(named)
         check_unique(np.concatenate([gallery.ids, named]), " that the index has already")
-        self._change(self._grown(Items.cat([self.items, items]), np.concatenate([gallery.ids, named])))
+        trust = None
+        if self.trust is not None and features is not None:
+            trust = replace(self.trust)
+            trust.update(add=(features, labels))
+        grown = self._grown(Items.cat([self.items, items]), np.concatenate([gallery.ids, named]))
+        self._change(grown, trust)
 
     def _grown(self, items: Items, ids: Ids) -> Gallery:
         """With further items at the end."""
@@ -121,7 +142,7 @@ class Index(Retriever):
         check_unique(named)
         if len(named):
             keep = self._all_but(self.rows(named))
-            self._change(self._gallery(self.items[keep], self.ids[keep]))
+            self._change(self._gallery(self.items[keep], self.ids[keep]), self._trust_of(keep))
 
     def without(self, ids: GivenIds | None = None, *, rows: Rows | None = None) -> Index:
         """Another index that lacks some items, by id or by row; this one stays as it is."""
@@ -182,8 +203,32 @@ class Index(Retriever):
         made.kind = self.kind
         made._state = self._state
         if len(keep) < len(self):
-            made._change(made._gallery(self.items[keep], self.ids[keep]))
+            made._change(made._gallery(self.items[keep], self.ids[keep]), self._trust_of(keep))
         return made
 
-    def _change(self, gallery: Gallery) -> None:
-        self._state = State(gallery, self._state.calibrations.withdraw())
+    def with_trust(self, trust: Trust | None) -> Index:
+        """Return the same items with a `Trust`, or without one; what was calibrated before is withdrawn.
+
+        Args:
+            trust: whose gallery are the items of this index, row by row. Queries need their features then.
+        """
+        if trust is not None and len(trust.gallery) != len(self):
+            raise ValueError(
+                f"the gallery of trust has {len(trust.gallery)} items and the index {len(self)}: make it by "
+                "trust.with_gallery(features of the items, their labels)"
+            )
+        made = Index.__new__(Index)
+        made.kind = self.kind
+        made._state = State(self._state.gallery, self._state.calibrations.withdraw(), trust)
+        return made
+
+    def _trust_of(self, keep: Numbers) -> Trust | None:
+        """Return the Trust of some of the items."""
+        if self.trust is None:
+            return None
+        trust = replace(self.trust)  # others may have this one
+        trust.update(remove=np.setdiff1d(np.arange(len(self)), keep))
+        return trust
+
+    def _change(self, gallery: Gallery, trust: Trust | None = None) -> None:
+        self._state = State(gallery, self._state.calibrations.withdraw(), trust)

@@ -12,6 +12,10 @@ from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.ranking import Order
 from laplacian_metric.retrieval.retriever import Retriever
 
+TRUSTED = (
+    "trusted"  # as laplacian_metric.trust.answer says it, which is imported only where an index has a Trust
+)
+
 
 @dataclass(frozen=True)
 class Match:
@@ -31,6 +35,8 @@ class Reply:
         uncertainty: of the query.
         answered: whether it is answered; None if the index has no threshold.
         reason: why it is refused.
+        probability: that the nearest item is right; None if the index has no `Trust`.
+        trust: "trusted", "unlike anything seen" or "no reliable match", with the input that spoke for it.
         matches: the items in order; none if the query is refused.
     """
 
@@ -38,6 +44,8 @@ class Reply:
     uncertainty: float
     answered: bool | None
     reason: str | None
+    probability: float | None
+    trust: str | None
     matches: tuple[Match, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def query_embedded(
     *,
     order: Order = "cosine",
     answer_all: bool = False,
+    features: Any = None,
 ) -> list[Reply]:
     """Return the replies to queries that were embedded before.
 
@@ -62,7 +71,9 @@ def query_embedded(
         names: one for each query.
         k: how many items each query returns.
         order: "cosine", "expected distance" or "match probability".
-        answer_all: return items for refused queries too.
+        answer_all: return items for refused queries too. An index with a threshold refuses by it; one with `Trust` and
+            without a threshold refuses queries that are not trusted.
+        features: (Q, H) of the queries, which an index with `Trust` needs.
 
     Example:
         >>> import numpy as np
@@ -72,7 +83,15 @@ def query_embedded(
         'bee'
     """
     abstain = index.threshold is not None and not answer_all
-    return _replies(index, names, queries, index.query(queries, k, order=order, abstain=abstain))
+    if index.trust is None:
+        features = None
+    elif features is None:
+        raise ValueError(
+            "the queries have no features, which this index needs to say what can be trusted: embed them again with "
+            "`lam embed` and the model that the index was built with"
+        )
+    answers = index.query(queries, k, order=order, abstain=abstain, features=features)
+    return _replies(index, names, queries, answers, answer_all)
 
 
 def query_ids(
@@ -100,18 +119,27 @@ def query_ids(
         raise ValueError(f"{error.args[0]}; ids there look like {str(index.ids[0])!r}") from error
     abstain = index.threshold is not None and not answer_all
     answers = index.query_ids(known, k, order=order, abstain=abstain)
-    return _replies(index, ids, index.state.gallery.items_at(rows), answers)
+    return _replies(index, ids, index.state.gallery.items_at(rows), answers, answer_all)
 
 
-def _replies(index: Retriever, names: Sequence[str], queries: Items, answers: Answers) -> list[Reply]:
-    threshold, replies = index.threshold, []
+def _replies(
+    index: Retriever, names: Sequence[str], queries: Items, answers: Answers, answer_all: bool
+) -> list[Reply]:
+    threshold, trust, replies = index.threshold, answers.trust, []
+    uncertainty = (queries.uncertainty if trust is None else 1 - trust.probability).tolist()
     answered = [None] * len(names) if answers.answered is None else answers.answered.tolist()
+    if trust is not None and threshold is None:
+        answered = (trust.reason == TRUSTED).tolist()
     probability = None if answers.probability is None else answers.probability.tolist()
     ids, similarity = answers.ids.tolist(), answers.similarity.tolist()
-    for row, (name, uncertainty) in enumerate(zip(names, queries.uncertainty.tolist(), strict=True)):
-        reason = None
-        if threshold is not None and not answered[row]:
-            reason = f"its uncertainty {uncertainty:.4g} is above the threshold {threshold.value:.4g}"
+    for row, name in enumerate(names):
+        reason = said = None
+        if trust is not None:
+            said = f"{trust.reason[row]} ({trust.because[row]})"
+        if answered[row] is False:
+            reason = said
+            if threshold is not None:
+                reason = _below(threshold.value, uncertainty[row], said)
         matches = tuple(
             Match(
                 str(ids[row][column]),
@@ -119,7 +147,14 @@ def _replies(index: Retriever, names: Sequence[str], queries: Items, answers: An
                 None if probability is None else probability[row][column],
             )
             for column, place in enumerate(answers.rows[row].tolist())
-            if place >= 0
+            if place >= 0 and (answered[row] is not False or answer_all)
         )
-        replies.append(Reply(name, uncertainty, answered[row], reason, matches))
+        right = None if trust is None else float(trust.probability[row])
+        replies.append(Reply(name, uncertainty[row], answered[row], reason, right, said, matches))
     return replies
+
+
+def _below(threshold: float, uncertainty: float, said: str | None) -> str:
+    if said is None:
+        return f"its uncertainty {uncertainty:.4g} is above the threshold {threshold:.4g}"
+    return f"its probability {1 - uncertainty:.4g} is below the threshold {1 - threshold:.4g}: {said}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from laplacian_metric.retrieval import exact
 from laplacian_metric.retrieval.answers import Answers, CredibleSets
-from laplacian_metric.retrieval.calibrations import Calibrations
+from laplacian_metric.retrieval.calibrations import Calibrations, NotCalibratedError
 from laplacian_metric.retrieval.gallery import Gallery, Numbers
 from laplacian_metric.retrieval.ids import GivenIds, Ids, as_ids
 from laplacian_metric.retrieval.items import Items, check_alike
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from laplacian_metric.retrieval.credible import CredibleCaps
     from laplacian_metric.retrieval.drift import DriftMonitor
     from laplacian_metric.retrieval.matching import MatchProbability
+    from laplacian_metric.trust.trust import Trust
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class State:
 
     gallery: Gallery
     calibrations: Calibrations
+    trust: Trust | None = None
 
 
 class Retriever:
@@ -85,7 +87,12 @@ class Retriever:
             raise ValueError(
                 f"the credible caps are of {caps.dim} dimensions and the index has {self.dim}: calibrate them here"
             )
-        self._state = State(self._state.gallery, calibrations)
+        self._state = replace(self._state, calibrations=calibrations)
+
+    @property
+    def trust(self) -> Trust | None:
+        """What says how far the nearest item of a query can be trusted, and why not."""
+        return self._state.trust
 
     @property
     def threshold(self) -> Threshold | None:
@@ -117,6 +124,7 @@ class Retriever:
         order: Order = "cosine",
         candidates: Candidates = None,
         abstain: bool = False,
+        features: Any = None,
     ) -> Answers:
         """The k first items for each query.
 
@@ -130,10 +138,26 @@ class Retriever:
                 for the expected distance in a flat index, otherwise 10 k and at least 100.
             abstain: refuse queries that are more uncertain than the threshold: they get no items. Otherwise
                 ``answered`` only tells which these are, where there is a threshold.
+            features: (Q, H) of the queries, which an index with `Trust` needs: their uncertainty is then 1 - the
+                probability that the nearest item is right.
         """
         state = self._state
         self._check_queries(state, queries)
-        return answer(state.gallery, state.calibrations, queries, k, Asked(order, candidates, abstain))
+        if features is None and state.trust is not None and state.calibrations.threshold is not None:
+            raise ValueError(
+                "features are missing: the threshold of this index is about the probability of Trust, which is "
+                "computed from the queries' features; pass features="
+            )
+        trusted = None
+        if features is not None:
+            if state.trust is None:
+                raise NotCalibratedError(
+                    "features are given, but this index has no Trust: see Index.with_trust"
+                )
+            trusted = state.trust(features)
+            queries = replace(queries, uncertainty=1 - trusted.probability)
+        answers = answer(state.gallery, state.calibrations, queries, k, Asked(order, candidates, abstain))
+        return replace(answers, trust=trusted)
 
     def query_ids(
         self,
@@ -148,7 +172,11 @@ class Retriever:
         state = self._state
         rows = state.gallery.row_of.find(as_ids(ids))
         queries = state.gallery.items_at(rows)
-        return answer(state.gallery, state.calibrations, queries, k, Asked(order, candidates, abstain), rows)
+        trusted = None if state.trust is None else state.trust.items(rows)
+        if trusted is not None:
+            queries = replace(queries, uncertainty=1 - trusted.probability)
+        asked = Asked(order, candidates, abstain)
+        return replace(answer(state.gallery, state.calibrations, queries, k, asked, rows), trust=trusted)
 
     def credible_sets(self, queries: Items) -> CredibleSets:
         """All items within each query's credible cap, and at least its nearest.

@@ -1,7 +1,8 @@
 """Indexes in folders: arrays that are mapped, FAISS' index, and a manifest that holds what was calibrated.
 
 A folder is an `laplacian_metric.core.artifact`: ``manifest.json``, ``mean.npy``, ``kappa.npy``, ``uncertainty.npy``,
-``ids.npy``, where there is a variance ``variance.npy``, and ``index.faiss`` for kinds that have one.
+``ids.npy``, where there is a variance ``variance.npy``, and ``index.faiss`` for kinds that have one;
+the files of a `Trust`, where the index has one, begin with ``trust.``.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from laplacian_metric.retrieval.gallery import built_of
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.kinds import Flat, Kind, faiss, kind_from_dict, kind_to_dict
+from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
 
 LOGGER = logging.getLogger(__name__)
 
 FAISS = "index.faiss"
+OF_TRUST = "trust."  # what the names of its files begin with
 FAISS_CLASSES = {"ivf": "IndexIVFFlat", "hnsw": "IndexHNSWFlat"}
 DTYPES: dict[str, tuple[type[np.floating[Any]], int]] = {
     "mean": (np.float32, 2),
@@ -46,6 +49,7 @@ class IndexManifest(Manifest):
     dim: int = Field(ge=0)
     variance: bool
     calibrations: dict[str, Any]
+    trust: TrustEntry | None = None
 
     def arrays(self) -> dict[str, tuple[type[np.floating[Any]], tuple[int, ...]]]:
         """Return the dtype and the shape of the items' arrays, by name."""
@@ -59,7 +63,8 @@ class IndexManifest(Manifest):
     def payloads(self) -> set[str]:
         """Return the names of the files that have to be there."""
         searched = [] if self.kind.get("name") == Flat.name else [FAISS]
-        return {*(f"{name}.npy" for name in self.arrays()), "ids.npy", *searched}
+        of_trust = () if self.trust is None else self.trust.files(OF_TRUST).values()
+        return {*(f"{name}.npy" for name in self.arrays()), "ids.npy", *searched, *of_trust}
 
 
 def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -73,6 +78,7 @@ def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = Fals
     """
     state = index.state
     items, built = state.gallery.parts[0], built_of(state.gallery)
+    entry, of_trust = (None, {}) if state.trust is None else to_payloads(state.trust, OF_TRUST)
     manifest = IndexManifest(
         kind=kind_to_dict(index.kind),
         source=items.source,
@@ -80,11 +86,12 @@ def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         dim=items.dim,
         variance=items.variance is not None,
         calibrations=state.calibrations.to_dict(),
+        trust=entry,
     )
     payloads: dict[str, artifact.Payload] = {
         f"{name}.npy": getattr(items, name) for name in manifest.arrays()
     }
-    payloads["ids.npy"] = state.gallery.ids
+    payloads |= {"ids.npy": state.gallery.ids, **of_trust}
     if built is not None:
         payloads[FAISS] = lambda path: _write_faiss(built, path)
     artifact.save(folder, manifest, payloads, overwrite=overwrite)
@@ -120,10 +127,13 @@ def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Index:
                 f"ids.npy in {opened.folder} is not the array of an index: it is of {ids.dtype}"
             )
         built = None if isinstance(kind, Flat) else _read_faiss(opened, kind)
+        trust = None
+        if manifest.trust is not None:
+            trust = from_payloads(manifest.trust, opened, OF_TRUST, mmap=mmap)
     items = Items.trusted(
         arrays["mean"], arrays["kappa"], arrays["uncertainty"], arrays.get("variance"), manifest.source
     )
-    return Index.stored(items, ids, kind, built, calibrations)
+    return Index.stored(items, ids, kind, built, calibrations, trust)
 
 
 def _write_faiss(built: Any, path: Path) -> None:

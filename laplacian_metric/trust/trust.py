@@ -139,8 +139,8 @@ class Trust:
             parts.append(self._answer(around))
         return parts[0] if len(parts) == 1 else _joined(parts)
 
-    def items(self) -> Answer:
-        """Answer every item of the gallery itself, searched without it: as `with_gallery` needs it for an evaluation.
+    def items(self, rows: Rows | None = None) -> Answer:
+        """Answer items of the gallery itself, each searched for among the others: by default all of them.
 
         Example:
             >>> generator = np.random.default_rng(0)
@@ -151,8 +151,9 @@ class Trust:
             >>> len(answer), bool((answer.nearest != np.arange(200)).all())
             (200, True)
         """
-        rows = np.array_split(np.arange(len(self.gallery)), -(-len(self.gallery) // QUERIES_AT_ONCE))
-        return _joined([self._answer(self.gallery.around_items(some)) for some in rows])
+        rows = np.arange(len(self.gallery)) if rows is None else rows
+        parts = np.array_split(rows, max(1, -(-len(rows) // QUERIES_AT_ONCE)))
+        return _joined([self._answer(self.gallery.around_items(some)) for some in parts])
 
     def with_gallery(self, h: Any, labels: Any = None) -> Trust:
         """Return the same calibration over another gallery, whose classes may be others.

@@ -34,6 +34,10 @@ def test_the_sessions_of_the_page(
     np.savez(
         "new.npz", features=clusters(100, width=12, seed=1)[0], labels=clusters(100, width=12, seed=1)[1]
     )
+    for seed, name in enumerate(("known", "held-out", "unseen")):
+        rows, classes = clusters(500, spread=0.45, seed=seed)
+        np.savez(f"{name}.npz", features=rows, labels=classes)
+    np.save("ood.npy", -3 * np.ones((60, 6), dtype=np.float32) + clusters(60, seed=9)[0])
     (configuration,) = code_blocks(page, "yaml")
     Path("fit.yaml").write_text(configuration, encoding="utf-8")
     lines = [line for block in code_blocks(page, "sh") for line in block.splitlines()]
@@ -44,8 +48,10 @@ def test_the_sessions_of_the_page(
         done[line] = worked(*arguments)
     assert {shlex.split(line)[1] for line in lines} == {*COMMANDS} - {"demo"}
     # What the page says of them.
-    answered = next(found for line, found in done.items() if "--array" in line)
-    assert "refused: its uncertainty" in answered.out
+    answered = next(found for line, found in done.items() if "--array digits" in line)
+    assert "refused: its uncertainty" in answered.out or "queries are refused" in answered.out
+    trusted = next(found for line, found in done.items() if "--array unseen" in line)
+    assert "nearest is right" in trusted.out
     promised = next(found for line, found in done.items() if "--calibrate" in line)
     assert "Promised: at most 30.0%" in promised.out
     asked = next(found for line, found in done.items() if line.endswith("--json"))

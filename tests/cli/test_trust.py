@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import torch
 
 from laplacian_metric import metrics
 from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.retrieval import Items, load
+from laplacian_metric.retrieval.embedding_files import Embedded
 from tests.cli.running import clusters, refused, worked
 
 QUICK = ("--resamples", 20, "--samples", 0)
@@ -91,3 +95,119 @@ def test_a_report_shows_whether_the_probability_is_right(folder: Path, tmp_path:
     assert "Is the probability right?" in page
     assert "1 - probability of Trust" in page
     assert "kernel vote, no method" in page
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path) -> Path:
+    """An index of the training features, calibrated, with files of queries."""
+    worked(
+        *("index", folder / "model", folder / "train.npz", "--calibrate", folder / "calibration.npz"),
+        *("--alpha", 0.2, "--out", folder / "index"),
+    )
+    worked("embed", folder / "model", folder / "test.npz", "--out", folder / "queries.npz")
+    worked("embed", folder / "model", folder / "ood.npy", "--out", folder / "ood.parquet")
+    return folder / "index"
+
+
+def test_an_index_promises_by_the_probability(folder: Path, index: Path) -> None:
+    loaded, model = load(index), ModelFolder.load(folder / "model")
+    assert loaded.trust is not None
+    assert model.trust is not None
+    assert loaded.threshold is not None
+    features, labels = clusters(500, spread=0.45, seed=2)
+    answer = model.trust(features)  # over the images that it was calibrated over
+    replies = worked("query", index, "--array", folder / "queries.npz", "-k", 1, "--json").json()["replies"]
+    np.testing.assert_allclose([reply["probability"] for reply in replies], answer.probability, rtol=1e-5)
+    accepted = 1 - answer.probability <= loaded.threshold.value
+    assert [reply["answered"] for reply in replies] == accepted.tolist()
+    right = np.array(answer.labels, dtype=int) == labels
+    assert 0 < accepted.mean() < 1
+    assert (~right[accepted]).mean() < (~right).mean()
+    for row, reply in enumerate(replies):
+        if accepted[row]:
+            assert reply["matches"][0]["item"] == f"train{answer.nearest[row]}"
+            assert reply["trust"].startswith(str(answer.reason[row]))
+        else:
+            assert reply["matches"] == []
+            assert "is below the threshold" in reply["reason"]
+    ood = worked("query", index, "--array", folder / "ood.parquet", "--json").json()["replies"]
+    assert sum(reply["answered"] for reply in ood) < 0.2 * len(ood)
+    shown = worked("query", index, "--array", folder / "queries.npz", "-k", 1).out
+    assert "nearest is right" in shown
+
+
+def test_without_a_threshold_what_is_not_trusted_is_refused(
+    folder: Path, index: Path, tmp_path: Path
+) -> None:
+    done = worked("index", folder / "model", folder / "test.npz", "--out", tmp_path / "i")
+    assert "refuses what is not trusted" in done.out
+    replies = worked("query", tmp_path / "i", "--array", folder / "ood.parquet", "--json").json()["replies"]
+    refused_queries = [reply for reply in replies if reply["answered"] is False]
+    assert len(refused_queries) > 0.8 * len(replies)
+    assert all(
+        "unlike anything seen" in reply["reason"] or "no reliable" in reply["reason"]
+        for reply in refused_queries
+    )
+    everything = worked("query", tmp_path / "i", "--array", folder / "ood.parquet", "--all", "--json").json()
+    assert all(reply["matches"] for reply in everything["replies"])
+    own = worked("query", tmp_path / "i", "--id", "test3", "--id", "test5", "-k", 2, "--json").json()[
+        "replies"
+    ]
+    model = ModelFolder.load(folder / "model")
+    assert model.trust is not None
+    features, labels = clusters(500, spread=0.45, seed=2)
+    expected = model.trust.with_gallery(features, [str(label) for label in labels]).items(np.array([3, 5]))
+    np.testing.assert_allclose([reply["probability"] for reply in own], expected.probability, rtol=1e-5)
+
+
+def test_queries_without_features_are_refused(folder: Path, index: Path, tmp_path: Path) -> None:
+    embedded = Embedded.read(folder / "queries.npz")
+    assert embedded.features is not None
+    Embedded(embedded.items, embedded.point, embedded.ids).write(tmp_path / "old.npz")
+    assert "have no features" in refused("query", index, "--array", tmp_path / "old.npz")
+    with pytest.raises(ValueError, match="features are missing"):
+        load(index).query(embedded.by_point(), 1)
+
+
+def test_trust_follows_the_items(folder: Path, index: Path) -> None:
+    loaded = load(index)
+    embedded = Embedded.read(folder / "queries.npz")
+    some = loaded.without(rows=slice(0, 100))
+    assert some.trust is not None
+    assert len(some.trust.gallery) == len(some) == 400
+    assert loaded.trust is not None
+    assert len(loaded.trust.gallery) == 500
+    answers = some.query(embedded.by_point(), 1, features=embedded.features)
+    assert answers.trust is not None
+    assert (answers.trust.nearest == answers.rows[:, 0]).mean() > 0.99
+    more = Items(
+        embedded.point[:5], embedded.items.kappa[:5], embedded.items.uncertainty[:5], None, loaded.source
+    )
+    assert embedded.features is not None
+    some.add(more, list(embedded.ids[:5]), features=embedded.features[:5], labels=list("01230"))
+    assert some.trust is not None
+    assert len(some.trust.gallery) == 405
+    some.add(more, [f"new{row}" for row in range(5)])
+    assert some.trust is None
+    with pytest.raises(ValueError, match="500 items and the index 410"):
+        some.with_trust(loaded.trust)
+
+
+def test_the_formats_hold_the_features(folder: Path, index: Path, tmp_path: Path) -> None:
+    expected = clusters(500, spread=0.45, seed=2)[0]
+    for suffix in ("npz", "safetensors", "parquet"):
+        worked("embed", folder / "model", folder / "test.npz", "--out", tmp_path / f"e.{suffix}")
+        features = Embedded.read(tmp_path / f"e.{suffix}").features
+        assert features is not None
+        np.testing.assert_allclose(features, expected, rtol=1e-6)
+
+
+def test_asking_for_trust_does_not_import_torch(folder: Path, index: Path, root: Path) -> None:
+    code = (
+        "import sys\nfrom laplacian_metric.cli import app\n"
+        f"try:\n    app(['query', {str(index)!r}, '--array', {str(folder / 'queries.npz')!r}, '--json'])\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "print(sorted({'torch', 'matplotlib', 'scipy', 'sklearn'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]"
