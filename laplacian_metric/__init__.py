@@ -23,6 +23,7 @@ __all__ = [
     "data",
     "methods",
     "metrics",
+    "train",
     "vmf",
 ]
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from laplacian_metric.laplace.network import NetworkLAM
     from laplacian_metric.laplace.online import OnlineLAM
     from laplacian_metric.laplace.posthoc import LAM
+    from laplacian_metric.training import train
     from laplacian_metric.trust import Trust
 
 _HOMES = {
@@ -44,6 +46,7 @@ _HOMES = {
     "StochasticEmbedding": "laplacian_metric.core.embedding",
     "Trust": "laplacian_metric.trust",
     "combine": "laplacian_metric.core.combined",
+    "train": "laplacian_metric.training",
 }
 
 
