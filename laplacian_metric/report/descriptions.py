@@ -89,8 +89,8 @@ class TableDescription(Description):
             content["rows"] = [
                 *content.get("rows", ()),
                 *(
-                    {"label": score, "cell": trivial, "score": score, "group": "Without any posterior"}
-                    for score in TRIVIAL
+                    {"label": label, "cell": trivial, "score": score, "group": "Without any posterior"}
+                    for score, label in TRIVIAL.items()
                 ),
             ]
         return content

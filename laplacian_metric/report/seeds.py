@@ -10,7 +10,12 @@ from typing import Any
 
 from laplacian_metric.runs.results import Result
 
-TRIVIAL = ("feature norm", "embedding norm", "nearest distance")
+# Scores that need no method, as result files name them, and as tables do.
+TRIVIAL = {
+    "feature norm": "feature norm",
+    "embedding norm": "embedding norm, 1/|u|",
+    "nearest distance": "distance to the nearest training image",
+}
 _NAMED = 3  # commands that a sentence names; the record beside the table has all
 
 

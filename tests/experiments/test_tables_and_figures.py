@@ -51,7 +51,7 @@ def test_the_tables_are_described_rightly() -> None:
         "cifar10",
         "hessian",
         "corrections",
-        "strangers_cifar10",
+        "ood_cifar10",
     }
     for table in found:
         if table.published:

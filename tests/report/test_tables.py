@@ -23,6 +23,7 @@ from laplacian_metric.report.descriptions import (
     read_published,
 )
 from laplacian_metric.report.precisions import Precisions
+from laplacian_metric.report.seeds import TRIVIAL
 from laplacian_metric.report.table_columns import find
 from laplacian_metric.report.table_text import latex, markdown
 from laplacian_metric.report.tables import Entry, Line, ResultTable, build_table
@@ -254,10 +255,10 @@ def test_trivial_scores_are_rows_with_the_retrieval_of_their_network(tmp_path: P
         write(tmp_path, content)
     made = build_table(table("a", columns=["mAP@1", "R-AUROC", "ECE"], trivial="a"), read_results(tmp_path))
     own = line(made, "method a")
-    for name in ("feature norm", "embedding norm", "nearest distance"):
+    for name, label in TRIVIAL.items():
         values = [content["scores"][name]["r_auroc"] for content in contents]
         expected = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
-        assert line(made, name) == [own[0], expected, "–", "2"]
+        assert line(made, label) == [own[0], expected, "–", "2"]
     assert [found.label for found in made.lines if found.kind == "group"] == ["Without any posterior"]
 
 
