@@ -112,4 +112,4 @@ def test_the_first_code_is_short_and_shows_digits_that_are_less_sure_than_clothe
 
 
 def test_the_code_in_the_readme_runs(root: Path) -> None:
-    assert {"known", "unknown", "w", "b", "diagonal"} <= set(run_page(root / "README.md"))
+    assert {"answer", "known", "unknown", "w", "b", "diagonal"} <= set(run_page(root / "README.md"))
