@@ -11,7 +11,12 @@ from pathlib import Path
 
 
 class OutputFolderError(OSError):
-    """A folder cannot be written to as it was asked for."""
+    """A folder cannot be written to as it was asked for: it is a file, is not empty, or cannot be created.
+
+    Example:
+        >>> issubclass(OutputFolderError, OSError)
+        True
+    """
 
 
 def _check(out: Path, force: bool) -> None:
