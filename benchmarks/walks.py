@@ -38,7 +38,9 @@ def walked(task: Callable[[], object]) -> dict[str, int]:
     def record(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(PACKAGES) and code.co_name not in SKIPPED:
-            functions.add((code.co_filename, code.co_qualname if hasattr(code, "co_qualname") else code.co_name))
+            functions.add(
+                (code.co_filename, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
+            )
 
     sys.setprofile(record)
     try:
