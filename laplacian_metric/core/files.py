@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _FCNTL: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place once it was written in full.
 
     What is written inside the ``with`` block goes to the path that it yields, an empty file in the same folder. At the
@@ -33,6 +33,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     the old file or the new one, never a part of it. If the block raises, or the process is interrupted, ``path`` is as
     it was and the temporary file is removed. A file that is replaced hands on its permissions; where ``path`` is a
     link, the file that it leads to is replaced.
+
+    Args:
+        path: of the file; its folder has to be there.
+        exclusive: whoever else writes it at the same time gets an `ArtifactBusyError`, and what a killed writer left is
+            removed. Otherwise the last one wins.
 
     Example:
         >>> import tempfile
@@ -49,10 +54,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileNotFoundError(
             f"there is no folder {target.parent} to write {target.name} into: make it first"
         )
-    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
-    # Made here rather than by tempfile, so that the permissions are those that the user's umask leaves to any file.
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    try:
+    with ExitStack() as stack:
+        if exclusive and stack.enter_context(locked(target)):
+            _remove_leftovers(target)
+        temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
+        # Made here rather than by tempfile, so that the permissions are those that the user's umask leaves to any file.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        stack.callback(temporary.unlink, missing_ok=True)
         mode = (target if target.exists() else temporary).stat().st_mode & 0o777
         yield temporary
         if not temporary.is_file():
@@ -64,10 +72,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         # Some writers replace the file by one of their own, with other permissions.
         temporary.chmod(mode)
         temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def atomic_folder(path: str | os.PathLike[str], *, keep_others: bool = False) ->
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target) as alone:
         if alone:
-            _tidy(target)
+            _remove_leftovers(target)
         temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
         try:
             temporary.mkdir()
@@ -129,18 +134,20 @@ def _hidden(target: Path) -> str:
 
 def _leftovers(target: Path, *suffixes: str) -> list[Path]:
     pattern = re.compile(re.escape(_hidden(target)) + rf"[0-9a-f]{{16}}\.({'|'.join(suffixes)})")
-    if not target.parent.is_dir():
-        return []
-    return [path for path in target.parent.iterdir() if pattern.fullmatch(path.name) and path.is_dir()]
+    entries = target.parent.iterdir() if target.parent.is_dir() else ()
+    return [path for path in entries if pattern.fullmatch(path.name)]
 
 
-def _tidy(target: Path) -> None:
+def _remove_leftovers(target: Path) -> None:
     """Put back what a killed writer set aside, and remove what else it left."""
     old = old_folder(target)
     if old is not None and not target.exists():
         old.rename(target)
     for path in _leftovers(target, "tmp", "old"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -210,9 +217,11 @@ def _exchange(one: Path, other: Path) -> bool:
 def _link_others(source: Path, target: Path) -> None:
     for path in source.iterdir():
         place = target / path.name
+        if os.path.lexists(place):
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.copytree(path, place, symlinks=True, copy_function=_link)
-        elif not os.path.lexists(place):
+        else:
             _link(path, place)
 
 

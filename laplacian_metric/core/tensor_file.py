@@ -57,7 +57,7 @@ def save(
         header[name], offset = entry, end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with atomic_write(path) as temporary, temporary.open("wb") as stream:
+    with atomic_write(path, exclusive=True) as temporary, temporary.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             stream.write(_bytes(tensors[name]))
