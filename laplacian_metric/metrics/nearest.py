@@ -81,32 +81,32 @@ def nearest(
         raise ValueError(f"a gallery of {gallery} has no neighbour for a query that is in it itself")
     members, scores = [], []
     for rows in torch.arange(queries).split(ROWS):
-        found = score(rows)
-        if found.shape != (len(rows), gallery):
+        scored = score(rows)
+        if scored.shape != (len(rows), gallery):
             raise ValueError(
-                f"the scores have shape {tuple(found.shape)}, ({len(rows)}, {gallery}) is needed: each query with "
+                f"the scores have shape {tuple(scored.shape)}, ({len(rows)}, {gallery}) is needed: each query with "
                 "every member"
             )
-        found = found.detach().clone()
-        if bool(found.isnan().any()):
+        scored = scored.detach().clone()
+        if bool(scored.isnan().any()):
             raise ValueError("some scores are NaN: they order nothing")
         if own is not None:
-            found[torch.arange(len(rows)), own[rows]] = -torch.inf
-        best, place = _best(found, k)
+            scored[torch.arange(len(rows)), own[rows]] = -torch.inf
+        best, place = _best(scored, k)
         members.append(place)
         scores.append(best)
     return torch.cat(members), torch.cat(scores)
 
 
-def _best(found: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest of every row and their places, equal ones in the order of their places."""
-    least = found.topk(k, dim=1).values[:, -1:]
+    least = scores.topk(k, dim=1).values[:, -1:]
     # Which of those that are equal to the least a selection takes is not said: the first are taken.
-    above = found > least
-    level = found == least
+    above = scores > least
+    level = scores == least
     chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    place = chosen.nonzero()[:, 1].view(len(found), k)
-    best, order = found.gather(1, place).sort(dim=1, descending=True, stable=True)
+    place = chosen.nonzero()[:, 1].view(len(scores), k)
+    best, order = scores.gather(1, place).sort(dim=1, descending=True, stable=True)
     return best, place.gather(1, order)
 
 
@@ -160,10 +160,10 @@ def rank_by(
         raise ValueError(f"none of the {number} images has another of its class: no metric is defined")
     kept: dict[str, list[Tensor]] = {}
     for chosen in torch.arange(number).split(rows):
-        found = _checked(scores(chosen), len(chosen), size)
+        scored = _checked(scores(chosen), len(chosen), size)
         if own:
-            found[torch.arange(len(chosen)), chosen] = -torch.inf
-        ordered, members = found.sort(dim=1, descending=True, stable=True)
+            scored[torch.arange(len(chosen)), chosen] = -torch.inf
+        ordered, members = scored.sort(dim=1, descending=True, stable=True)
         if own:
             # Its own place is last, or among others at minus infinity: it is cut out by its index.
             others = members != chosen[:, None]
@@ -187,12 +187,12 @@ def rank_by(
     return Ranking(positives=counts, gallery_size=size, **gathered)
 
 
-def _checked(found: Tensor, rows: int, number: int) -> Tensor:
-    if found.shape != (rows, number):
+def _checked(scores: Tensor, rows: int, number: int) -> Tensor:
+    if scores.shape != (rows, number):
         raise ValueError(
-            f"the scores have shape {tuple(found.shape)}, ({rows}, {number}) is needed: each image with every other"
+            f"the scores have shape {tuple(scores.shape)}, ({rows}, {number}) is needed: each image with every other"
         )
-    found = found.detach().cpu().double()
-    if bool(found.isnan().any()):
+    scores = scores.detach().cpu().double()
+    if bool(scores.isnan().any()):
         raise ValueError("some scores are NaN: they order nothing")
-    return found
+    return scores

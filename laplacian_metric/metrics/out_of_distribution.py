@@ -61,13 +61,10 @@ def open_set_auroc(right: Tensor, trust: Tensor, ood: Tensor) -> float:
         >>> open_set_auroc(torch.tensor([True, False]), torch.tensor([0.9, 0.2]), torch.tensor([0.1, 0.95]))
         0.6666666666666666
     """
-    scores, outside = stacked(trust, ood)
-    correct = torch.as_tensor(right).detach().to(scores)
-    check_length("right", len(correct), int((outside == 0).sum()), "values of trust")
-    num_known = len(correct)
-    targets = torch.cat([correct, torch.zeros_like(scores[num_known:])])
-    weights = torch.where(outside == 0, 1 / num_known, 1 / (len(scores) - num_known))
-    return float(auroc(scores, targets, weights.to(scores)))
+    known, unknown = (check_uncertainty(name, values) for name, values in (("trust", trust), ("ood", ood)))
+    check_length("right", len(right), len(known), "values of trust")
+    statistic = detection_statistics(-known, -unknown, torch.as_tensor(right))["open_set_auroc"]
+    return float(statistic(torch.ones(len(known) + len(unknown)).to(known)))
 
 
 def stacked(uncertainty_in: Tensor, uncertainty_out: Tensor) -> tuple[Tensor, Tensor]:

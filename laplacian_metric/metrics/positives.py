@@ -153,11 +153,19 @@ class _Function(Positives):
         self.counts = self._count(_own(own, num_queries, num_database is None, device), device)
 
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
-        found = self._relevant(queries[:, None], members)
-        if not isinstance(found, Tensor) or found.dtype != torch.bool or found.shape != members.shape:
-            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        relevant = self._relevant(queries[:, None], members)
+        if (
+            not isinstance(relevant, Tensor)
+            or relevant.dtype != torch.bool
+            or relevant.shape != members.shape
+        ):
+            got = (
+                f"{relevant.dtype} {tuple(relevant.shape)}"
+                if isinstance(relevant, Tensor)
+                else type(relevant).__name__
+            )
             raise TypeError(f"relevant returned {got}, torch.bool of shape {tuple(members.shape)} is needed")
-        return found
+        return relevant
 
 
 def as_labels(name: str, labels: Labels) -> Tensor:
@@ -168,10 +176,10 @@ def as_labels(name: str, labels: Labels) -> Tensor:
     return numbers
 
 
-def check_length(name: str, found: int, number: int, what: str) -> None:
+def check_length(name: str, length: int, number: int, what: str) -> None:
     """Refuse another number of labels than there are embeddings."""
-    if found != number:
-        raise ValueError(f"{name} has {found} entries for {number} {what}: one label for each is needed")
+    if length != number:
+        raise ValueError(f"{name} has {length} entries for {number} {what}: one label for each is needed")
 
 
 def as_positives(

@@ -44,9 +44,9 @@ class Ranking:
 
     def __post_init__(self) -> None:
         for name in ("positives", "nearest", "distance", "ties", "hits_at_r", "precision_at_r"):
-            given = getattr(self, name)
-            if given is not None and given.shape != self.hits.shape[:1]:
-                raise ValueError(f"{name} has shape {tuple(given.shape)} for {len(self.hits)} queries")
+            values = getattr(self, name)
+            if values is not None and values.shape != self.hits.shape[:1]:
+                raise ValueError(f"{name} has shape {tuple(values.shape)} for {len(self.hits)} queries")
 
     @property
     def answerable(self) -> Tensor:
@@ -135,25 +135,25 @@ def rank(
         )
     depth: int | Tensor = counts.clamp_min(k) if at_r else k
     kept: dict[str, list[Tensor]] = {}
-    for rows, found in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
+    for rows, neighbours in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
         queries = torch.arange(rows.start, rows.stop, device=embeddings.device)
         # Labels may be on the CPU while embeddings are not.
         home = positives.counts.device
-        hits = positives.hits(queries.to(home), found.indices.to(home)).to(embeddings.device)
+        hits = positives.hits(queries.to(home), neighbours.indices.to(home)).to(embeddings.device)
         part = {
             "hits": hits[:, :k],
-            "nearest": found.indices[:, 0],
-            "distance": found.distances[:, 0],
-            "ties": found.ties,
+            "nearest": neighbours.indices[:, 0],
+            "distance": neighbours.distances[:, 0],
+            "ties": neighbours.ties,
         }
         if at_r:
-            within = hits & (torch.arange(found.k, device=hits.device) < counts[rows, None])
+            within = hits & (torch.arange(neighbours.k, device=hits.device) < counts[rows, None])
             part["hits_at_r"] = within.sum(1) / counts[rows].clamp_min(1).double()
             part["precision_at_r"] = _precision_sum(within) / counts[rows].clamp_min(1)
         for name, tensor in part.items():
             kept.setdefault(name, []).append(tensor)
     gathered = {name: torch.cat(parts) for name, parts in kept.items()}
-    return Ranking(positives=counts, gallery_size=found.gallery_size, **gathered)
+    return Ranking(positives=counts, gallery_size=neighbours.gallery_size, **gathered)
 
 
 def _precision_sum(hits: Tensor) -> Tensor:

@@ -91,21 +91,21 @@ def grouped(results: Iterable[Measured], names: Sequence[str] = ()) -> list[Grou
     every = list(results)
     if names and len(names) != len(every):
         raise ValueError(f"there are {len(names)} names for {len(every)} files: give one for each, or none")
-    found: dict[str, dict[int, Measured]] = {}
+    by_name: dict[str, dict[int, Measured]] = {}
     for number, one in enumerate(every):
         name = names[number] if names else one.name
-        seeds = found.setdefault(name, {})
+        seeds = by_name.setdefault(name, {})
         if one.seed in seeds:
             raise ValueError(
                 f"two of the files are of {name!r} with seed {one.seed}: give each file a name with --name, or leave "
                 "one out"
             )
         seeds[one.seed] = Measured(name, one.seed, one.values)
-    return [Group(name, tuple(seeds[seed] for seed in sorted(seeds))) for name, seeds in found.items()]
+    return [Group(name, tuple(seeds[seed] for seed in sorted(seeds))) for name, seeds in by_name.items()]
 
 
 def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]:
-    """The metrics that are shown: those wanted, or the usual ones and every AUROC of strangers."""
+    """The metrics that are shown: those wanted, or the usual ones and every AUROC of OOD images."""
     known = list(dict.fromkeys(name for group in groups for one in group.results for name in one.values))
     for name in wanted:
         if name not in known:
@@ -117,7 +117,7 @@ def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]
 
 def differences(groups: Sequence[Group], metrics: Sequence[str], level: float = 0.95) -> list[Difference]:
     """Every group less the first, seed by seed; an interval needs two seeds that both have."""
-    found = []
+    gaps = []
     for group in groups[1:]:
         first = {one.seed: one for one in groups[0].results}
         for metric in metrics:
@@ -132,5 +132,5 @@ def differences(groups: Sequence[Group], metrics: Sequence[str], level: float = 
             seeds, mine, theirs = zip(*pairs, strict=True)
             paired = compare_paired(mine, theirs, level=level) if len(pairs) > 1 else None
             gap = mean(a - b for a, b in zip(mine, theirs, strict=True))
-            found.append(Difference(group.name, groups[0].name, metric, seeds, gap, paired))
-    return found
+            gaps.append(Difference(group.name, groups[0].name, metric, seeds, gap, paired))
+    return gaps

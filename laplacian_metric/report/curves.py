@@ -1,4 +1,4 @@
-"""Curves of results, with their spread over seeds: calibration, strangers told, sparsification, training.
+"""Curves of results, with their spread over seeds: calibration, detection of OOD images, sparsification, training.
 
 All take the cells of each panel by the label that the legend gives them. A cell without results is in the legend with
 what happened to it.
@@ -61,10 +61,10 @@ def pooled_bins(tables: Sequence[Sequence[Bin]]) -> list[Bin]:
     """
     pooled = []
     for bins in zip(*tables, strict=True):
-        count = sum(found.count for found in bins)
-        filled = [found for found in bins if found.count]
+        count = sum(one.count for one in bins)
+        filled = [one for one in bins if one.count]
         means = [
-            sum(found.count * getattr(found, name) for found in filled) / count if count else float("nan")
+            sum(one.count * getattr(one, name) for one in filled) / count if count else float("nan")
             for name in ("confidence", "accuracy")
         ]
         pooled.append(Bin(bins[0].low, bins[0].high, count, *means))
@@ -79,13 +79,13 @@ def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None) -> None:
         if say_absent(axes, label, cell, tables):
             continue
         style = style_of(label, looks, cells)
-        bins = [found for found in pooled_bins(tables) if found.count]
-        total = sum(found.count for found in bins)
-        x, y = [found.confidence for found in bins], [found.accuracy for found in bins]
+        bins = [interval for interval in pooled_bins(tables) if interval.count]
+        total = sum(interval.count for interval in bins)
+        x, y = [interval.confidence for interval in bins], [interval.accuracy for interval in bins]
         axes.plot(
             x, y, label=named(label, cell, len(tables)), marker=style.marker, markersize=4, **style.line(1.2)
         )
-        area = [220 * found.count / total for found in bins]
+        area = [220 * interval.count / total for interval in bins]
         axes.scatter(x, y, s=area, color=style.colour, alpha=0.2, linewidths=0)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -105,7 +105,7 @@ def calibration_curves(groups: Mapping[str, Cells], looks: Looks = None) -> byte
     return as_png(figure)
 
 
-# --- strangers ---
+# --- out-of-distribution images ---
 
 
 def on_one_grid(curves: Sequence[Roc], points: int = 201) -> tuple[Array, list[Array]]:
@@ -118,17 +118,17 @@ def on_one_grid(curves: Sequence[Roc], points: int = 201) -> tuple[Array, list[A
 
 
 def draw_roc(axes: Axes, cells: Cells, out: str, looks: Looks = None) -> None:
-    """How many strangers are noticed at each share of false alarms; mean and one standard deviation over seeds."""
+    """How many OOD images are detected at each share of false alarms; mean and one standard deviation over seeds."""
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="chance, 0.5")
     column = find("AUROC", out=out)
     for label, cell in cells.items():
         curves = [one.curves.roc[out] for one in cell.done if one.curves and out in one.curves.roc]
         if say_absent(axes, label, cell, curves):
             continue
-        x, found = on_one_grid(curves)
+        x, rates = on_one_grid(curves)
         area = spread(column.values(cell)).mean
-        said = named(label, cell, len(curves)) + (f", {area:.2f}" if np.isfinite(area) else "")
-        _draw_band(axes, x, found, style_of(label, looks, cells), said)
+        title = named(label, cell, len(curves)) + (f", {area:.2f}" if np.isfinite(area) else "")
+        _draw_band(axes, x, rates, style_of(label, looks, cells), title)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
@@ -138,7 +138,7 @@ def draw_roc(axes: Axes, cells: Cells, out: str, looks: Looks = None) -> None:
 
 
 def roc_curves(groups: Mapping[str, tuple[Cells, str]], looks: Looks = None) -> bytes:
-    """A panel for each group of cells and its set of strangers; the legend has the mean AUROC."""
+    """A panel for each group of cells and its set of OOD images; the legend has the mean AUROC."""
     if not groups:
         panels(0, 0, 0)
     # A legend has a place of its own below each panel, since the areas in it differ.
@@ -174,15 +174,15 @@ def draw_sparsification(axes: Axes, cells: Cells, chosen: str, looks: Looks = No
             axes.plot(_shares(mean), mean, color="#cccccc", linewidth=0.8, zorder=1, label=others)
             others = "_"
     cell, style = cells[chosen], style_of(chosen, looks, cells)
-    found = {name: _sparsifications(cell, name) for name in ("oracle", "random", "own")}
+    by = {name: _sparsifications(cell, name) for name in ("oracle", "random", "own")}
     # One legend for all panels: these two look the same in each.
     for name, dashes in (("oracle", (0, (4, 2))), ("random", (0, (1, 1.5)))):
-        if found[name]:
-            mean = band(found[name])[0]
+        if by[name]:
+            mean = band(by[name])[0]
             axes.plot(_shares(mean), mean, color="#444444", linestyle=dashes, linewidth=1, label=name)
-    if found["own"]:
+    if by["own"]:
         solid = Style(style.colour, style.marker, "-")
-        _draw_band(axes, _shares(found["own"][0]), found["own"], solid, "by uncertainty")
+        _draw_band(axes, _shares(by["own"][0]), by["own"], solid, "by uncertainty")
     else:
         reason = "has no curve" if cell.done else "failed" if cell.failed else "missing"
         axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center")

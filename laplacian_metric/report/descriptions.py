@@ -221,11 +221,11 @@ class PublishedNumber:
     @classmethod
     def parse(cls, text: str) -> PublishedNumber:
         """From "mean" or "mean ± deviation"."""
-        found = re.fullmatch(r"(-?\d+\.?\d*)(?: ± (\d+\.?\d*))?", text)
-        if found is None:
+        match = re.fullmatch(r"(-?\d+\.?\d*)(?: ± (\d+\.?\d*))?", text)
+        if match is None:
             raise ValueError(f"{text!r} is not a number like 0.78 or '0.78 ± 0.01'")
-        deviation = None if found[2] is None else float(found[2])
-        return cls(text, float(found[1]), deviation)
+        deviation = None if match[2] is None else float(match[2])
+        return cls(text, float(match[1]), deviation)
 
 
 def _parsed(text: Any) -> Any:

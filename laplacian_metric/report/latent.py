@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 ONE_SIGMA = 1 - np.exp(-0.5)  # of a Gaussian in the plane: the share within one standard deviation
 STEPS = 48
-STRANGER = "#222222"
+OOD_COLOUR = "#222222"
 WIDE = np.pi / 3  # an outline with a half axis beyond this says no more than that it is wide
 OUTLINED = 20  # images of a class that get an outline, so that the others can still be seen
 RING = 0.09  # how far apart the classes are drawn on a circle
@@ -154,7 +154,7 @@ def _classes(
 ) -> list[tuple[int, str, npt.NDArray[np.bool_], str, str]]:
     """For every label that occurs: it, its name, which points have it, colour and marker."""
     if cloud.labels is None:
-        return [(-1, "strangers", np.ones(len(cloud.points), dtype=bool), STRANGER, "o")]
+        return [(-1, "OOD images", np.ones(len(cloud.points), dtype=bool), OOD_COLOUR, "o")]
     return [
         (
             int(label),
@@ -229,20 +229,20 @@ def draw_circle(axes: Axes, cloud: Cloud, names: Sequence[str] | None = None, pl
 def latent_maps(
     groups: Mapping[str, Latent],
     names: Sequence[str] | None = None,
-    strangers: Sequence[str] | None = None,
+    ood: Sequence[str] | None = None,
     title: str = "",
 ) -> bytes:
-    """For each title the known images by class, and beside them each set of strangers over the known in grey.
+    """For each title the known images by class, and beside them each set of OOD images over the known in grey.
 
     Args:
         groups: spaces of two or three dimensions.
         names: of the classes.
-        strangers: which sets of them; by default those of the first space.
+        ood: which sets of them; by default those of the first space.
         title: of the figure.
     """
     if not groups:
         raise ValueError("there is no space to draw: none of the cells has one of two or three dimensions")
-    shown = list(next(iter(groups.values())).ood) if strangers is None else list(strangers)
+    shown = list(next(iter(groups.values())).ood) if ood is None else list(ood)
     width, height = (
         (4.6, 2.75) if all(len(one.test.points[0]) == 3 for one in groups.values()) else (3.4, 3.7)
     )

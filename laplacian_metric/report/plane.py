@@ -169,5 +169,5 @@ def bin_curves(
 
 def own_bins(result: Result, name: str, key: str) -> Array | None:
     """What a result has of one test set by the method's own uncertainty; None where there is nothing."""
-    found = result.verification.get(name)
-    return None if found is None else found.bins.get(OWN, {}).get(key)
+    pairs = result.verification.get(name)
+    return None if pairs is None else pairs.bins.get(OWN, {}).get(key)

@@ -39,31 +39,31 @@ class Precisions:
         """
         method = _method(result)
         base = result.config.get("base")
-        found: set[str] = set()
+        precisions: set[str] = set()
         if base is None or (method is not None and method.trains and method.start is Start.NETWORK):
-            found |= _own(result)
+            precisions |= _own(result)
         for seed in _base_seeds(result, method) if base else []:
             other = self._results.get((str(base), seed))
             if other is None or other.config.get("base"):  # a network that is started from starts from none
                 return None
-            found |= _own(other)
-        return " and ".join(sorted(found)) or None
+            precisions |= _own(other)
+        return " and ".join(sorted(precisions)) or None
 
     def sentences(self, cells: Iterable[Cell]) -> list[str]:
         """What has to be said below a table of these cells: nothing where all networks were trained alike."""
-        found: dict[str, dict[str, list[int]]] = {}
+        seeds_of: dict[str, dict[str, list[int]]] = {}
         for cell in cells:
             for result in cell.done:
                 precision = self.of(result)
                 if precision is not None:
-                    found.setdefault(precision, {}).setdefault(cell.name, []).append(result.seed)
-        if len(found) < 2:
+                    seeds_of.setdefault(precision, {}).setdefault(cell.name, []).append(result.seed)
+        if len(seeds_of) < 2:
             return []
         # What most have in common needs no name.
-        most = max(found, key=lambda precision: (sum(map(len, found[precision].values())), precision))
+        most = max(seeds_of, key=lambda precision: (sum(map(len, seeds_of[precision].values())), precision))
         return [
-            f"Trained in {precision}, not in {most} like most others: {_by_seeds(found[precision])}."
-            for precision in sorted(found)
+            f"Trained in {precision}, not in {most} like most others: {_by_seeds(seeds_of[precision])}."
+            for precision in sorted(seeds_of)
             if precision != most
         ]
 
@@ -83,15 +83,15 @@ def _method(result: Result) -> type[Method] | None:
 
 def _own(result: Result) -> set[str]:
     """Of the network that a result's own training made."""
-    said = {epoch.precision for epoch in result.training.history} if result.training else set()
-    if said and None not in said:
-        return {precision for precision in said if precision is not None}
+    recorded = {epoch.precision for epoch in result.training.history} if result.training else set()
+    if recorded and None not in recorded:
+        return {precision for precision in recorded if precision is not None}
     training = result.config.get("training")
     if not isinstance(training, Mapping):
         return set()
-    asked = str(training.get("precision", Precision.FLOAT32.value))
-    imitated = asked == Precision.BFLOAT16.value and result.environment.get("bfloat16") is False
-    return {Precision.FLOAT32.value if imitated else asked}
+    wanted = str(training.get("precision", Precision.FLOAT32.value))
+    imitated = wanted == Precision.BFLOAT16.value and result.environment.get("bfloat16") is False
+    return {Precision.FLOAT32.value if imitated else wanted}
 
 
 def _base_seeds(result: Result, method: type[Method] | None) -> list[int]:

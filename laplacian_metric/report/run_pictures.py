@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Galleries:
-    """The galleries of the known images and of each set of strangers, and how much of the page their images take."""
+    """The galleries of the known images and of each set of OOD images, and how much of the page their images take."""
 
     known: list[Gallery]
     ood: dict[str, Gallery]
@@ -86,11 +86,11 @@ class _Chosen:
 
 
 def make_galleries(evaluated: Evaluated, measured: Measured) -> Galleries:
-    """Least certain, surest, surest of the wrong; and the strangers that would be let through."""
+    """Least certain, surest, surest of the wrong; and the OOD images that would be let through."""
     chosen = _known(measured) + [
         _choose(
             measured,
-            f"{name}: strangers that look most familiar",
+            f"{name}: OOD images that look most familiar",
             "Of these images, which are of no class that is known, the ones with the least uncertainty. Whatever "
             "retrieval answers to them is wrong.",
             images.uncertainty.argsort(stable=True)[: CARDS // 2],
@@ -165,7 +165,7 @@ def _gallery(evaluated: Evaluated, measured: Measured, one: _Chosen, pictures: P
             uncertainty, kappa = measured.uncertainty[row], measured.embedding.kappa[row]
             ranked = f" (place {int(place[row]) + 1:,} of {len(place):,})"
         else:
-            name, verdict = f"stranger of {one.source}", (False, f"answered with {neighbours[0].label}")
+            name, verdict = f"OOD image of {one.source}", (False, f"answered with {neighbours[0].label}")
             images = measured.ood[one.source]
             uncertainty, kappa = images.uncertainty[row], images.embedding.kappa[row]
             refused = float((measured.uncertainty < uncertainty).double().mean())
@@ -205,7 +205,7 @@ class Map:
 
 
 def make_map(evaluated: Evaluated, measured: Measured, *, limit: int = MAPPED, seed: int = 0) -> Map:
-    """Some of the images and strangers in the plane, by t-SNE of their directions."""
+    """Some of the images and OOD images in the plane, by t-SNE of their directions."""
     rows, ood_rows = _sample(measured, limit, seed)
     names = list(ood_rows)
     directions = torch.cat(
@@ -232,7 +232,7 @@ def make_map(evaluated: Evaluated, measured: Measured, *, limit: int = MAPPED, s
                 else len(classes) + names.index(source),
                 uncertainty=float(measured.position(uncertainty[row])),
                 lines=[
-                    evaluated.class_name(int(measured.labels[row])) if known else f"stranger of {source}",
+                    evaluated.class_name(int(measured.labels[row])) if known else f"OOD image of {source}",
                     f"uncertainty {number(float(uncertainty[row]), 4)}",
                     f"kappa {number(float(embedding.kappa[row]))}",
                     *_nearest_line(evaluated, measured, source, row),
@@ -257,7 +257,7 @@ def _nearest_line(evaluated: Evaluated, measured: Measured, source: str | None, 
 
 
 def _sample(measured: Measured, limit: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Rows of the known images and of each set of strangers, at most `limit` together, drawn without replacement."""
+    """Rows of the known images and of each set of OOD images, at most `limit` together, drawn without replacement."""
     generator = torch.Generator().manual_seed(seed)
     inside = limit if not measured.ood else 2 * limit // 3
     each = (limit - inside) // max(1, len(measured.ood))

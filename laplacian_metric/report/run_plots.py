@@ -69,8 +69,8 @@ def roc_plots(measured: Measured) -> list[tuple[list[str], bytes]]:
 
 
 def kappa_values(measured: Measured) -> dict[str, Tensor]:
-    """kappa of the known images and of every set of strangers."""
-    ood = {f"strangers: {name}": images.embedding.kappa for name, images in measured.ood.items()}
+    """kappa of the known images and of every set of OOD images."""
+    ood = {f"OOD images: {name}": images.embedding.kappa for name, images in measured.ood.items()}
     return {"known images": measured.embedding.kappa, **ood}
 
 

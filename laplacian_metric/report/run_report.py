@@ -32,7 +32,7 @@ def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAP
     Args:
         evaluated: the run.
         resamples: draws of the bootstrap behind the intervals; 0 leaves them out.
-        mapped: how many images, strangers included, the map shows at most.
+        mapped: how many images, OOD images included, the map shows at most.
         seed: which these are, and where t-SNE and the bootstrap begin.
 
     Example:
@@ -110,7 +110,7 @@ def told(measured: Measured) -> str:
             f"is {share(some.error)}."
         )
     for name, refused in some.ood.items():
-        text += f" The threshold that refuses {share(some.share)} also refuses {share(refused)} of the strangers of "
+        text += f" The threshold that refuses {share(some.share)} also refuses {share(refused)} of the OOD images of "
         text += f"{plain(name)}."
     return text
 
@@ -140,7 +140,7 @@ def _summary_rows(measured: Measured) -> list[tuple[str, str, str]]:
     ]
     return rows + [
         (
-            f"AUROC: strangers of {name} are more uncertain (0.5 is chance)",
+            f"AUROC: OOD images of {name} are more uncertain (0.5 is chance)",
             *with_interval(evaluation, ood_name("auroc", name)),
         )
         for name in measured.ood

@@ -73,7 +73,7 @@ def embedding_map(evaluated: Evaluated, measured: Measured, drawn: Map) -> Secti
             f"{len(drawn.plot.points):,} images by t-SNE of the angles between their directions: what is close here "
             "was close there, but neither distances between far groups nor the sizes of groups mean anything. The "
             "larger and paler a point, the more uncertain it is among the known images. Each class has a colour and a "
-            "shape" + ("; strangers are black lines." if measured.ood else ".")
+            "shape" + ("; OOD images are black lines." if measured.ood else ".")
         ),
         drawn.plot,
     ]
@@ -84,7 +84,7 @@ def embedding_map(evaluated: Evaluated, measured: Measured, drawn: Map) -> Secti
             Picture(
                 png,
                 alt=f"The {what} of the embedding with some of the images by class"
-                + (", and beside it the strangers." if measured.ood else "."),
+                + (", and beside it the OOD images." if measured.ood else "."),
                 caption=f"The whole {what}, with one standard deviation around some of the images.",
             )
         )
@@ -97,8 +97,8 @@ def out_of_distribution(measured: Measured, galleries: Galleries) -> Section:
     if measured.ood:
         blocks.append(
             Table(
-                "Telling strangers from known images by uncertainty, with 95 % intervals over images",
-                ("Strangers", "Images", "AUROC (0.5 is chance)", "95 %", "Average precision", "95 %"),
+                "Detecting OOD images among known ones by uncertainty, with 95 % intervals over images",
+                ("OOD images", "Number", "AUROC (0.5 is chance)", "95 %", "Average precision", "95 %"),
                 [
                     (
                         name,
@@ -118,11 +118,11 @@ def out_of_distribution(measured: Measured, galleries: Galleries) -> Section:
         blocks.append(
             Picture(
                 png,
-                alt=f"How many strangers are noticed at each share of false alarms. AUROC: {said}.",
-                caption="How many strangers are noticed (up) at each share of known images that are refused (across).",
+                alt=f"How many OOD images are detected at each share of false alarms. AUROC: {said}.",
+                caption="How many OOD images are detected (up) at each share of refused known images (across).",
             )
         )
-    return Section("Strangers", [*blocks, *galleries.ood.values()])
+    return Section("Out-of-distribution images", [*blocks, *galleries.ood.values()])
 
 
 def concentration(measured: Measured) -> Section:
@@ -167,7 +167,7 @@ def errors_found(evaluated: Evaluated, measured: Measured) -> Section:
         ]
         blocks.append(
             Table(
-                "Scores beside each other: wrong neighbours (R-AUROC, AUSC) and strangers (AUROC)",
+                "Scores beside each other: wrong neighbours (R-AUROC, AUSC) and OOD images (AUROC)",
                 ("Score", "R-AUROC", "AUSC", *(f"AUROC, {name}" for name in names)),
                 rows,
                 numeric=frozenset(range(1, 3 + len(names))),

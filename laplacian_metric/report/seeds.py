@@ -132,11 +132,11 @@ def group(results: Iterable[Result], seeds: Sequence[int] | None = None) -> dict
 def pick(results: Iterable[Result], name: str, seeds: Sequence[int]) -> Cell:
     """One cell with the given seeds out of all results; it may be there in part or not at all."""
     mine = {result.seed: result for result in results if result.cell == name and result.seed in seeds}
-    found = [mine[seed] for seed in seeds if seed in mine]
+    chosen = [mine[seed] for seed in seeds if seed in mine]
     return Cell(
         name,
-        tuple(result for result in found if result.done),
-        tuple(result for result in found if not result.done),
+        tuple(result for result in chosen if result.done),
+        tuple(result for result in chosen if not result.done),
         tuple(seed for seed in seeds if seed not in mine),
     )
 
@@ -167,7 +167,7 @@ def cells_sentence(cells: Iterable[Cell]) -> str:
     commits = sorted({result.commit for result in results})
     commands = sorted({tidy(result.command, 1000) for result in results})
     plural = "s" if len(commits) > 1 else ""
-    said = f"Cells made at commit{plural} {', '.join(commits)}"
+    text = f"Cells made at commit{plural} {', '.join(commits)}"
     if len(commands) > _NAMED:
-        return f"{said} by {len(commands)} commands, which are in the JSON file of the same name."
-    return f"{said} by {', '.join(f'`{command}`' for command in commands)}."
+        return f"{text} by {len(commands)} commands, which are in the JSON file of the same name."
+    return f"{text} by {', '.join(f'`{command}`' for command in commands)}."

@@ -59,17 +59,17 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
         >>> found["laplace"].colour, found["mine"].colour
         ('#4477aa', '#ff8c1a')
     """
-    found: dict[str, Style] = {}
+    looks: dict[str, Style] = {}
     further = 0
     for name in dict.fromkeys(names):
         if name in _KNOWN:
-            found[name] = Style(*_KNOWN[name])
+            looks[name] = Style(*_KNOWN[name])
             continue
         # The dashes change with each round of colours, so that 32 styles differ.
         dashes = _DASHES[further // len(_FURTHER) % len(_DASHES)]
-        found[name] = Style(_FURTHER[further % len(_FURTHER)], _MARKERS[further % len(_MARKERS)], dashes)
+        looks[name] = Style(_FURTHER[further % len(_FURTHER)], _MARKERS[further % len(_MARKERS)], dashes)
         further += 1
-    return found
+    return looks
 
 
 def panels(number: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
@@ -98,16 +98,16 @@ def named(label: str, cell: Cell, drawn: int) -> str:
 
 def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5) -> None:
     """One legend for all panels, each label once."""
-    found: dict[str, Line2D | Any] = {}
+    entries: dict[str, Line2D | Any] = {}
     for axes in every:
         handles, labels = axes.get_legend_handles_labels()
         for handle, label in zip(handles, labels, strict=True):
-            found.setdefault(label, handle)
+            entries.setdefault(label, handle)
     figure.legend(
-        list(found.values()),
-        list(found),
+        list(entries.values()),
+        list(entries),
         loc="outside lower center",
-        ncols=min(columns, len(found)),
+        ncols=min(columns, len(entries)),
         fontsize=SMALL,
         frameon=False,
         handlelength=2.4,

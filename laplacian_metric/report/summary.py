@@ -64,8 +64,8 @@ def _size(style: Style, size: float) -> float:
 
 
 def _draw_one(axes: Axes, x: float, label: str, cell: Cell, column: Column, style: Style) -> None:
-    found = spread(column.values(cell))
-    if not found.number:
+    numbers = spread(column.values(cell))
+    if not numbers.number:
         reason = "" if cell.done else "failed" if cell.failed else "missing"
         if reason:
             axes.text(
@@ -73,9 +73,9 @@ def _draw_one(axes: Axes, x: float, label: str, cell: Cell, column: Column, styl
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
         return
-    error = [found.deviation] if found.number > 1 else None
+    error = [numbers.deviation] if numbers.number > 1 else None
     axes.errorbar(
-        [x], [found.mean], yerr=error, marker=style.marker, markersize=_size(style, 5.5), color=style.colour,
+        [x], [numbers.mean], yerr=error, marker=style.marker, markersize=_size(style, 5.5), color=style.colour,
         linestyle="none", linewidth=1.4, capsize=2, label=label,
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def summary_figure(
 
 
 def _with_entries(every: Sequence[Axes]) -> list[Axes]:
-    found = [axes for axes in every if axes.get_legend_handles_labels()[1]]
-    if not found:
+    named = [axes for axes in every if axes.get_legend_handles_labels()[1]]
+    if not named:
         raise ValueError("there is nothing to draw: none of the cells has these metrics")
-    return found
+    return named

@@ -13,7 +13,7 @@ from laplacian_metric.runs.results import OWN, Result
 
 @dataclass(frozen=True)
 class Column:
-    """A metric of a result. `out` names the strangers where the metric is about telling them."""
+    """A metric of a result. `out` names the set of OOD images where the metric is about detecting them."""
 
     metric: str
     place: tuple[str, ...]
@@ -43,17 +43,17 @@ class Column:
             # The agreement of sampled spaces, which only the method itself has.
             return result.calibration.ece if result.calibration and score == OWN else math.nan
         if room in ("verification", "correlations"):
-            found_set = result.verification.get(rest[0])
-            if found_set is None:
+            pairs = result.verification.get(rest[0])
+            if pairs is None:
                 return math.nan
-            known = found_set.values if room == "verification" else found_set.correlations.get(score, {})
+            known = pairs.values if room == "verification" else pairs.correlations.get(score, {})
             return known.get(rest[1], math.nan)
         if score not in result.scores:
             return math.nan
-        found = result.scores[score]
+        named = result.scores[score]
         if room == "excess":
-            return _excess(found, result, rest[0])
-        numbers = found.values if room == "scores" else found.ood.get(self.out, {})
+            return _excess(named, result, rest[0])
+        numbers = named.values if room == "scores" else named.ood.get(self.out, {})
         return numbers.get(rest[0], math.nan)
 
     def values(self, cell: Cell, score: str = OWN) -> list[float]:
@@ -61,10 +61,10 @@ class Column:
         return [self.value(result, score) for result in cell.done]
 
 
-def _excess(found: Score, result: Result, k: str) -> float:
+def _excess(score: Score, result: Result, k: str) -> float:
     """How far ECE@k is above what no uncertainty could bring it below: the distance of mAP@k from 1/2."""
     precision = result.retrieval.get("test", {}).get(f"map@{k}", math.nan)
-    return found.values.get(f"ece@{k}", math.nan) - abs(precision - 0.5)
+    return score.values.get(f"ece@{k}", math.nan) - abs(precision - 0.5)
 
 
 _RETRIEVAL = {
@@ -137,7 +137,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(metric: str, out: str = "", title: str = "") -> Column:
-    """The column of a metric; those about strangers need the name of their set, `out`.
+    """The column of a metric; those of OOD images need the name of their set, `out`.
 
     Example:
         >>> find("AUROC", out="mnist").place

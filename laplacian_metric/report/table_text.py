@@ -141,12 +141,12 @@ def _spans(
 ) -> str:
     """A text with `code` in backticks, each kind of part written in its own way."""
     parts = re.split(r"`([^`]*)`", text)
-    made = []
+    written = []
     for number, part in enumerate(parts):
         if number % 2:
-            made.append(code(within(part)))
+            written.append(code(within(part)))
             continue
         # Spaces at the ends belong to the sentence.
         before, after = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
-        made.append(before + plain(part) + after if part.strip() else part)
-    return "".join(made)
+        written.append(before + plain(part) + after if part.strip() else part)
+    return "".join(written)

@@ -117,11 +117,11 @@ def _methods(
         for number, column in enumerate(description.columns)
     ]
     lines: list[Line] = []
-    said = ""
+    heading = ""
     for index, row in enumerate(rows):
-        if row.group and row.group != said:
+        if row.group and row.group != heading:
             lines.append(Line(row.group, kind="group"))
-            said = row.group
+            heading = row.group
         entries = [
             Entry(shown(spreads[index][number], column, cells[row.cell]), bold[number] == index)
             for number, column in enumerate(description.columns)
@@ -139,7 +139,7 @@ def _methods(
         notes.append(f"paper: {published.source}; numbers as printed there.")
     gaps = _gaps(description, cells, spreads)
     header = (*(column.heading for column in description.columns), "seeds")
-    notes += [*_unknown_strangers(description, cells), *precisions.sentences(cells.values()), *gaps]
+    notes += [*_unknown_ood(description, cells), *precisions.sentences(cells.values()), *gaps]
     return _finished(description, header, lines, notes)
 
 
@@ -153,7 +153,7 @@ def _best(
 ) -> int | None:
     """The row whose interval is beyond those of all others."""
     sign = 1.0 if column.higher else -1.0
-    known = [index for index, found in enumerate(spreads) if found.number]
+    known = [index for index, one in enumerate(spreads) if one.number]
     if len({sources[index] for index in known}) < 2:
         return None
     best = max(known, key=lambda index: sign * spreads[index].mean)
@@ -170,7 +170,7 @@ def _best(
     return best
 
 
-def shown(found: Spread, column: Column, cell: Cell) -> str:
+def shown(over_seeds: Spread, column: Column, cell: Cell) -> str:
     """A spread as text, or why there is none.
 
     Example:
@@ -181,10 +181,10 @@ def shown(found: Spread, column: Column, cell: Cell) -> str:
     """
     if not cell.done:
         return FAILED if cell.failed else MISSING
-    if not found.number:
+    if not over_seeds.number:
         return NONE
-    mean = f"{found.mean:.{column.digits}f}"
-    return mean if found.number == 1 else f"{mean} ± {found.deviation:.{column.digits}f}"
+    mean = f"{over_seeds.mean:.{column.digits}f}"
+    return mean if over_seeds.number == 1 else f"{mean} ± {over_seeds.deviation:.{column.digits}f}"
 
 
 def _seeds(cell: Cell) -> str:
@@ -209,19 +209,19 @@ def _gaps(
     for row, line in zip(description.rows, spreads, strict=True):
         number = len(cells[row.cell].done)
         notes += [
-            f"{row.label}: {column.title or column.metric} is defined for {found.number} of {number} seeds only."
-            for column, found in zip(description.columns, line, strict=True)
-            if 0 < found.number < number
+            f"{row.label}: {column.title or column.metric} is defined for {one.number} of {number} seeds only."
+            for column, one in zip(description.columns, line, strict=True)
+            if 0 < one.number < number
         ]
     return notes
 
 
-def _unknown_strangers(description: TableDescription, cells: Mapping[str, Cell]) -> list[str]:
-    """Columns about strangers that no result has, which a misspelt name would be."""
+def _unknown_ood(description: TableDescription, cells: Mapping[str, Cell]) -> list[str]:
+    """Columns about OOD images that no result has, which a misspelt name would be."""
     scores = [score for cell in cells.values() for result in cell.done for score in result.scores.values()]
     known = sorted({name for score in scores for name in score.ood})
     return [
-        f"{column.title or column.metric}: no cell has strangers called `{column.out}`; there are: {', '.join(known)}."
+        f"{column.title or column.metric}: no cell has OOD images called `{column.out}`; there are: {', '.join(known)}."
         for column in description.columns
         if column.out and known and column.out not in known
     ]
@@ -260,7 +260,7 @@ def _pairs(
                 f"{pair.label}, {seeds_in_words(unlike)}: the two were trained in different precision, so the "
                 "difference is not of the correction alone."
             )
-    notes += [*_unknown_strangers(description, cells), *precisions.sentences(cells.values())]
+    notes += [*_unknown_ood(description, cells), *precisions.sentences(cells.values())]
     notes += [f"`{name}`: {said}." for name, cell in cells.items() if (said := cell.said())]
     header = (*(column.heading for column in description.columns), "seeds")
     return _finished(description, header, lines, notes)
@@ -272,9 +272,9 @@ def _difference(column: Column, before: Cell, after: Cell, pair: PairDescription
         return Entry(NONE)
     if len(first) == 1:
         return Entry(f"{second[0] - first[0]:+.{column.digits}f}")
-    found = compare_paired(second, first, level=level)
-    low, high = (f"{end:+.{column.digits}f}" for end in (found.low, found.high))
-    return Entry(f"{found.difference:+.{column.digits}f} [{low}, {high}]", bold=found.differs)
+    paired = compare_paired(second, first, level=level)
+    low, high = (f"{end:+.{column.digits}f}" for end in (paired.low, paired.high))
+    return Entry(f"{paired.difference:+.{column.digits}f} [{low}, {high}]", bold=paired.differs)
 
 
 def _of_both(
@@ -290,5 +290,5 @@ def _of_both(
 def _finished(
     description: TableDescription, header: tuple[str, ...], lines: Sequence[Line], notes: Sequence[str]
 ) -> ResultTable:
-    said = [" ".join(description.note.split())] if description.note else []
-    return ResultTable(description.name, description.title, header, tuple(lines), (*said, *notes))
+    description_note = [" ".join(description.note.split())] if description.note else []
+    return ResultTable(description.name, description.title, header, tuple(lines), (*description_note, *notes))

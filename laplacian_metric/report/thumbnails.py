@@ -20,14 +20,14 @@ QUALITY = 80
 _PROBED = 24
 
 
-def as_pixels(name: str, given: Any, number: int) -> Pixels:
+def as_pixels(name: str, images: Any, number: int) -> Pixels:
     """Thumbnails (N, h, w), (N, h, w, 1) or (N, h, w, 3), uint8, as an array (N, h, w) or (N, h, w, 3).
 
     Example:
         >>> as_pixels("thumbnails", np.zeros((2, 4, 4, 1), dtype=np.uint8), 2).shape
         (2, 4, 4)
     """
-    array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+    array = np.asarray(images.detach().cpu() if hasattr(images, "detach") else images)
     fits = array.ndim == 3 or (array.ndim == 4 and array.shape[3] in (1, 3))
     if not fits or 0 in array.shape[1:]:
         hint = "; move the channels to the end" if array.ndim == 4 and array.shape[1] in (1, 3) else ""
@@ -81,9 +81,9 @@ def encode_within(
         mean = sum(len(encode(pixels[place], side).uri) for place in probed) / max(1, len(probed))
         if mean * sum(times) > 1.1 * budget:
             continue
-        found = [encode(one, side) for one in pixels]
-        if sum(len(one.uri) * count for one, count in zip(found, times, strict=True)) <= budget:
-            return list(found)
+        encoded = [encode(one, side) for one in pixels]
+        if sum(len(one.uri) * count for one, count in zip(encoded, times, strict=True)) <= budget:
+            return list(encoded)
     kept: list[Image | None] = []
     used = 0
     for one, count in zip(pixels, times, strict=True):

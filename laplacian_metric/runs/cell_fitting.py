@@ -193,12 +193,14 @@ def ensure_network(place: Place, cell: Cell, seed: int) -> None:
 
 def check_network(place: Place, cell: Cell, seed: int) -> None:
     """Refuse a network that was trained, or begun, with other settings than the cell has now."""
-    found = place.work.config(cell.name, seed)
-    if found is None:
+    recorded = place.work.config(cell.name, seed)
+    if recorded is None:
         return
-    said = differences(completed(found), cell.trained_with(place.cells.base_of(cell)))
-    if said:
-        raise ChangedError(f"the network of {cell.name}, seed {seed}, has other settings: {'; '.join(said)}")
+    changes = differences(completed(recorded), cell.trained_with(place.cells.base_of(cell)))
+    if changes:
+        raise ChangedError(
+            f"the network of {cell.name}, seed {seed}, has other settings: {'; '.join(changes)}"
+        )
 
 
 def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
@@ -253,7 +255,7 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
         if identity is None:
             identity = cell.trained_with(place.cells.base_of(cell))
             write_json(folder / CONFIG, identity)
-        found = train(
+        outcome = train(
             learner,
             sets.training(),
             sets[VALIDATION],
@@ -263,7 +265,7 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
             identity={"cell": {key: value for key, value in identity.items() if key != "training"}},
             progress=place.progress,
         )
-        done = {"history": found.history, "best_epoch": found.best_epoch, "seconds": found.seconds}
+        done = {"history": outcome.history, "best_epoch": outcome.best_epoch, "seconds": outcome.seconds}
         write_json(folder / TRAINED, plain(done))
     load_best(learner, folder)
     return done
@@ -287,13 +289,13 @@ def fitted(
     Raises:
         Busy: another process is at the same cell and seed.
     """
-    made: dict[str, ImageSets] = {}
+    image_sets: dict[str, ImageSets] = {}
 
     def images(cell: Cell) -> ImageSets:
         key = cell.data.model_dump_json()
-        if key not in made:
-            made[key] = ImageSets(cell.data, data_dir, cell.evaluation.batch_size)
-        return made[key]
+        if key not in image_sets:
+            image_sets[key] = ImageSets(cell.data, data_dir, cell.evaluation.batch_size)
+        return image_sets[key]
 
     cells = Cells(cells_dir)
     cell = cells[name]

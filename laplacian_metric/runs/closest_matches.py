@@ -85,9 +85,9 @@ def _scores(queries: _Balls, gallery: _Balls, match: MatchProbability, best: int
     row, member = row[left], member[left]
     if len(row) > SHARE_LEFT * between.numel():
         return -mismatch_probability(queries.samples.transpose(0, 1), gallery.samples.transpose(0, 1), match)
-    found = torch.full_like(between, -torch.inf)
-    found[row, member] = -_means(queries, row, gallery, member, match)
-    return found
+    scores = torch.full_like(between, -torch.inf)
+    scores[row, member] = -_means(queries, row, gallery, member, match)
+    return scores
 
 
 def _limit(queries: _Balls, gallery: _Balls, match: MatchProbability, best: int, likely: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ def _limit(queries: _Balls, gallery: _Balls, match: MatchProbability, best: int,
     few = min(best + CANDIDATES, likely.shape[1])
     member = likely.topk(few, dim=1, largest=False).indices
     row = torch.arange(len(member), device=member.device).repeat_interleave(few)
-    found = _means(queries, row, gallery, member.flatten(), match).view_as(member)
-    least = found.topk(best, dim=1, largest=False).values[:, -1]
+    mismatches = _means(queries, row, gallery, member.flatten(), match).view_as(member)
+    least = mismatches.topk(best, dim=1, largest=False).values[:, -1]
     return least * (1 + ROUNDING) + torch.finfo(least.dtype).tiny
 
 
@@ -114,11 +114,11 @@ def _not_ruled_out(
 
 def _means(first: _Balls, row: Tensor, second: _Balls, member: Tensor, match: MatchProbability) -> Tensor:
     """The probabilities of a mismatch (P,) of P pairs."""
-    found = [first.centres.new_empty(0)]
+    means = [first.centres.new_empty(0)]
     for one, other in zip(row.split(PAIRS_AT_ONCE), member.split(PAIRS_AT_ONCE), strict=True):
         distance = _distances(first.samples[one], second.samples[other])
-        found.append(_mismatch(match, distance).mean((1, 2)))
-    return torch.cat(found)
+        means.append(_mismatch(match, distance).mean((1, 2)))
+    return torch.cat(means)
 
 
 def _mismatch(match: MatchProbability, distance: Tensor) -> Tensor:

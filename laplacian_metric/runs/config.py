@@ -121,12 +121,12 @@ class Cell(Section):
 
     def resolved(self, base: Cell | None = None) -> dict[str, Any]:
         """Everything with its defaults, as plain values."""
-        found: dict[str, Any] = self.model_dump(mode="json", exclude={"method", "training"})
-        found["training"] = plain(asdict(self.training))
-        found["method"] = {"name": self.method.name, **plain(asdict(self.method.make()))}  # type: ignore[call-overload]
+        settings: dict[str, Any] = self.model_dump(mode="json", exclude={"method", "training"})
+        settings["training"] = plain(asdict(self.training))
+        settings["method"] = {"name": self.method.name, **plain(asdict(self.method.make()))}  # type: ignore[call-overload]
         if base is not None:
-            found["base_config"] = base.trained_with()
-        return found
+            settings["base_config"] = base.trained_with()
+        return settings
 
     def trained_with(self, base: Cell | None = None) -> dict[str, Any]:
         """What the weights depend on, besides the seed."""
@@ -147,48 +147,48 @@ class Cell(Section):
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """What JSON keeps of the values: words of enumerations, lists of tuples."""
-    found: dict[str, Any] = json.loads(json.dumps(values))
-    return found
+    converted: dict[str, Any] = json.loads(json.dumps(values))
+    return converted
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
     """The keys in which two configurations differ, with their values; what is free to change is passed over.
 
     Example:
         >>> differences({"loss": {"margin": 0.5}}, {"loss": {"margin": 0.7}, "title": "new"})
         ['loss.margin was 0.5 and is now 0.7']
     """
-    said: list[str] = []
-    for key in dict.fromkeys([*wanted, *found]):
+    lines: list[str] = []
+    for key in dict.fromkeys([*wanted, *recorded]):
         if prefix + key in FREE:
             continue
-        before, after = found.get(key), wanted.get(key)
+        before, after = recorded.get(key), wanted.get(key)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            said += differences(before, after, f"{prefix}{key}.")
+            lines += differences(before, after, f"{prefix}{key}.")
         elif before != after:
-            said.append(f"{prefix}{key} was {before!r} and is now {after!r}")
-    return said
+            lines.append(f"{prefix}{key} was {before!r} and is now {after!r}")
+    return lines
 
 
-def completed(found: Mapping[str, Any]) -> dict[str, Any]:
+def completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """A stored configuration with the defaults of options that were added since."""
     sections: dict[str, type[BaseModel]] = {"loss": LossSection, "evaluation": EvaluationSection}
-    whole = dict(found)
+    whole = dict(recorded)
     for key, section in sections.items():
-        if isinstance(found.get(key), Mapping):
-            whole[key] = {**section().model_dump(mode="json"), **found[key]}
-    if isinstance(found.get("data"), Mapping) and "splits" in found["data"]:
-        fields = DataSection(train=found["data"]["train"]).model_dump(mode="json")
+        if isinstance(recorded.get(key), Mapping):
+            whole[key] = {**section().model_dump(mode="json"), **recorded[key]}
+    if isinstance(recorded.get("data"), Mapping) and "splits" in recorded["data"]:
+        fields = DataSection(train=recorded["data"]["train"]).model_dump(mode="json")
         kept = {key: value for key, value in fields.items() if key not in ("out", "in_memory", "splits")}
-        whole["data"] = {**kept, **found["data"]}
-    if isinstance(found.get("training"), Mapping):
-        whole["training"] = {**plain(asdict(TrainingOptions())), **found["training"]}
-    if isinstance(found.get("method"), Mapping):
+        whole["data"] = {**kept, **recorded["data"]}
+    if isinstance(recorded.get("training"), Mapping):
+        whole["training"] = {**plain(asdict(TrainingOptions())), **recorded["training"]}
+    if isinstance(recorded.get("method"), Mapping):
         try:
-            defaults = plain(asdict(methods.make(found["method"]["name"])))  # type: ignore[call-overload]
+            defaults = plain(asdict(methods.make(recorded["method"]["name"])))  # type: ignore[call-overload]
         except (ValueError, TypeError):
             defaults = {}
-        whole["method"] = {**defaults, **found["method"]}
-    if isinstance(found.get("base_config"), Mapping):
-        whole["base_config"] = completed(found["base_config"])
+        whole["method"] = {**defaults, **recorded["method"]}
+    if isinstance(recorded.get("base_config"), Mapping):
+        whole["base_config"] = completed(recorded["base_config"])
     return whole

@@ -106,15 +106,15 @@ class FeatureSets:
 
     def _collected(self, name: str) -> Dataset:
         place = self._place(name)
-        found = collect_features(self.encoder, self.images[name], folder=place, progress=self.progress)
-        assert found.folder is not None
+        features = collect_features(self.encoder, self.images[name], folder=place, progress=self.progress)
+        assert features.folder is not None
         note = {
             "of": self._of(name),
-            "folder": found.folder.relative_to(place).as_posix(),
+            "folder": features.folder.relative_to(place).as_posix(),
         }
         with atomic_write(place / WHOLE) as temporary:
             temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
-        return self._inputs(name, found.features, found.labels)
+        return self._inputs(name, features.features, features.labels)
 
     def _inputs(self, name: str, features: Tensor, labels: Tensor) -> Dataset:
         split = parse_split(self.images.split(name))

@@ -1,4 +1,4 @@
-"""The images of a cell: those that are trained on and chosen by, those that are tested, strangers, corrupted ones."""
+"""The images of a cell: those that are trained on and chosen by, those that are tested, OOD images, corrupted ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from laplacian_metric.runs.place_matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
-OUT = "out/"  # before the label of a set of strangers
+OUT = "out/"  # before the label of a set of OOD images
 TESTS = "test/"  # before the name of another test set
 
 CORRUPTIONS = ("crop", "blur", "occlusion", "noise")
@@ -57,13 +57,13 @@ class ImageSets:
         """The images of a set that a data set has, limited as the section says."""
         if name not in self._loaded:
             if name.startswith(OUT):
-                found = self._load_out(name.removeprefix(OUT))
+                images = self._load_out(name.removeprefix(OUT))
             else:
                 split = self.split(name)
                 options = {**self.section.options, **self.more_options(name)}
-                found = self._load(self.section.train, split, options, self._preparation())
-                found = by_place(spread(found, self.section.limit))
-            self._loaded[name] = found
+                images = self._load(self.section.train, split, options, self._preparation())
+                images = by_place(spread(images, self.section.limit))
+            self._loaded[name] = images
         return self._loaded[name]
 
     def more_options(self, name: str) -> dict[str, Any]:
@@ -93,8 +93,8 @@ class ImageSets:
         if name.startswith(OUT):
             return next(out.split for out in self.section.out if out.label == name.removeprefix(OUT))
         source = TEST if name.startswith(TESTS) else {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
-        found: str = getattr(self.section.splits, source)
-        return found
+        split: str = getattr(self.section.splits, source)
+        return split
 
     def size(self, name: str) -> int:
         """How many images a set has."""
@@ -108,9 +108,9 @@ class ImageSets:
         if name == CORRUPTED:
             chosen = self.loaded(VALIDATION).select(self._chosen())
             clean, indices = self._unscaled(chosen), torch.arange(len(chosen))
-            made = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
+            corrupted = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
             labels = chosen.labels.repeat(len(CORRUPTIONS))
-            return self._inputs(name, made, labels)
+            return self._inputs(name, corrupted, labels)
         if name == CROPPED:
             whole = self.loaded(TEST)
             cropped = corrupt(self._unscaled(whole), "crop", CROP, indices=whole.indices)
@@ -146,7 +146,7 @@ class ImageSets:
         return data.load(name, split, data_dir=self.data_dir, **preparation, **options)
 
     def _load_out(self, label: str) -> Dataset:
-        """Strangers, with as many rows, columns and channels as the images that the network knows."""
+        """OOD images, with as many rows, columns and channels as the images that the network knows."""
         out = next(out for out in self.section.out if out.label == label)
         known = self.loaded(TEST)
         channels, height, width = known[0][0].shape
@@ -155,15 +155,15 @@ class ImageSets:
             "channels": channels,
             "preprocessing": _preprocessing(known),
         }
-        found = self._load(out.name, out.split, out.options, preparation)
-        if found[0][0].shape != (channels, height, width) or not isinstance(found.images, Tensor):
+        images = self._load(out.name, out.split, out.options, preparation)
+        if images[0][0].shape != (channels, height, width) or not isinstance(images.images, Tensor):
             if height != width:
                 raise ValueError(
                     f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
                     f"{out.name} can have the same"
                 )
-            found = found.prepared(image_size=height)
-        return spread(found, out.limit)
+            images = images.prepared(image_size=height)
+        return spread(images, out.limit)
 
     def _unscaled(self, images: Dataset) -> Tensor:
         """As a network takes them, but with values in [0, 1]."""

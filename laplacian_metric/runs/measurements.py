@@ -153,8 +153,8 @@ def _of_queries(values: dict[str, Tensor], matchings: dict[str, Matching]) -> di
     """The values of queries alone, where some images are no queries."""
     whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
     return {
-        name: matchings[whose[name]].of_queries(given) if name in whose else given
-        for name, given in values.items()
+        name: matchings[whose[name]].of_queries(tensor) if name in whose else tensor
+        for name, tensor in values.items()
     }
 
 

@@ -54,14 +54,14 @@ def commit() -> str:
 
 def command(arguments: list[str] | None = None) -> str:
     """The command that is running, with the last parts of the folders that it was given."""
-    given = sys.argv if arguments is None else arguments
-    program = Path(given[0])
+    words = sys.argv if arguments is None else arguments
+    program = Path(words[0])
     inside = program.resolve().is_relative_to(ROOT) if program.is_absolute() else False
     if inside and program.suffix == ".py":
         start = f"python -m {'.'.join(program.resolve().relative_to(ROOT).with_suffix('').parts)}"
     else:
         start = program.name
-    return " ".join([start, *(_shortened(argument) for argument in given[1:])])
+    return " ".join([start, *(_shortened(argument) for argument in words[1:])])
 
 
 def _shortened(argument: str) -> str:
@@ -95,8 +95,8 @@ def failure(error: BaseException) -> str:
             places.append(f"{path.relative_to(ROOT).as_posix()}:{frame.lineno} in {frame.name}")
         else:
             places.append(f"{path.name}:{frame.lineno} in {frame.name}")
-    said = without_paths(f"{type(error).__name__}: {error}")
-    return f"{said} ({'; '.join(places[-FRAMES:])})" if places else said
+    message = without_paths(f"{type(error).__name__}: {error}")
+    return f"{message} ({'; '.join(places[-FRAMES:])})" if places else message
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -47,18 +47,18 @@ class Cells:
 
     def names(self) -> list[str]:
         """All there are, in order."""
-        found = [path.relative_to(self.folder).with_suffix("") for path in self.folder.rglob("*.yaml")]
-        return sorted(path.as_posix() for path in found)
+        paths = [path.relative_to(self.folder).with_suffix("") for path in self.folder.rglob("*.yaml")]
+        return sorted(path.as_posix() for path in paths)
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
         """The names that the patterns stand for, such as "fashion_mnist/*", each once, in the patterns' order."""
-        known, found = self.names(), []
+        known, matches = self.names(), []
         for pattern in patterns:
             some = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
             if not some:
                 raise ConfigError(f"no cell is called {pattern!r} in {self.folder}; {near(pattern, known)}")
-            found += some
-        return list(dict.fromkeys(found))
+            matches += some
+        return list(dict.fromkeys(matches))
 
     def __getitem__(self, name: str) -> Cell:
         if name not in self._cells:
@@ -152,7 +152,7 @@ class Cells:
             )
         mine, theirs = cell.trained_with(), base.trained_with()
         free = ("augment", "workers")
-        said = [
+        changes = [
             line
             for key in ("data", "network")
             for line in differences(
@@ -161,9 +161,9 @@ class Cells:
                 f"{key}.",
             )
         ]
-        if said:
+        if changes:
             raise ConfigError(
-                f"{path}: its networks are those of {base.name}, so the settings must be too: {said[0]}"
+                f"{path}: its networks are those of {base.name}, so the settings must be too: {changes[0]}"
             )
 
 

@@ -113,8 +113,8 @@ class _Runs:
 
     def tasks(self, patterns: Iterable[str], seeds: Sequence[int] | None) -> list[Task]:
         """Seed after seed, so that all cells of a seed have the same features."""
-        found = [self.cells[name] for name in self.cells.matching(patterns)]
-        tasks = [Task(cell, seed) for cell in found for seed in (cell.seeds if seeds is None else seeds)]
+        cells = [self.cells[name] for name in self.cells.matching(patterns)]
+        tasks = [Task(cell, seed) for cell in cells for seed in (cell.seeds if seeds is None else seeds)]
         return sorted(tasks, key=lambda task: task.seed)
 
     def state(self, task: Task) -> str:
@@ -122,33 +122,33 @@ class _Runs:
         cell, seed = task.cell, task.seed
         if self.work.is_locked(cell.name, seed):
             return "running"
-        found = self.results.read(cell.name, seed)
-        if found is None:
+        result = self.results.read(cell.name, seed)
+        if result is None:
             return "to do"
         if self.results.changes(cell.name, seed, self.cells.config(cell.name)):
             return "changed"
-        return found.status
+        return result.status
 
     # --- what was made with another configuration ---
 
     def check_changes(self, tasks: list[Task], fresh: bool) -> None:
         """Refuse, or remove, what was made with another configuration."""
-        said = []
+        problems = []
         for task in tasks:
             cell, seed = task.cell, task.seed
             changes = self.results.changes(cell.name, seed, self.cells.config(cell.name))
             if changes and fresh:
                 self.results.remove(cell.name, seed)
             elif changes:
-                said.append(f"the result of {task.name} has other settings: {'; '.join(changes)}")
+                problems.append(f"the result of {task.name} has other settings: {'; '.join(changes)}")
             base = self.cells.base_of(cell)
             networks = {(cell.name, seed): cell}
             networks |= {(base.name, number): base for number in cell.base_seeds(seed)} if base else {}
             for (name, number), owner in networks.items():
-                said += self._check_network(owner, name, number, fresh)
-        if said:
+                problems += self._check_network(owner, name, number, fresh)
+        if problems:
             raise RunError(
-                "\n".join(dict.fromkeys(said))
+                "\n".join(dict.fromkeys(problems))
                 + "\nGive the settings back, give the cell another name, or do it anew with --fresh"
             )
 
@@ -209,18 +209,18 @@ class _Runs:
 
     def is_finished(self, task: Task, retry_failed: bool) -> bool:
         """Whether a run has a result that stays."""
-        found = self.results.read(task.cell.name, task.seed)
-        if found is None:
+        result = self.results.read(task.cell.name, task.seed)
+        if result is None:
             return False
-        if found.done or not retry_failed:
+        if result.done or not retry_failed:
             return True
         # What another process tried again since this one began is not tried once more.
         return self.results.path(task.cell.name, task.seed).stat().st_mtime > self.begun
 
     def pass_over(self, task: Task, summary: Summary) -> None:
         """Count a run that is finished already."""
-        found = self.results.read(task.cell.name, task.seed)
-        done = found is not None and found.done
+        result = self.results.read(task.cell.name, task.seed)
+        done = result is not None and result.done
         (summary.skipped if done else summary.failed_before).append(task.name)
 
     def one(self, task: Task, others: list[Task], retry_failed: bool, summary: Summary) -> None:
@@ -254,13 +254,13 @@ class _Runs:
             ) from error
         if isinstance(error, ChangedError):
             raise RunError(f"{error}\nGive the settings back, or do it anew with --fresh") from error
-        said = failure(error)
+        message = failure(error)
         try:
-            self._write(task, {"status": FAILED, "error": said, "seconds": None})
+            self._write(task, {"status": FAILED, "error": message, "seconds": None})
         except OSError as other:
-            raise RunError(f"{task.name} failed ({said}), and that cannot be written: {other}") from other
-        summary.failed[task.name] = said
-        self.say(f"{task.name}: failed, {said}")
+            raise RunError(f"{task.name} failed ({message}), and that cannot be written: {other}") from other
+        summary.failed[task.name] = message
+        self.say(f"{task.name}: failed, {message}")
 
     def _write(self, task: Task, content: dict[str, Any]) -> Result:
         head = {
@@ -283,7 +283,7 @@ class _Runs:
             human = self.images(cell).loaded(TEST).extras.get("human_distribution")
             entropy = label_entropy(fitted.sets, human)
         labels = [out.label for out in cell.data.out]
-        found = evaluate(fitted, cell.method.kind, cell.evaluation, labels, entropy)
+        record = evaluate(fitted, cell.method.kind, cell.evaluation, labels, entropy)
         training = fitted.training
         seconds = {
             "training": 0.0 if training is None else training["seconds"],
@@ -295,7 +295,7 @@ class _Runs:
         return {
             "seconds": {key: round(value, 3) for key, value in seconds.items()},
             "training": training,
-            **found,
+            **record,
         }
 
     def drop_features(self, task: Task, others: list[Task]) -> None:

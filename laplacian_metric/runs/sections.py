@@ -38,11 +38,11 @@ class Section(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = handler(self)
+        content: dict[str, Any] = handler(self)
         defaults = {
             key: type(self).model_fields[key].get_default(call_default_factory=True) for key in self.later
         }
-        return {key: value for key, value in found.items() if key not in defaults or value != defaults[key]}
+        return {key: value for key, value in content.items() if key not in defaults or value != defaults[key]}
 
 
 class VerificationSection(Section):
@@ -75,7 +75,7 @@ class VerificationSection(Section):
 
 
 class OutSet(Section):
-    """A data set whose images are strangers.
+    """A data set whose images are out of the distribution.
 
     Attributes:
         name: of the data set.
@@ -99,10 +99,14 @@ class OutSet(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        if isinstance(given, str):
-            given = {"name": given}
-        return {"label": given["name"], **given} if isinstance(given, dict) and "name" in given else given
+    def _named(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            content = {"name": content}
+        return (
+            {"label": content["name"], **content}
+            if isinstance(content, dict) and "name" in content
+            else content
+        )
 
 
 class Splits(Section):
@@ -132,7 +136,7 @@ class DataSection(Section):
         options: those that the data set has, such as held_out.
         split_options: more of them for "train", "validation" or "test" alone, such as the cities.
         tests: more test sets by name, each with the options that it has beside those of the test split.
-        out: data sets of strangers; they are given the size and the channels of the data set's images.
+        out: data sets of OOD images; they are given the size and the channels of the data set's images.
         image_size, channels, preprocessing: as `data.load` takes them.
         augment: "crop-flip" trains on random windows of images, every other one mirrored.
         corrupted_share: so large a share of the training images, drawn once, is blurred, partly covered or noisy; see
@@ -253,14 +257,14 @@ class NetworkSection(Section):
                 self.name, dim=self.dim, pretrained=self.pretrained, seed=seed, **self.options
             )
         places = [folder / self.weights for folder in data_folders(data_dir)]
-        found = next((path for path in places if path.is_file()), None)
-        if found is None:
+        weights = next((place for place in places if place.is_file()), None)
+        if weights is None:
             raise MissingDataError(
                 f"network.weights: there is no file {' nor '.join(map(str, places))}: put the weights of {self.name} "
                 "there"
             )
         return Encoder.from_checkpoint(
-            found, self.name, part="backbone", dim=self.dim, seed=seed, **self.options
+            weights, self.name, part="backbone", dim=self.dim, seed=seed, **self.options
         )
 
 
@@ -360,5 +364,5 @@ class MethodSection(BaseModel):
     def make(self) -> Method:
         """The method with its options, whose types are checked."""
         options = self.model_extra or {}
-        made: Method = TypeAdapter(self.kind).validate_json(json.dumps(options), strict=True)
-        return made
+        method: Method = TypeAdapter(self.kind).validate_json(json.dumps(options), strict=True)
+        return method

@@ -85,16 +85,16 @@ def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[st
     total = sum(sizes.values()) if keep else max(sizes.values())
     bases = ", ".join(dict.fromkeys(name for name, _ in sizes))
     kept = "kept" if keep else "removed when no run of the list needs them"
-    said = [
+    lines = [
         f"features of {bases} take {total / GIB:.1f} GiB on disk at a time, and are {kept}; they are mapped, so that "
         "memory is used as there is some"
     ]
     free = shutil.disk_usage(_existing(place.work.root)).free
     if free < total:
-        said.append(
+        lines.append(
             f"only {free / GIB:.1f} GiB are free where they go: make room, or run fewer cells at a time"
         )
-    return said
+    return lines
 
 
 def _size(place: Place, cell: Cell) -> int:

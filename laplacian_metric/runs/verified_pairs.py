@@ -87,13 +87,13 @@ class HedgedImages:
 
     def pairs(self, pairs: Tensor) -> Tensor:
         # In float64: probabilities next to 1 must not be equal.
-        found = [
+        scores = [
             paired_match_probability(
                 self.first[:, rows[:, 0]].double(), self.second[:, rows[:, 1]].double(), self.match
             ).cpu()
             for rows in pairs.split(PAIRS_AT_ONCE)
         ]
-        return torch.cat(found)
+        return torch.cat(scores)
 
     def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, HedgedImages)
@@ -133,9 +133,9 @@ class EmbeddedImages:
         return lambda rows: self._score(self.e[rows], other)
 
     def _score(self, first: StochasticEmbedding, second: StochasticEmbedding) -> Tensor:
-        found = self.embedder.similarity(first, second) if self.own else None
+        scores = self.embedder.similarity(first, second) if self.own else None
         # Unit vectors are ordered by distance as by their cosine, and distances of close ones have more digits.
-        return -distances(first.point, second.point) if found is None else found
+        return -distances(first.point, second.point) if scores is None else scores
 
     def uncertainty(self) -> Tensor | None:
         return self.e.uncertainty.cpu() if self.has_uncertainty else None
@@ -193,29 +193,29 @@ def _measured(
     matching = labels[one.balanced[:, 0]] == labels[one.balanced[:, 1]]
     fixed = {} if fitted.encoder is None else norms(fitted.encoder, one.inputs)
     fixed["nearest distance"] = -score
-    found: list[float] = []
-    told: dict[str, list[dict[str, list[float]]]] = {}
+    precisions: list[float] = []
+    bins_of: dict[str, list[dict[str, list[float]]]] = {}
     for repeat in range(section.repeats if isinstance(images, HedgedImages) else 1):
         if repeat:
             images.drawn(torch.Generator().manual_seed(section.seed + repeat))
-        found.append(pair_average_precision(images.pairs(one.balanced), matching))
+        precisions.append(pair_average_precision(images.pairs(one.balanced), matching))
         own = images.uncertainty()
         scores = fixed if own is None else {OWN: own, **fixed}
         probability = images.pairs(one.random)
         for name, values in scores.items():
-            told.setdefault(name, []).append(
+            bins_of.setdefault(name, []).append(
                 _told(values, right, one.random, probability, labels, section.bins)
             )
     images.drawn(torch.Generator().manual_seed(section.seed))  # as others compare themselves with it
     return {
-        "average_precision": statistics.fmean(found),
+        "average_precision": statistics.fmean(precisions),
         "knn": float(right.mean()),
         "knn_of_means": _by_means(one, section.neighbours),
         "knn_in_gallery": None
         if gallery is None
         else float(_named(one, gallery, section.neighbours)[0].mean()),
-        "correlations": {name: _correlations(bins) for name, bins in told.items()},
-        "bins": {name: _mean_bins(bins) for name, bins in told.items()},
+        "correlations": {name: _correlations(bins) for name, bins in bins_of.items()},
+        "bins": {name: _mean_bins(bins) for name, bins in bins_of.items()},
         "images": len(labels),
         "space": _space(one, section.drawn, section.seed) if section.drawn else None,
     }
@@ -272,13 +272,13 @@ def _told(
 
 def _correlations(repeats: list[dict[str, list[float]]]) -> dict[str, float]:
     """Means and standard deviations of the correlations over what was drawn; NaN where too few are defined."""
-    found = {}
+    correlations = {}
     for name in PERFORMANCES:
         values = [value for bins in repeats if not math.isnan(value := falling(bins[name]))]
-        found[name] = statistics.fmean(values) if values else math.nan
+        correlations[name] = statistics.fmean(values) if values else math.nan
         if len(repeats) > 1:
-            found[f"{name}_deviation"] = statistics.stdev(values) if len(values) > 1 else math.nan
-    return found
+            correlations[f"{name}_deviation"] = statistics.stdev(values) if len(values) > 1 else math.nan
+    return correlations
 
 
 def _mean_bins(repeats: list[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -286,8 +286,8 @@ def _mean_bins(repeats: list[dict[str, list[float]]]) -> dict[str, list[float]]:
         name: torch.tensor([bins[name] for bins in repeats], dtype=torch.float64).nanmean(0).tolist()
         for name in PERFORMANCES
     }
-    found: dict[str, list[float]] = rounded(kept)
-    return found
+    means: dict[str, list[float]] = rounded(kept)
+    return means
 
 
 # --- pictures ---
@@ -312,5 +312,5 @@ def _space(one: _Set, number: int, seed: int) -> dict[str, Any] | None:
         "indices": rows.tolist(),
         "centres": {"labels": classes.tolist(), "points": centres.tolist()},
     }
-    found: dict[str, Any] = rounded(kept)
-    return found
+    content: dict[str, Any] = rounded(kept)
+    return content

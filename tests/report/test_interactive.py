@@ -212,7 +212,7 @@ def test_points_are_larger_and_paler_where_the_uncertainty_is_greater() -> None:
     opacity = [float(str(found["fill-opacity"])) for found in marks if found["fill"] != "none"]
     assert opacity == sorted(opacity)
     assert [found["fill"] == "none" for found in marks] == [False, True, False]
-    assert "(strangers)" in reader.text
+    assert "(OOD)" in reader.text
 
 
 def test_the_map_keeps_the_shape_and_stays_inside() -> None:
@@ -375,7 +375,7 @@ def test_plots_have_the_accent_of_the_page() -> None:
     assert COLOURS["accent"] == palette.ACCENT
 
 
-@pytest.mark.parametrize("colour", [*palette.CLASSES, palette.STRANGER])
+@pytest.mark.parametrize("colour", [*palette.CLASSES, palette.OOD])
 def test_all_points_can_be_seen(colour: str) -> None:
     assert contrast(colour, COLOURS["paper"]) >= 4.5
     assert len(set(palette.CLASSES)) == len(palette.CLASSES)

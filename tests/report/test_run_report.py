@@ -58,7 +58,7 @@ def test_the_whole_page(page: Page) -> None:
         "What refusing is worth",
         "Which images cannot be trusted",
         "The embedding",
-        "Strangers",
+        "Out-of-distribution images",
         "Concentration",
         "Does the uncertainty find the errors?",
         "Calibration",
@@ -171,7 +171,7 @@ def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> Non
         assert point.lines[-1] == f"{row}.png"
         assert point.image == encode(run.thumbnails[row], 256)
     for point, row in zip(drawn.plot.points[30:], drawn.ood["digits"].tolist(), strict=True):
-        assert point.lines[0] == "stranger of digits"
+        assert point.lines[0] == "OOD image of digits"
         assert point.image == encode(run.ood["digits"][1][row], 256)
     # Their uncertainty is their place among the known images.
     uncertainty = run.embedding.uncertainty

@@ -200,13 +200,13 @@ def test_seeds_may_be_demanded() -> None:
 def test_strangers_that_no_result_has_are_said(tmp_path: Path) -> None:
     write(tmp_path, result("a", 0))
     results = read_results(tmp_path)
-    said = "AUROC: no cell has strangers called `minst`; there are: mnist, svhn."
+    said = "AUROC: no cell has OOD images called `minst`; there are: mnist, svhn."
     assert said in build_table(table("a", columns=["AUROC"], out="minst"), results).notes
     pair = {"label": "P", "before": "a", "after": "a"}
     pairs = parse_table("t", {"title": "T", "out": "minst", "columns": ["AUROC"], "pairs": [pair]})
     assert said in build_table(pairs, results).notes
     assert not any(
-        "strangers" in note for note in build_table(table("a", columns=["AUROC"], out="svhn"), results).notes
+        "OOD images" in note for note in build_table(table("a", columns=["AUROC"], out="svhn"), results).notes
     )
 
 

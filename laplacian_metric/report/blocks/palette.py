@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ACCENT = "#1f5f99"  # as in blocks.css
-STRANGER = "#111111"
+OOD = "#111111"
 
 # Hues far apart first; 10 colours and 7 shapes repeat together only after 70 classes.
 CLASSES = (
@@ -29,7 +29,7 @@ SHAPES = (
     "M-.4 -1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z",  # plus
     "M0 -1.2L1.14 -.37L.71 .97H-.71L-1.14 -.37Z",  # pentagon
 )
-# Strangers are lines without a face, so that they are no class even in black and white.
+# OOD images are lines without a face, so that they are no class even in black and white.
 CROSSES = (
     "M-1 -1L1 1M-1 1L1 -1",  # x
     "M0 -1.2V1.2M-1.2 0H1.2",  # plus
@@ -49,6 +49,6 @@ def class_look(position: int) -> tuple[str, str]:
     return CLASSES[position % len(CLASSES)], SHAPES[position % len(SHAPES)]
 
 
-def stranger_look(position: int) -> tuple[str, str]:
-    """Colour and shape of the set of strangers at a position."""
-    return STRANGER, CROSSES[position % len(CROSSES)]
+def ood_look(position: int) -> tuple[str, str]:
+    """Colour and shape of the set of OOD images at a position."""
+    return OOD, CROSSES[position % len(CROSSES)]

@@ -41,13 +41,13 @@ class RefusalSlider:
     @property
     def header(self) -> list[str]:
         """What the readings are called."""
-        strangers = [f"{plain(name)}: strangers refused" for name in self.rows[0].ood]
+        refused = [f"{plain(name)}: OOD images refused" for name in self.rows[0].ood]
         return [
             "Error among answered (95 %)",
             "Answered",
             "Refused",
             "Answer if uncertainty is at most",
-            *strangers,
+            *refused,
         ]
 
     def readings(self, row: Refusal) -> list[str]:

@@ -9,7 +9,7 @@ from html import escape
 from typing import ClassVar
 
 from laplacian_metric.report.blocks.gallery import Image
-from laplacian_metric.report.blocks.palette import class_look, stranger_look
+from laplacian_metric.report.blocks.palette import class_look, ood_look
 from laplacian_metric.report.blocks.texts import attributes, data_script, plain
 from laplacian_metric.report.page import INTERACTIVE, Enhancement
 
@@ -46,7 +46,7 @@ class Point:
 class Scatter:
     """Points of groups; the page's script shows the image under the pointer, or the one that the keyboard is at.
 
-    The first `known` groups are classes, with a colour and a shape each; the others are strangers, drawn as black
+    The first `known` groups are classes, with a colour and a shape each; the others are OOD images, drawn as black
     lines. The less certain a point, the larger and paler it is.
 
     Example:
@@ -69,18 +69,18 @@ class Scatter:
             raise ValueError(f"a point is of group {wrong[0]}, there are {len(self.groups)} groups")
 
     def look(self, group: int) -> tuple[str, str, bool]:
-        """Colour and shape of a group, and whether it is of strangers."""
+        """Colour and shape of a group, and whether it is of OOD images."""
         if group < self.known:
             return (*class_look(group), False)
-        return (*stranger_look(group - self.known), True)
+        return (*ood_look(group - self.known), True)
 
     def html(self) -> str:
         # The least certain first: they are the largest, and what is sure is drawn over them.
         ordered = sorted(self.points, key=lambda point: -point.uncertainty)
         places = _places(ordered)
         marks = "\n".join(self._mark(point, place) for point, place in zip(ordered, places, strict=True))
-        strangers = sum(point.group >= self.known for point in ordered)
-        label = f"{plain(self.title)}: {len(ordered)} points, of which {strangers} are strangers."
+        num_ood = sum(point.group >= self.known for point in ordered)
+        label = f"{plain(self.title)}: {len(ordered)} points, of which {num_ood} are OOD images."
         opening = attributes(viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=f"{label} {HINT}")
         data = [
             {
@@ -99,16 +99,16 @@ class Scatter:
         )
 
     def _mark(self, point: Point, place: tuple[float, float]) -> str:
-        colour, shape, stranger = self.look(point.group)
+        colour, shape, is_ood = self.look(point.group)
         size = SMALLEST + (LARGEST - SMALLEST) * point.uncertainty
-        fill = "none" if stranger else colour
+        fill = "none" if is_ood else colour
         drawn = attributes(
             d=shape,
             transform=f"translate({place[0]} {place[1]}) scale({size:.2f})",
             fill=fill,
-            fill_opacity=None if stranger else f"{0.85 - 0.75 * point.uncertainty:.2f}",
+            fill_opacity=None if is_ood else f"{0.85 - 0.75 * point.uncertainty:.2f}",
             stroke=colour,
-            stroke_width="1.1" if stranger else "0.8",
+            stroke_width="1.1" if is_ood else "0.8",
             stroke_opacity=f"{1 - 0.6 * point.uncertainty:.2f}",
             vector_effect="non-scaling-stroke",
         )
@@ -120,11 +120,9 @@ class Scatter:
         for group, name in enumerate(self.groups):
             if group not in used:
                 continue
-            colour, shape, stranger = self.look(group)
-            drawn = attributes(
-                d=shape, fill="none" if stranger else colour, stroke=colour, stroke_width="0.25"
-            )
-            text = escape(plain(name) + (" (strangers)" if stranger else ""))
+            colour, shape, is_ood = self.look(group)
+            drawn = attributes(d=shape, fill="none" if is_ood else colour, stroke=colour, stroke_width="0.25")
+            text = escape(plain(name) + (" (OOD)" if is_ood else ""))
             entries.append(
                 f'<li><svg viewBox="-1.5 -1.5 3 3" aria-hidden="true"><path{drawn}></path></svg>{text}</li>'
             )
