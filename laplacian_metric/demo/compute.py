@@ -24,7 +24,6 @@ from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics import Evaluation, Uncertainties
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
-from laplacian_metric.runs.image_sets import crop_flip
 from laplacian_metric.training import Trained, TrainingOptions, train
 from laplacian_metric.trust import Answer
 
@@ -145,7 +144,7 @@ def trained_network(
     with tempfile.TemporaryDirectory() as folder:
         trained = train(
             learner,
-            images.prepared(augment=crop_flip),
+            images.in_memory(),
             validation.in_memory(),
             options,
             Path(folder),
@@ -238,18 +237,16 @@ def _evaluate(
     def score(of: Callable[[Answered], Tensor]) -> Uncertainties:
         return Uncertainties(of(test), {OOD: of(ood)})
 
+    trivial = [
+        metrics.trivial_scores((known.features, known.labels), images.features.features, encoder=encoder)
+        for images in (test, ood)
+    ]
     scores = {
         "novelty": score(lambda images: torch.from_numpy(images.answer.novelty)),
-        "distance to the nearest image": score(lambda images: torch.from_numpy(images.answer.distance)),
-        "distance in the features": score(
-            lambda images: metrics.nearest_distance(
-                nn.functional.normalize(images.features.features, dim=1),
-                database=nn.functional.normalize(known.features, dim=1),
-            )
-        ),
         "1/kappa of the Laplace posterior": score(
             lambda images: 1 / lam.embed_features(images.features).kappa.detach()
         ),
+        **{name: Uncertainties(trivial[0][name], {OOD: trivial[1][name]}) for name in trivial[0]},
     }
     return metrics.evaluate(
         _embed(encoder, test.features.features),

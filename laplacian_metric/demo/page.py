@@ -26,7 +26,7 @@ from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Ta
 from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, RefusalSlider
 from laplacian_metric.report.blocks.texts import share
 from laplacian_metric.report.plots import loss_curve, signed_histograms
-from laplacian_metric.report.run_sections import diagnostics_table, reliability
+from laplacian_metric.report.run_sections import better_scores, diagnostics_table, reliability
 from laplacian_metric.report.thumbnails import encode
 
 REASONS = ("trusted", "no reliable match", "unlike anything seen")
@@ -182,9 +182,9 @@ def _comparison(result: DemoResult) -> Section:
             Paragraph(
                 "Three questions, each an AUROC (0.5 is chance, 1 is perfect). Wrong answers: are the wrong answers to "
                 "clothes less certain than the right ones? OOD: are digits less certain than clothes? Both: are right "
-                "answers more certain than everything else, clothes and digits in equal weight? A plain distance is "
-                "enough where it does as well."
+                "answers more certain than everything else, clothes and digits in equal weight?"
             ),
+            Paragraph(better_scores(result.evaluation, [OOD])),
             Table(
                 "Higher is better",
                 ("Score", "Wrong answers", "OOD", "Both"),

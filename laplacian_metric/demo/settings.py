@@ -7,7 +7,7 @@ BATCH_SIZE = 128
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 1e-4
 MARGIN = 1.3
-WIDTH, DIM = 16, 16  # channels of the first convolution, dimensions of the embedding
+WIDTH, DIM = 16, 32  # channels of the first convolution, dimensions of the embedding
 
 ALPHA, DELTA = 0.1, 0.1  # at most this share of the answers is wrong, but for this probability
 PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability

@@ -174,18 +174,19 @@ def errors_found(evaluated: Evaluated, measured: Measured) -> Section:
             )
         )
         if evaluated.scores:
-            blocks.append(Paragraph(_better_scores(evaluation, names)))
+            blocks.append(Paragraph(better_scores(evaluation, names)))
     return Section("Does the uncertainty find the errors?", blocks)
 
 
-def _better_scores(evaluation: Evaluation, names: Sequence[str]) -> str:
+def better_scores(evaluation: Evaluation, names: Sequence[str]) -> str:
     """Return which scores do better than the uncertainty of the page, in words."""
     own, better = evaluation.scores[OWN], []
     for name, score in evaluation.scores.items():
         questions = {"wrong neighbours": (score.values, own.values, "r_auroc")}
-        questions |= {
-            f"OOD images of {ood}": (score.ood.get(ood, {}), own.ood[ood], "auroc") for ood in names
-        }
+        for ood in names:
+            pair = (score.ood.get(ood, {}), own.ood[ood])
+            questions[f"OOD images of {ood}"] = (*pair, "auroc")
+            questions[f"both with {ood}"] = (*pair, "open_set_auroc")
         won = [
             what
             for what, (theirs, ours, key) in questions.items()
