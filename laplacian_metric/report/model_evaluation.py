@@ -284,11 +284,11 @@ def _can_agree(source: Dataset) -> bool:
 
 
 def _provenance(model: ModelFolder, source: Dataset, seen: dict[str, int]) -> list[tuple[str, str]]:
-    fitted = dict(model.about.get("data", {}))
-    lam = model.lam
+    data, lam = dict(model.about.get("data", {})), model.lam
+    fitted = [f"{data[name]}{unit}" for name, unit in (("train", ""), ("images", " images")) if name in data]
     rows = [
         ("Images", source.title),
-        ("Fitted to", f"{fitted['train']}, {fitted['images']} images" if fitted else "not said"),
+        ("Fitted to", ", ".join(fitted) or "not said"),
         ("Images that were fitted to or calibrated by", str(sum(seen.values()))),
         ("Posterior's form", f"{lam.structure.value}, {lam.approximation.value}"),
         ("Prior precision", f"{lam.prior_precision:.4g}"),
