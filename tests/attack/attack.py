@@ -1,7 +1,7 @@
 """Hostile inputs, kills, threads, full disks and readers beside writers, counted: x of y behaved.
 
-`python -m tests.attack.attack` runs all of it at full size and prints a line for each; `test_attack.py` runs the same at a
-reduced size and demands that every count is complete.
+`python -m tests.attack.attack` runs all of it at full size and prints a line for each; `test_attack.py` runs the same
+at a reduced size and demands that every count is complete.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +31,6 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, retrieval
 from laplacian_metric.core.manifest import digest_of_dict
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.retrieval import Index, Items
 from tests.cli.running import clusters, lam
 
 FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
@@ -200,8 +198,8 @@ def readers(loads: int) -> Count:
 # --- a full disk ---
 
 
-def disk_full() -> Count:
-    """Commands that write, in processes whose files may not grow: a line or two, no traceback, and nothing half done."""
+def disk_full(limits: Sequence[int] = (0, 600, 3000)) -> Count:
+    """Commands that write, in processes whose files may not grow: refused, no traceback, and nothing half done."""
     count = Count("commands on a full disk")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -220,7 +218,7 @@ def disk_full() -> Count:
         }
         for what, command in commands.items():
             out = place / f"out{'.' + what.split()[1] if ' ' in what else ''}"
-            for limit in (0, 600, 3000):
+            for limit in limits:
                 before = sorted(path.name for path in place.iterdir())
                 code, said = limited([*map(str, command), "--out", str(out)], limit)
                 after = sorted(path.name for path in place.iterdir())
@@ -279,7 +277,6 @@ def _outcome(arguments: list[object]) -> tuple[str, bool]:
 def _attacks(
     place: Path, per_file: int, generator: np.random.Generator
 ) -> Iterator[tuple[str, list[object]]]:
-    features, labels = clusters(60)
     rows = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
     np.savez(place / "features.npz", features=rows, labels=np.arange(20) % 4)
     model = shutil.copytree(FORMATS / "models" / "features", place / "model")
@@ -452,4 +449,5 @@ FULL: dict[str, Callable[[], Count]] = {
 
 if __name__ == "__main__":
     for attack in [FULL[name] for name in sys.argv[1:]] or FULL.values():
-        print(attack(), flush=True)
+        sys.stdout.write(f"{attack()}\n")
+        sys.stdout.flush()
