@@ -37,6 +37,7 @@ class PublishedContrastiveLoss(ContrastiveLoss):
             all the same.
 
     Example:
+        >>> import torch
         >>> u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
         >>> pairs = Pairs.from_labels([0, 0, 1])
         >>> round(PublishedContrastiveLoss(margin=1.0)(u, pairs).item(), 4)  # sqrt(2), and 1 - 0 of one active negative

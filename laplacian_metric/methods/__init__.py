@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
-from dataclasses import fields
 from typing import Any
 
 from laplacian_metric.core.method import Method
+from laplacian_metric.core.registry import Registry
 
-# The module of every method, below this package, and its class; imported when it is used.
-_METHODS = {
-    "deterministic": ("pairs.deterministic", "Deterministic"),
-    "ensemble": ("sampling.ensemble", "Ensemble"),
-    "mc-dropout": ("sampling.mc_dropout", "MCDropout"),
-    "pfe": ("gaussian.pfe", "PFE"),
-    "soft-contrastive": ("gaussian.soft_contrastive", "SoftContrastive"),
-    "hib": ("gaussian.hib", "HIB"),
-    "swag": ("sampling.swag", "SWAG"),
-    "vmf": ("spherical.vmf_head", "VMFHead"),
-    "laplace": ("laplace.laplace", "Laplace"),
-    "online-laplace": ("laplace.online", "OnlineLaplace"),
-    "triplet": ("pairs.triplet", "Triplet"),
-    "triplet-regression": ("pairs.triplet_regression", "TripletRegression"),
-    "btl": ("pairs.btl", "BTL"),
-}
+_FAMILIES = "laplacian_metric.methods"
+_METHODS: Registry[Method] = Registry(
+    "method",
+    {
+        "deterministic": f"{_FAMILIES}.pairs.deterministic:Deterministic",
+        "ensemble": f"{_FAMILIES}.sampling.ensemble:Ensemble",
+        "mc-dropout": f"{_FAMILIES}.sampling.mc_dropout:MCDropout",
+        "pfe": f"{_FAMILIES}.gaussian.pfe:PFE",
+        "soft-contrastive": f"{_FAMILIES}.gaussian.soft_contrastive:SoftContrastive",
+        "hib": f"{_FAMILIES}.gaussian.hib:HIB",
+        "swag": f"{_FAMILIES}.sampling.swag:SWAG",
+        "vmf": f"{_FAMILIES}.spherical.vmf_head:VMFHead",
+        "laplace": f"{_FAMILIES}.laplace.laplace:Laplace",
+        "online-laplace": f"{_FAMILIES}.laplace.online:OnlineLaplace",
+        "triplet": f"{_FAMILIES}.pairs.triplet:Triplet",
+        "triplet-regression": f"{_FAMILIES}.pairs.triplet_regression:TripletRegression",
+        "btl": f"{_FAMILIES}.pairs.btl:BTL",
+    },
+)
 
 
 def names() -> tuple[str, ...]:
@@ -34,7 +35,7 @@ def names() -> tuple[str, ...]:
         >>> "pfe" in names()
         True
     """
-    return tuple(_METHODS)
+    return _METHODS.names()
 
 
 def find(name: str) -> type[Method]:
@@ -48,13 +49,7 @@ def find(name: str) -> type[Method]:
         ...
         ValueError: no method is called 'emsemble'; did you mean 'ensemble'? there are: deterministic, ...
     """
-    if name not in _METHODS:
-        near = difflib.get_close_matches(str(name).lower().replace("_", "-"), _METHODS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no method is called {name!r}; {hint}there are: {', '.join(_METHODS)}")
-    module, attribute = _METHODS[name]
-    found: type[Method] = getattr(importlib.import_module(f"laplacian_metric.methods.{module}"), attribute)
-    return found
+    return _METHODS.find(name)
 
 
 def make(name: str, **options: Any) -> Method:
@@ -64,12 +59,17 @@ def make(name: str, **options: Any) -> Method:
         >>> make("deterministic")
         Deterministic()
     """
-    found = find(name)
-    known = [field.name for field in fields(found)]  # type: ignore[arg-type]
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            has = f"it has: {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"{name} has no option {option!r}; {hint}{has}")
-    return found(**options)
+    return _METHODS.make(name, **options)
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Make a method of your own known by its ``name``, so that `make` and cells find it; also as a decorator.
+
+    Example:
+        >>> register(find("deterministic"))
+        Traceback (most recent call last):
+        ...
+        ValueError: a method called 'deterministic' is there already: choose another name
+    """
+    _METHODS.register(method.name, method)
+    return method

@@ -17,9 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from hessians.contrastive import ContrastiveLoss
 from hessians.pair_loss import PairLoss
-from laplacian_metric import methods
+from laplacian_metric import losses, methods
 from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
 from laplacian_metric.data.lookup import MissingDataError, data_folders
@@ -269,16 +268,18 @@ class NetworkSection(Section):
 
 
 class LossSection(Section):
-    """The loss of deterministic embeddings; see `ContrastiveLoss` and, for the kind "triplet", `TripletLoss`.
+    """The loss of deterministic embeddings; see `ContrastiveLoss`, and `laplacian_metric.losses` for others.
 
     Attributes:
-        kind: the triplet loss has a margin and nothing else of these.
+        kind: the name of a loss; those but "contrastive" take what of the following they have.
+        options: further ones of a loss that was registered.
         published: whether it is the published code's, with all of its errors, or with those that are switched by name.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("kind", "power")
+    later: ClassVar[tuple[str, ...]] = ("kind", "options", "power")
 
-    kind: Literal["contrastive", "triplet"] = "contrastive"
+    kind: str = "contrastive"
+    options: dict[str, Any] = Field(default_factory=dict)
     margin: float = 0.7
     distance: Literal["arccos", "euclidean"] = "arccos"
     negatives: Literal["active", "all"] = "active"
@@ -294,22 +295,13 @@ class LossSection(Section):
 
     def make(self) -> PairLoss:
         """The loss itself."""
-        if self.kind == "triplet":
-            others = self.model_fields_set - {"kind", "margin"}
-            if others:
-                raise ValueError(
-                    f"{', '.join(sorted(others))}: the triplet loss has none of these, leave them out"
-                )
-            from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
-
-            return TripletLoss(margin=self.margin)
-        options: dict[str, Any] = self.model_dump(exclude={"kind", "published"})
-        if self.published is False:
-            return ContrastiveLoss(**options)
-        from laplacian_metric.losses.published import PublishedContrastiveLoss
-
+        own: dict[str, Any] = self.model_dump(exclude={"kind", "options", "published"})
+        if self.kind != "contrastive":
+            wanted = self.model_fields_set | ({"margin"} & losses.find(self.kind).__annotations__.keys())
+            own = {name: value for name, value in own.items() if name in wanted}
         switches = self.published if isinstance(self.published, dict) else {}
-        return PublishedContrastiveLoss(**{**options, **switches})
+        kind = self.kind if self.published is False else "published"
+        return losses.make(kind, **{**own, **switches, **self.options})
 
 
 class EvaluationSection(Section):

@@ -194,5 +194,5 @@ def test_options_that_were_added_since_are_no_change(tmp_path: Path) -> None:
 def test_the_triplet_loss_is_a_loss_too() -> None:
     assert LossSection(kind="triplet", margin=0.2).make() == TripletLoss(margin=0.2)
     assert "kind" not in LossSection().model_dump()  # cells from before it say the same as ever
-    with pytest.raises(ValueError, match="distance, negatives: the triplet loss has none of these"):
+    with pytest.raises(ValueError, match="triplet has no option 'distance'; it has: margin"):
         LossSection(kind="triplet", negatives="all", distance="arccos")

@@ -1,0 +1,71 @@
+"""Classes by name, for configurations: those of the library, imported when they are used, and registered ones."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Frozen dataclasses of options by name.
+
+    Args:
+        noun: what one of them is called in errors.
+        places: of the library's own, as "module:class".
+
+    Example:
+        >>> losses = Registry("loss", {"contrastive": "hessians:ContrastiveLoss"})
+        >>> losses.make("contrastive", margin=1.0).margin
+        1.0
+        >>> losses.find("contrastiv")
+        Traceback (most recent call last):
+        ...
+        ValueError: no loss is called 'contrastiv'; did you mean 'contrastive'? there are: contrastive
+    """
+
+    def __init__(self, noun: str, places: Mapping[str, str]) -> None:
+        self.noun = noun
+        self._places = dict(places)
+        self._registered: dict[str, type[T]] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names, the library's first."""
+        return (*self._places, *self._registered)
+
+    def register(self, name: str, kind: type[T]) -> None:
+        """Make a class known by a name, in this process; a name that another class has is refused."""
+        taken = name in self._places or self._registered.get(name, kind) is not kind
+        if taken:
+            raise ValueError(f"a {self.noun} called {name!r} is there already: choose another name")
+        self._registered[name] = kind
+
+    def find(self, name: str) -> type[T]:
+        """Return the class of a name."""
+        if name in self._registered:
+            return self._registered[name]
+        if name not in self._places:
+            hint = _hint(str(name).lower().replace("_", "-"), self.names())
+            raise ValueError(f"no {self.noun} is called {name!r}; {hint}there are: {', '.join(self.names())}")
+        module, attribute = self._places[name].split(":")
+        kind: type[T] = getattr(importlib.import_module(module), attribute)
+        return kind
+
+    def make(self, name: str, **options: Any) -> T:
+        """Return one with its options; an option that it does not have is refused."""
+        kind = self.find(name)
+        known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        for option in options:
+            if option not in known:
+                has = f"it has: {', '.join(known)}" if known else "it has none"
+                raise ValueError(f"{name} has no option {option!r}; {_hint(option, known)}{has}")
+        return kind(**options)
+
+
+def _hint(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -1,0 +1,68 @@
+"""Classes by name: the library's, and those that are registered from outside of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from hessians import ContrastiveLoss
+from laplacian_metric import losses, methods
+from laplacian_metric.core.registry import Registry
+from laplacian_metric.methods.pairs.deterministic import Deterministic
+from laplacian_metric.runs.sections import LossSection, MethodSection
+
+
+@dataclass(frozen=True)
+class Wide(ContrastiveLoss):
+    """A loss from outside of the library."""
+
+    width: float = 2.0
+
+
+@dataclass(frozen=True)
+class Steady(Deterministic):
+    """A method from outside of the library."""
+
+    name: ClassVar[str] = "steady"
+
+    tempo: int = 1
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both, until the test is over."""
+    for registry in (losses._LOSSES, methods._METHODS):
+        monkeypatch.setattr(registry, "_registered", {})
+    losses.register("wide", Wide)
+    methods.register(Steady)
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_is_registered_is_found_by_name_and_in_cells() -> None:
+    assert losses.names()[-1] == "wide"
+    assert methods.names()[-1] == "steady"
+    assert losses.make("wide", margin=1.0, width=3.0) == Wide(margin=1.0, width=3.0)
+    assert methods.make("steady", tempo=3) == Steady(tempo=3)
+    section = LossSection(kind="wide", margin=0.3, options={"width": 4.0})
+    assert section.make() == Wide(margin=0.3, width=4.0)
+    assert MethodSection.model_validate({"name": "steady", "tempo": 2}).make() == Steady(tempo=2)
+    losses.register("wide", Wide)  # once more is no harm
+    with pytest.raises(ValueError, match="a loss called 'wide' is there already"):
+        losses.register("wide", ContrastiveLoss)
+    with pytest.raises(ValueError, match="wide has no option 'widht'; did you mean 'width'"):
+        LossSection(kind="wide", options={"widht": 1.0})
+
+
+@pytest.mark.parametrize("name", [*losses.names(), *methods.names()])
+def test_the_library_has_what_it_names(name: str) -> None:
+    registry = losses if name in losses.names() and name not in methods.names() else methods
+    assert registry.find(name) is registry.find(name)
+
+
+def test_unknown_names_say_which_there_are() -> None:
+    with pytest.raises(ValueError, match="no loss is called 'tripled'; did you mean 'triplet'"):
+        LossSection(kind="tripled")
+    with pytest.raises(ValueError, match="no thing is called 'x'; there are: "):
+        Registry[object]("thing", {}).find("x")
