@@ -27,34 +27,18 @@ from laplacian_metric.core.manifest import (
     ArtifactWriteError,
     DamagedArtifactError,
     ForeignArtifactError,
-    Manifest,
     MissingArtifactError,
     NewerArtifactError,
     NotAFolderError,
 )
+from tests.core.numbers_artifact import Numbers, write
 from tests.manifests import rewrite
-
-
-class Numbers(Manifest):
-    """Two arrays that have to be of one version, and a text."""
-
-    FORMAT: ClassVar[str] = "laplacian_metric numbers"
-    PAYLOADS: ClassVar[tuple[str, ...]] = ("a.npy", "b.npy", "c.txt")
-
-    number: int
-    length: int
 
 
 class Card(Numbers):
     """The same beside a file that anybody may edit."""
 
     EDITABLE: ClassVar[tuple[str, ...]] = ("README.md",)
-
-
-def write(folder: Path, number: int = 0, length: int = 100, overwrite: bool = True) -> Path:
-    array = np.full(length, number)
-    payloads = {"a.npy": array, "b.npy": -array, "c.txt": lambda path: path.write_text(str(number))}
-    return save(folder, Numbers(number=number, length=length), payloads, overwrite=overwrite)
 
 
 def read(folder: Path) -> int:
@@ -460,7 +444,7 @@ PROLOGUE = """
 import sys, time
 from pathlib import Path
 from laplacian_metric.core import files
-from tests.core.test_artifact import write
+from tests.core.numbers_artifact import write
 target, way = Path(sys.argv[1]), sys.argv[2]
 if way == "rename":
     files._exchange = lambda one, other: False
