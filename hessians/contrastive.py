@@ -103,9 +103,6 @@ class ContrastiveLoss(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return self._values_of(self._costs(self._squared_distance(first, second)), positive)
 
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return self._derivative(self._squared_distance(first, second), positive) != 0
-
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         """Eq. 95 and 105-107 of the paper, times 1 for positives, -1 for active and 0 for inactive negatives.
 

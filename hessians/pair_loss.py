@@ -1,6 +1,6 @@
 """What a pair loss is: a value for each pair, a mask, the Hessian blocks of a pair, and how pairs are averaged.
 
-A new loss implements ``pair_values``, ``is_active`` and ``pair_blocks``; value, output Hessian and all approximations
+A new loss implements ``pair_values`` and ``pair_blocks``; value, output Hessian and all approximations
 follow from them. ``ContrastiveLoss`` overrides what its structure makes cheaper.
 """
 
@@ -45,10 +45,6 @@ class PairLoss(ABC):
     @abstractmethod
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         """The value of each pair from its two raw embeddings (P, Z), differentiable; (P,)."""
-
-    @abstractmethod
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        """Which pairs contribute anything to gradient and curvature; (P,) bool."""
 
     @abstractmethod
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:

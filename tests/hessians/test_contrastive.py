@@ -94,7 +94,6 @@ def test_a_pair_at_the_margin_is_inactive() -> None:
     pairs = Pairs.from_labels([0, 1])
     for margin, active in ((5.0, False), (5.0 + 1e-9, True)):
         loss = ContrastiveLoss(margin=margin, distance="euclidean", normalize=False)
-        assert bool(loss.is_active(u[:1], u[1:], positive=False)) is active
         assert (loss.gradient(u, pairs) != 0).any().item() is active
         assert (loss.output_hessian(u, pairs).dense() != 0).any().item() is active
 
@@ -173,9 +172,6 @@ class CosineLoss(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         cosine = (normalized(first) * normalized(second)).sum(1)
         return 1 - cosine if positive else cosine.square() / 2
-
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return torch.ones(len(first), dtype=torch.bool)
 
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         def value(i: Tensor, j: Tensor) -> Tensor:
@@ -258,7 +254,6 @@ def test_coincident_points_neither_pull_nor_push(distance: str, normalize: bool,
         assert torch.equal(zero, torch.zeros_like(zero))
     first, second = u.detach()[:1], u.detach()[1:2]
     for positive in (True, False):
-        assert not loss.is_active(first, second, positive)
         assert all(torch.equal(block, 0 * block) for block in loss.pair_blocks(first, second, positive))
 
 

@@ -57,9 +57,6 @@ class Squares(PairLoss):
         distance = (first - second).square().sum(1)
         return distance if positive else (-distance).exp()
 
-    def is_active(self, first: torch.Tensor, second: torch.Tensor, positive: bool) -> torch.Tensor:
-        return torch.ones(len(first), dtype=torch.bool)
-
     def pair_blocks(self, first: torch.Tensor, second: torch.Tensor, positive: bool) -> PairBlocks:
         raise AssertionError("not needed here")
 

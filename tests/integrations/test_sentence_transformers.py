@@ -127,7 +127,7 @@ def test_fitting_is_checked() -> None:
         fit(StandIn(), TEXTS, LABELS[1:])
 
     class Other(ContrastiveLoss.__base__):  # type: ignore[name-defined,misc]
-        pair_blocks = pair_values = is_active = None
+        pair_blocks = pair_values = None
 
     with pytest.raises(TypeError, match="loss is a Other, but the head is trained with a ContrastiveLoss"):
         fit(StandIn(), TEXTS, LABELS, loss=Other())

@@ -286,9 +286,6 @@ class Attraction(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return self.strength * (first - second).square().sum(1) / 2 * positive
 
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return torch.full_like(first[:, 0], positive, dtype=torch.bool)
-
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         identity = torch.eye(first.shape[1], dtype=first.dtype).expand(len(first), -1, -1)
         own = self.strength * identity * positive

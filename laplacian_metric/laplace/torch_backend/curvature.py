@@ -58,9 +58,6 @@ class SemidefiniteLoss(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return self.loss.pair_values(first, second, positive)
 
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return self.loss.is_active(first, second, positive)
-
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         return self.loss.pair_blocks(first, second, positive)
 

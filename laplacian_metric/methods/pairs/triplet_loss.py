@@ -101,9 +101,6 @@ class TripletLoss(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         return _refuse()
 
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        return _refuse()
-
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         return _refuse()
 

@@ -329,9 +329,6 @@ class _Other(PairLoss):
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
         raise NotImplementedError
 
-    def is_active(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
-        raise NotImplementedError
-
     def pair_blocks(self, first: Tensor, second: Tensor, positive: bool) -> PairBlocks:
         raise NotImplementedError
 
