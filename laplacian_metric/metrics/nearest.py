@@ -12,9 +12,11 @@ from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
-from laplacian_metric.metrics.ranking import Ranking
+from laplacian_metric.metrics.ranking import Ranking, precision_sum
 
 ROWS = 256
+
+Scores = Callable[[Tensor], Tensor]
 
 
 def rank_by_distance(points: Tensor, labels: Labels, k: int = 1) -> Ranking:
@@ -59,7 +61,7 @@ def distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def nearest(
-    score: Callable[[Tensor], Tensor], queries: int, gallery: int, k: int, own: Tensor | None = None
+    score: Scores, queries: int, gallery: int, k: int, own: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The k members of a gallery with the greatest scores, and these: (Q, k) each, the greatest first.
 
@@ -81,15 +83,7 @@ def nearest(
         raise ValueError(f"a gallery of {gallery} has no neighbour for a query that is in it itself")
     members, scores = [], []
     for rows in torch.arange(queries).split(ROWS):
-        scored = score(rows)
-        if scored.shape != (len(rows), gallery):
-            raise ValueError(
-                f"the scores have shape {tuple(scored.shape)}, ({len(rows)}, {gallery}) is needed: each query with "
-                "every member"
-            )
-        scored = scored.detach().clone()
-        if bool(scored.isnan().any()):
-            raise ValueError("some scores are NaN: they order nothing")
+        scored = _checked(score(rows), len(rows), gallery)
         if own is not None:
             scored[torch.arange(len(rows)), own[rows]] = -torch.inf
         best, place = _best(scored, k)
@@ -126,11 +120,6 @@ def vote(labels: Tensor) -> Tensor:
     return labels.gather(1, votes.argmax(1, keepdim=True))[:, 0]
 
 
-ROWS = 256
-
-Scores = Callable[[Tensor], Tensor]
-
-
 def rank_by(
     scores: Scores, labels: Labels | Positives, k: int = 1, *, own: bool = True, rows: int = ROWS
 ) -> Ranking:
@@ -160,7 +149,7 @@ def rank_by(
         raise ValueError(f"none of the {number} images has another of its class: no metric is defined")
     kept: dict[str, list[Tensor]] = {}
     for chosen in torch.arange(number).split(rows):
-        scored = _checked(scores(chosen), len(chosen), size)
+        scored = _checked(scores(chosen), len(chosen), size).cpu().double()
         if own:
             scored[torch.arange(len(chosen)), chosen] = -torch.inf
         ordered, members = scored.sort(dim=1, descending=True, stable=True)
@@ -171,15 +160,13 @@ def rank_by(
             ordered = ordered[others].view(len(chosen), most)
         hits = positives.hits(chosen, members)
         within = hits & (torch.arange(most) < counts[chosen, None])
-        places = torch.arange(1, most + 1, dtype=torch.float64)
-        precision = (within.cumsum(1) / places * within).sum(1)
         part = {
             "hits": hits[:, :k],
             "nearest": members[:, 0],
             "distance": -ordered[:, 0],
             "ties": (ordered[:, 1 : k + 1] == ordered[:, :k][:, : ordered[:, 1 : k + 1].shape[1]]).sum(1),
             "hits_at_r": within.sum(1) / counts[chosen].clamp_min(1).double(),
-            "precision_at_r": precision / counts[chosen].clamp_min(1),
+            "precision_at_r": precision_sum(within) / counts[chosen].clamp_min(1),
         }
         for name, tensor in part.items():
             kept.setdefault(name, []).append(tensor)
@@ -187,12 +174,13 @@ def rank_by(
     return Ranking(positives=counts, gallery_size=size, **gathered)
 
 
-def _checked(scores: Tensor, rows: int, number: int) -> Tensor:
-    if scores.shape != (rows, number):
+def _checked(scores: Tensor, queries: int, gallery: int) -> Tensor:
+    """The scores (Q, M), to be written into."""
+    if scores.shape != (queries, gallery):
         raise ValueError(
-            f"the scores have shape {tuple(scores.shape)}, ({rows}, {number}) is needed: each image with every other"
+            f"the scores have shape {tuple(scores.shape)}, ({queries}, {gallery}) is needed: each query with every "
+            "member"
         )
-    scores = scores.detach().cpu().double()
     if bool(scores.isnan().any()):
         raise ValueError("some scores are NaN: they order nothing")
-    return scores
+    return scores.detach().clone()

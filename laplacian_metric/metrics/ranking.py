@@ -89,7 +89,7 @@ class Ranking:
             divisor = hits.sum(1).clamp_min(1)
         else:
             raise ValueError(f'normalisation is {normalisation!r}, it can be "min", "positives" or "hits"')
-        return _precision_sum(hits) / divisor
+        return precision_sum(hits) / divisor
 
     def of_answerable(self, uncertainty: Tensor) -> Tensor:
         """The checked uncertainty (Q,) of the answerable queries, float64 (A,)."""
@@ -149,14 +149,14 @@ def rank(
         if at_r:
             within = hits & (torch.arange(neighbours.k, device=hits.device) < counts[rows, None])
             part["hits_at_r"] = within.sum(1) / counts[rows].clamp_min(1).double()
-            part["precision_at_r"] = _precision_sum(within) / counts[rows].clamp_min(1)
+            part["precision_at_r"] = precision_sum(within) / counts[rows].clamp_min(1)
         for name, tensor in part.items():
             kept.setdefault(name, []).append(tensor)
     gathered = {name: torch.cat(parts) for name, parts in kept.items()}
     return Ranking(positives=counts, gallery_size=neighbours.gallery_size, **gathered)
 
 
-def _precision_sum(hits: Tensor) -> Tensor:
-    """The precision at each hit, summed over the hits: (Q,) from bool (Q, k)."""
+def precision_sum(hits: Tensor) -> Tensor:
+    """Return the precision at each hit, summed over the hits: (Q,) from bool (Q, k)."""
     places = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64, device=hits.device)
     return (hits.cumsum(1) / places * hits).sum(1)
