@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.trust.ablation import ablation
 from experiments.trust.features import Arrays, cached
 from experiments.trust.measure import (
     MEASURES,
@@ -29,6 +30,8 @@ from experiments.trust.measure import (
     scored,
     weighted,
 )
+from experiments.trust.picture import draw
+from experiments.trust.promise import promise
 from experiments.trust.settings import DEVELOPMENT, NAMES, seeds_of, setting
 from experiments.trust.tables import write_tables
 from laplacian_metric.core.files import atomic_write
@@ -37,6 +40,7 @@ QUERIES = 300
 SIZES = (100, 300, 1000)
 DRAWS = 10
 RESAMPLES = 200
+DRAWN, DRAWN_TITLE = "cifar-lite0", "CIFAR-10, three classes held out"
 
 
 def inputs_of(data: Path, cache: Path, name: str, seed: int) -> Arrays:
@@ -78,8 +82,8 @@ def by_number(arrays: Arrays) -> dict[str, Any]:
         if size > num:
             continue
         draws = []
-        for draw in range(DRAWS if size < num else 1):
-            rows = np.random.default_rng(draw).permutation(num)[:size]
+        for number in range(DRAWS if size < num else 1):
+            rows = np.random.default_rng(number).permutation(num)[:size]
             if len(np.unique(arrays["validation:right"][rows])) < 2:
                 continue
             found = scored(arrays, rows, free=False)
@@ -141,7 +145,24 @@ def main() -> None:
             result = cell(inputs_of(given.data, given.cache, name, seed), name, seed)
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    for name in given.only:
+        path = results / "further" / f"{name}.json"
+        if path.is_file():
+            continue
+        print(f"{name}, the promise and the posterior", flush=True)
+        arrays = inputs_of(given.data, given.cache, name, 0)
+        found = scored(arrays, slice(0, QUERIES))
+        rivals = tuple(score for score in found.scores["test"] if score not in OWN[1:])
+        result = {"name": name, "wrong": int((~found.right).sum()), "promise": promise(found, rivals)}
+        content = setting(given.data, given.cache, name, 0)
+        if content.head is not None and not content.zero_shot:
+            result["posterior"] = ablation(content, arrays, slice(0, QUERIES))
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     write_tables(results, given.out / "tables")
+    drawn = scored(inputs_of(given.data, given.cache, DRAWN, 0), slice(0, QUERIES))
+    draw(drawn, DRAWN_TITLE, given.out / "plots" / "trust.png")
 
 
 if __name__ == "__main__":

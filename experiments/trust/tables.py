@@ -15,6 +15,7 @@ from laplacian_metric.core.files import atomic_write
 
 LEAST_WRONG = 50  # settings with fewer errors are printed, not judged
 DETECTORS = ("gallery distance", "feature distance", "kNN feature distance", "LOF", "Mahalanobis")
+SIZES = ("100", "300", "1000")
 Result = dict[str, Any]
 
 
@@ -24,11 +25,16 @@ def write_tables(results: Path, tables: Path) -> None:
     for path in sorted(results.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         by_name[result["name"]].append(result)
+    further = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "further").glob("*.json"))
+    ]
     tables.mkdir(parents=True, exist_ok=True)
     for name, text in (
         ("trust", settings_table(by_name)),
         ("trust_rivals", rivals_table(by_name)),
         ("trust_queries", queries_table(by_name)),
+        ("trust_promise", promise_table(further)),
+        ("trust_posterior", posterior_table(further)),
     ):
         with atomic_write(tables / f"{name}.md") as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -216,18 +222,20 @@ def paired(settings: list[list[Result]], name: str, measure: str) -> str:
 def queries_table(by_name: dict[str, list[Result]]) -> str:
     """Return how the measures depend on the number of validation queries."""
     rows = []
-    for size in ("100", "300", "1000"):
+    for size in SIZES:
         cells: dict[str, list[float]] = defaultdict(list)
         spreads: dict[str, list[float]] = defaultdict(list)
         settings = 0
         for seeds in judged(by_name).values():
-            draws = [seed["by number of queries"].get(size, []) for seed in seeds]
-            if not all(draws):
+            if not all(set(SIZES) <= set(seed["by number of queries"]) for seed in seeds):
                 continue
+            draws = [seed["by number of queries"][size] for seed in seeds]
             settings += 1
             for key in ("R", "S", "O", "ECE", "inside", "flagged"):
                 cells[key].append(float(np.mean([d[key] for of_seed in draws for d in of_seed])))
                 spreads[key].append(float(np.mean([np.std([d[key] for d in of_seed]) for of_seed in draws])))
+        if not settings:
+            continue
         row = [size, str(settings)]
         row += [
             f"{shown(float(np.mean(cells[key])))} ± {np.mean(spreads[key]):.3f}"
@@ -246,6 +254,51 @@ def queries_table(by_name: dict[str, list[Result]]) -> str:
         "flagged",
     ]
     return (
-        "Means over settings ± the mean standard deviation over ten draws of the validation queries.\n\n"
-        + table(head, rows)
+        "Means over settings with 1,000 validation queries ± the mean standard deviation over ten draws of fewer of "
+        "them.\n\n" + table(head, rows)
+    )
+
+
+def promise_table(further: list[Result]) -> str:
+    """Return how often the promise is broken and how much each score answers."""
+    chosen = [result["promise"] for result in further if result["wrong"] >= LEAST_WRONG]
+    names = [name for name in chosen[0] if name not in ("alpha", "delta", "splits")]
+    rows = []
+    for name in names:
+        broken = [one[name]["broken"] for one in chosen]
+        answered = [one[name]["answered"] for one in chosen]
+        ahead = sum(one[TRUST]["answered"] > one[name]["answered"] for one in chosen)
+        rows.append(
+            [name, shown(float(np.mean(broken))), shown(max(broken)), shown(float(np.mean(answered)))]
+        )
+        rows[-1].append("" if name == TRUST else f"{ahead} of {len(chosen)}")
+    head = ["score", "promise broken", "at most", "share answered", "ours answers more in"]
+    return (
+        f"Over {chosen[0]['splits']} splits of the test queries of each of {len(chosen)} settings: one half chooses a "
+        "threshold that promises, with probability .9, half of the error rate of answering everything; the other half "
+        "is answered.\n\n" + table(head, rows)
+    )
+
+
+def posterior_table(further: list[Result]) -> str:
+    """Return what the inputs of the Laplace posterior add."""
+    rows = []
+    chosen = [result for result in further if "posterior" in result]
+    for result in chosen:
+        values = result["posterior"]
+        cells = [
+            f"{values[m]['value']:+.3f} ± {1.96 * values[m]['se']:.3f}" if m in values else "-"
+            for m in MEASURES
+        ]
+        rows.append([result["name"], *cells])
+    means = []
+    for measure in MEASURES:
+        found = [result["posterior"][measure]["value"] for result in chosen if measure in result["posterior"]]
+        means.append(f"{np.mean(found):+.3f}")
+    rows.append(["mean", *means])
+    return (
+        "What the log variance and log 1/kappa of a diagonal last-layer posterior change when they join the match "
+        "inputs, and the log variance the novelty: R and O of the probability, the others of the novelty, with the "
+        "95 % interval of a paired bootstrap. Settings with a trained or computed head and one set of classes; "
+        "seed 0.\n\n" + table(["setting", *MEASURES], rows)
     )

@@ -187,11 +187,11 @@ def calibration_error(probability: Floats, right: NDArray[np.bool_]) -> float:
 
 @dataclass(frozen=True)
 class CalibrationError:
-    """The expected calibration error that is to be expected of new queries, with a 95 % interval.
+    """The calibration error of the probability that is to be expected of new queries, with a 95 % interval.
 
-    Measured by cross-validation on ``queries`` validation queries. The interval is the basic bootstrap's, which takes
-    off what the error of few queries is too great by. It starts at 0 where perfectly calibrated probabilities show as
-    great an error on so few queries in more than 5 % of all cases.
+    Measured by cross-validation on ``queries`` validation queries, and bootstrapped. The error of few queries is too
+    great by chance: the upper end is what as many new queries may show, and the lower end has the chance taken off; it
+    is 0 where perfectly calibrated probabilities show as great an error in more than 5 % of all cases.
     """
 
     value: float
@@ -215,12 +215,13 @@ class CalibrationError:
         draws = generator.integers(0, len(right), (resamples, len(right)))
         chance = generator.random((resamples, len(right)))
         errors = np.array([calibration_error(probability[draw], right[draw]) for draw in draws])
-        low, high = 2 * value - np.quantile(errors, [0.975, 0.025])
+        high = float(np.quantile(errors, 0.975))
+        low = max(0.0, 2 * value - high)
         if value <= np.quantile(
             [calibration_error(probability, draw < probability) for draw in chance], 0.95
         ):
             low = 0.0
-        return CalibrationError(value, max(0.0, float(low)), max(value, float(high)), len(right))
+        return CalibrationError(value, low, max(value, high), len(right))
 
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, from {self.queries} queries)"

@@ -1,0 +1,121 @@
+"""The experiment on `Trust`: its short cuts give what the class gives, and its measures are those of loops."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from experiments.trust.__main__ import cell
+from experiments.trust.ablation import ablation, scored_with
+from experiments.trust.measure import NOVELTY, TRUST, inputs, measures, mixture_error, scored
+from experiments.trust.promise import promise
+from experiments.trust.settings import NAMES, Setting, halves, seeds_of
+from experiments.trust.tables import write_tables
+from laplacian_metric import Trust, metrics
+from laplacian_metric.core.labelled_gallery import Head
+
+
+def synthetic(zero_shot: bool) -> Setting:
+    generator = np.random.default_rng(0)
+    centers = generator.standard_normal((8, 10))
+    parts: dict[str, np.ndarray] = {}
+
+    def add(name: str, classes: range, num: int, spread: float = 1.1) -> None:
+        labels = generator.choice(list(classes), num)
+        parts[f"{name}:h"] = (centers[labels] + spread * generator.standard_normal((num, 10))).astype(
+            np.float32
+        )
+        parts[f"{name}:labels"] = labels
+
+    add("gallery", range(4), 200)
+    add("test", range(4), 150)
+    add("near/held-out classes", range(6, 8), 60)
+    add("far/noise", range(4), 60, 6.0)
+    if zero_shot:
+        add("calibration", range(4, 6), 150)
+    add("validation", range(4, 6) if zero_shot else range(4), 120)
+    head = Head(generator.standard_normal((4, 10)), generator.standard_normal(4))
+    return Setting("synthetic", 0, head, parts)
+
+
+@pytest.mark.parametrize("zero_shot", [False, True])
+def test_scores_of_arrays_are_those_of_the_class(zero_shot: bool) -> None:
+    setting = synthetic(zero_shot)
+    found = scored(inputs(setting), slice(0, 100))
+    name = "calibration" if zero_shot else "gallery"
+    queries = (setting.h("validation")[:100], setting.labels("validation")[:100])
+    trust = Trust.fit((setting.h(name), setting.labels(name)), queries, encoder=setting.head)
+    if zero_shot:
+        trust = trust.with_gallery(setting.h("gallery"), setting.labels("gallery"))
+    answer = trust(setting.h("test"))
+    np.testing.assert_allclose(found.probability, answer.probability, rtol=1e-6)
+    np.testing.assert_allclose(found.scores["test"][NOVELTY], answer.novelty, rtol=1e-6, atol=1e-9)
+    assert found.announced == trust.calibration_error
+    free = metrics.trivial_scores(
+        (setting.h("gallery"), setting.labels("gallery")), setting.h("far/noise"), encoder=setting.head
+    )
+    for score, values in free.items():
+        np.testing.assert_allclose(found.scores["far/noise"][score], values.numpy(), rtol=1e-6, atol=1e-9)
+
+
+def test_measures_are_those_of_other_libraries() -> None:
+    found = scored(inputs(synthetic(False)), slice(0, 100))
+    values = measures(found, TRUST)
+    test = found.scores["test"][TRUST]
+    assert values["R"] == pytest.approx(roc_auc_score(~found.right, test))
+    detection, open_set = {}, []
+    for part in found.ood():
+        out = found.scores[part][TRUST]
+        detection[part] = roc_auc_score(np.arange(len(test) + len(out)) >= len(test), np.append(test, out))
+        weights = np.append(np.full(len(test), 1 / len(test)), np.full(len(out), 1 / len(out)))
+        right = np.append(found.right, np.zeros(len(out)))
+        open_set.append(roc_auc_score(right, -np.append(test, out), sample_weight=weights))
+    assert values["near"] == pytest.approx(detection["near/held-out classes"])
+    assert values["far"] == pytest.approx(detection["far/noise"])
+    assert values["O"] == pytest.approx(np.mean(open_set))
+    assert values["error at 40 %"] == mixture_error(found, TRUST)
+
+
+def test_a_cell_and_its_tables(tmp_path: Path) -> None:
+    setting = synthetic(False)
+    arrays = inputs(setting)
+    result = cell(arrays, "synthetic", 0)
+    assert result["test"] == 150
+    assert set(result["by number of queries"]) == {"100"}
+    assert result["differences"]["R"]["vote"]["low"] <= result["differences"]["R"]["vote"]["value"]
+    found = scored(arrays, slice(0, 100))
+    further = {"name": "synthetic", "wrong": 50, "promise": promise(found, (TRUST, "vote"))}
+    assert further["promise"][TRUST]["broken"] <= 0.2
+    further["posterior"] = ablation(setting, arrays, slice(0, 100))
+    (tmp_path / "results" / "further").mkdir(parents=True)
+    (tmp_path / "results" / "synthetic-0.json").write_text(json.dumps(result))
+    (tmp_path / "results" / "further" / "synthetic.json").write_text(json.dumps(further))
+    write_tables(tmp_path / "results", tmp_path / "tables")
+    for name in ("trust", "trust_rivals", "trust_queries", "trust_promise", "trust_posterior"):
+        assert "|" in (tmp_path / "tables" / f"{name}.md").read_text()
+
+
+def test_without_further_inputs_the_ablation_is_the_measurement() -> None:
+    arrays = inputs(synthetic(False))
+    plain, ablated = scored(arrays, slice(0, 100)), scored_with(arrays, None, slice(0, 100))
+    for part, scores in ablated.scores.items():
+        for name in (TRUST, NOVELTY):
+            np.testing.assert_allclose(scores[name], plain.scores[part][name], rtol=1e-9, atol=1e-12)
+
+
+def test_halves_share_out_every_class() -> None:
+    labels = np.repeat(["a", "b", "c"], [4, 6, 8])
+    gallery, queries = halves(labels, 100)
+    assert sorted([*gallery, *queries]) == list(range(18))
+    for name in "abc":
+        assert (labels[gallery] == name).sum() == (labels[queries] == name).sum()
+
+
+def test_settings_with_trained_networks_have_three_seeds() -> None:
+    assert len(NAMES) >= 10
+    assert seeds_of("fashion-pooled") == (0, 1, 2)
+    assert seeds_of("wordnet-minilm") == (0,)
