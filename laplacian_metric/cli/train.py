@@ -97,9 +97,13 @@ def train(
         raise typer.Exit(common.INTERRUPTED) from None
     if as_json:
         about = {} if kept.model is None else kept.model.about
-        common.print_json({"kind": kept.kind, "out": str(kept.folder), **about})
+        validation = {"validation": kept.validation} if kept.validation else {}
+        common.print_json({"kind": kept.kind, "out": str(kept.folder), **about, **validation})
     else:
         common.show(f"{kept.folder}: {kept.words}")
+        numbers = (f"{name} {value:.3f}" for name, value in kept.validation.items())
+        if kept.validation:
+            common.show(f"on validation images, after the best epoch: {', '.join(numbers)}")
 
 
 def _passed(flags: dict[str, Any]) -> dict[str, Any]:

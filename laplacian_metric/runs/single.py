@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,14 @@ class Kept:
         folder: the output.
         words: what it can be used for, in a sentence or two.
         model: of the first kind.
+        validation: what was measured on validation images after the kept epoch; empty where nothing was trained.
     """
 
     kind: str
     folder: Path
     words: str
     model: ModelFolder | None = None
+    validation: Mapping[str, float] = field(default_factory=dict)
 
 
 def train_single(
@@ -107,7 +109,9 @@ def train_single(
             raise ValueError(
                 f"another process is training in {work}: wait for it, or name another folder"
             ) from error
-    kept = _keep(result, cell, out, work, data_dir, seed, force)
+    kept = replace(
+        _keep(result, cell, out, work, data_dir, seed, force), validation=_validation(result)
+    )
     if kept.kind != "training":
         shutil.rmtree(work, ignore_errors=True)
     return kept
@@ -165,6 +169,14 @@ def _keep(
         f"is kept: in Python, result = laplacian_metric.runs.fitted({NAME!r}, {seed}, "
         f"cells_dir=Path({str(out / 'cells')!r}), work=Path({str(out)!r})) embeds with result.embed(images)",
     )
+
+
+def _validation(result: Fitted) -> dict[str, float]:
+    """Return mAP and its like on validation images, by name."""
+    if result.training is None or not result.training["history"]:
+        return {}
+    epoch = result.training["history"][result.training["best_epoch"] - 1]
+    return {name: value for name, value in epoch.items() if "@" in name}
 
 
 def _named(encoder: Encoder, cell: Cell) -> Encoder:

@@ -86,6 +86,7 @@ def test_an_encoder_without_a_posterior_is_fitted_next(tmp_path: Path, place: Pl
         *("--method", "deterministic", "--batch-size", 48, "--out", tmp_path / "e"),
     )
     assert "lam fit --encoder fashion-mnist --weights" in done.out
+    assert "on validation images, after the best epoch: recall@1 " in done.out
     assert names(tmp_path / "e") == ["encoder.safetensors"]
     assert Encoder.from_checkpoint(tmp_path / "e" / "encoder.safetensors").dim == 3
     worked(

@@ -1,4 +1,4 @@
-"""Text and data of strangers on their way into a page: nothing in them can become markup or break the page."""
+"""Text and data from anywhere on their way into a page: nothing in them can become markup or break the page."""
 
 from __future__ import annotations
 
