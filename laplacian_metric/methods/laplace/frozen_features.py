@@ -21,7 +21,7 @@ def held_inputs(encoder: Encoder, data: Any) -> Tensor | None:
     """Return the features (N, H) that a data set holds, if the encoder takes features; nothing is copied.
 
     Example:
-        >>> encoder = Encoder(nn.Identity(), nn.Linear(4, 2))
+        >>> encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 2))
         >>> rows = torch.zeros(6, 4)
         >>> held_inputs(encoder, Dataset(rows)) is rows, held_inputs(encoder, [rows]) is None
         (True, True)

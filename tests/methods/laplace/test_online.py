@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.data import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
@@ -219,13 +220,10 @@ def test_two_clusters_are_found_and_what_lies_between_or_outside_is_unsure() -> 
     assert float(embedder.embed(between).uncertainty.min()) > float(e.uncertainty.median())
 
 
-class _Held:
+class _Held(Dataset):
     """Features with labels, as a runner caches them."""
 
-    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
-        self.inputs, self.labels = inputs, labels
-
-    def __iter__(self) -> Iterator[Any]:
+    def batches(self, *_: Any, **__: Any) -> Iterator[Any]:
         raise AssertionError("tensors that are there are not read batch by batch")
 
 
