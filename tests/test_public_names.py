@@ -65,6 +65,12 @@ SIGNATURES = {
         "fit": "samples",
         "log_normalizer": "kappa dim",
         "sample": "mean kappa k generator",
+        "log_positivity": "cosine kappa1 kappa2 kappa_pos dim",
+        "log_positivity_matched": "cosine kappa1 kappa2 kappa_pos dim",
+    },
+    "laplacian_metric.vmf.nivmf": {
+        "log_density": "x mean log_scale",
+        "sample": "mean log_scale k generator",
     },
     "laplacian_metric.metrics": {
         "recall_at_k": "embeddings labels k database database_labels",
@@ -85,7 +91,7 @@ SIGNATURES = {
     },
     "laplacian_metric.retrieval.storage": {"save": "index folder overwrite", "load": "folder mmap"},
     "laplacian_metric.method": {
-        "Setup": "loss num_images weight_decay seed pairs",
+        "Setup": "loss num_images weight_decay seed pairs num_classes",
         "FitData": "train validation folder",
     },
     "laplacian_metric.methods": {"make": "name", "names": "", "find": "name"},

@@ -19,6 +19,7 @@ _METHODS: Registry[Method] = Registry(
         "hib": f"{_FAMILIES}.gaussian.hib:HIB",
         "swag": f"{_FAMILIES}.sampling.swag:SWAG",
         "vmf": f"{_FAMILIES}.spherical.vmf_head:VMFHead",
+        "proxies": f"{_FAMILIES}.spherical.proxies:Proxies",
         "laplace": f"{_FAMILIES}.laplace.laplace:Laplace",
         "online-laplace": f"{_FAMILIES}.laplace.online:OnlineLaplace",
         "triplet": f"{_FAMILIES}.pairs.triplet:Triplet",

@@ -190,11 +190,11 @@ class VMFEmbedder(Embedder):
     """The network's distributions as they are.
 
     Args:
-        network: trained.
+        network: trained; it returns directions and concentrations.
         by_kernel: whether images are compared by the expected likelihood kernel rather than by their means.
     """
 
-    def __init__(self, network: VMFNetwork, by_kernel: bool) -> None:
+    def __init__(self, network: nn.Module, by_kernel: bool) -> None:
         super().__init__(network)
         self.network = network
         self.by_kernel = by_kernel
