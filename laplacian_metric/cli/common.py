@@ -24,6 +24,7 @@ AFTER_THE_FIRST = slice(1, None)
 # What the library calls an argument, and what the command line calls it.
 FLAGS = {
     "overwrite=True": "--force",
+    "lower n_effective": "raise --temperature",
     "skip_unreadable=True": "--skip-broken",
     "data_dir or": "--data-dir or",
     "pass the architecture that the weights were saved from": "pass the --encoder that the weights were saved from",
@@ -67,7 +68,7 @@ def _short_warnings() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
-            warn(f"warning: {message}")
+            warn(f"warning: {_with_options(str(message))}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -110,12 +111,18 @@ def message_of(mistake: BaseException) -> str:
     if "\nOriginal Traceback" in text:  # from a worker process of a DataLoader
         text = text.strip().split("\n")[-1].partition(": ")[2]
     text = re.sub(r"\s*\n\s*", " ", text)  # parsers point at a place in several lines
-    for argument, option in FLAGS.items():
-        text = text.replace(argument, option)
+    text = _with_options(text)
     # By its name, since importing the class imports torch.
     if type(mistake).__name__ == "UnreadableImageError" and "--skip-broken" not in text:
         text += "; --skip-broken leaves such images out"
     return text[:LONGEST] or type(mistake).__name__
+
+
+def _with_options(text: str) -> str:
+    """Replace the library's argument names by the command line's options."""
+    for argument, option in FLAGS.items():
+        text = text.replace(argument, option)
+    return text
 
 
 # --- messages, on standard error ---

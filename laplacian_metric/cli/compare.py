@@ -31,7 +31,12 @@ def compare(
     """
     from laplacian_metric.report import comparing
 
-    groups = comparing.grouped([comparing.read_result(path) for path in results], name or [])
+    measured = [comparing.read_result(path) for path in results]
+    stems = [path.stem for path in results]
+    same = len({(one.name, one.seed) for one in measured}) < len(measured)
+    # Two models on one data set have results of one name: then the files' names tell them apart.
+    names = name or (stems if same and len(set(stems)) == len(stems) else [])
+    groups = comparing.grouped(measured, names)
     metrics = comparing.metrics_of(groups, metric or [])
     differences = comparing.differences(groups, metrics, level)
     if as_json:

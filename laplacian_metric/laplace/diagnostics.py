@@ -91,8 +91,8 @@ def warn_unless_mode(diagnostics: Diagnostics) -> None:
         warnings.warn(
             f"theta* is no mode of its loss: the Newton step to it is {diagnostics.steps_to_mode:.3g} "
             f"standard deviations long, where a typical draw is {diagnostics.expected_steps:.3g} away (gradient "
-            f"norm {diagnostics.gradient_norm:.3g}). Train longer, with the loss that is given here, or lower "
-            "n_effective",
+            f"norm {diagnostics.gradient_norm:.3g}). Train longer, with the loss that is given here, or "
+            "lower n_effective",
             CurvatureWarning,
             stacklevel=3,
         )

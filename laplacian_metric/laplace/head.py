@@ -143,8 +143,8 @@ class HeadPosterior:
 
 
 def _check_count(samples: int) -> None:
-    if samples < 1:
-        raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
+    if samples < 1 or samples != int(samples):
+        raise ValueError(f"samples is {samples!r}: a whole number from 1 on is needed, or 0 for none")
 
 
 def apply_draws(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,16 @@ class LAM:
         """The Gaussian over the deviations of [W | b] from the trained weights."""
         return self.head.posterior
 
+    def to(self, device: torch.device | str) -> LAM:
+        """Move the encoder and its posterior to a device, in place."""
+        self.encoder.to(device)
+        if self.fitted is not None:
+            curvature, gradient = (part.to(device) for part in (self.fitted.curvature, self.fitted.gradient))
+            self.fitted = replace(self.fitted, curvature=curvature, gradient=gradient)
+        if self.confidence is not None:
+            self.confidence = self.confidence.to(device)
+        return self
+
     def _fit(self) -> Fitted:
         if self.fitted is None:
             raise NotFittedError(
@@ -457,8 +468,9 @@ class LAM:
         e = self._judged(self.head.embed(rows), rows)
         if not samples:
             return e
-        drawn = e.point.new_empty(samples, *e.point.shape)
-        for s, z in enumerate(self.head.sampled(rows, samples, generator)):
+        sampled = self.head.sampled(rows, samples, generator)
+        drawn = e.point.new_empty(int(samples), *e.point.shape)
+        for s, z in enumerate(sampled):
             drawn[s] = z
         return e.with_samples(drawn)
 

@@ -39,6 +39,7 @@ def answer(
 ) -> Answers:
     """Rows, cosines, probabilities, and what the threshold says; with ``own_rows`` each query's own row is left out."""
     _check_k(k, len(gallery) - (own_rows is not None), own_rows is not None)
+    k = int(k)  # numpy's integers are none to FAISS
     threshold = calibrations.need("threshold") if asked.abstain else calibrations.threshold
     answered = None
     if threshold is not None:

@@ -231,7 +231,8 @@ def test_wrong_results(tmp_path: Path) -> None:
     )
     failed: dict[str, Any] = {"cell": "a/b", "seed": 0, "status": "failed", "error": "it diverged"}
     (tmp_path / "failed.json").write_text(json.dumps(failed))
-    same = result(tmp_path / "same.json", "a", 0, r_auroc=0.6)
+    (tmp_path / "elsewhere").mkdir()
+    same = result(tmp_path / "elsewhere" / good.name, "a", 0, r_auroc=0.6)
     wrong: dict[str, tuple[object, ...]] = {
         "there is no file": (good, tmp_path / "nowhere.json"),
         "values are missing; evaluate again": (good, tmp_path / "none.json"),
@@ -258,3 +259,15 @@ def test_numbers_that_are_not_defined_are_left_out(tmp_path: Path) -> None:
     assert groups[0].spread("r_auroc") is None
     assert comparing.differences(groups, ["r_auroc"]) == []
     assert "-" in worked("compare", one, two, "--metric", "r_auroc").out
+
+
+def test_two_models_on_one_data_set_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    written = Path(__file__).parents[1] / "fixtures" / "formats" / "evaluation.json"
+    for name in ("diag", "lowrank"):
+        (tmp_path / f"{name}.json").write_bytes(written.read_bytes())
+    done = worked("compare", tmp_path / "diag.json", tmp_path / "lowrank.json", "--json")
+    assert [group["name"] for group in done.json()["results"]] == ["diag", "lowrank"]
+    assert done.json()["differences"][0]["difference"] == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "diag.json").write_bytes(written.read_bytes())
+    assert "with --name" in refused("compare", tmp_path / "diag.json", tmp_path / "other" / "diag.json")

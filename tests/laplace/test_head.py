@@ -142,7 +142,7 @@ def test_what_is_refused_is_refused_at_once() -> None:
         with pytest.raises(ValueError, match="NaN or infinite"):
             call(FEATURES / 0)
     for asked in (head.sample_weights, lambda k: head.draws(FEATURES, k)):
-        with pytest.raises(ValueError, match="0 samples were asked for"):
+        with pytest.raises(ValueError, match="samples is 0: a whole number from 1 on"):
             asked(0)
 
 

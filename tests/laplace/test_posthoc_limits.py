@@ -165,3 +165,22 @@ def test_constant_features_are_named_as_the_cause(value: float, noise: float) ->
         whitening_head(features, 2)
     features[3, 2] += 1e-3  # one image that differs is enough to go on
     LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(features, LAYER.labels)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_posterior_moves_with_its_encoder(structure: str) -> None:
+    lam = LAM(network(LAYER), ContrastiveLoss(0.9), "positive", structure)
+    lam.fit_features(LAYER.features, LAYER.labels)
+    before, fingerprint = lam.embed_features(LAYER.features).kappa, lam.fingerprint()
+    assert lam.to("cpu") is lam
+    assert lam.fingerprint() == fingerprint
+    assert torch.equal(lam.embed_features(LAYER.features).kappa, before)
+    assert LAM(network(LAYER), ContrastiveLoss(0.9)).to("cpu").fitted is None
+
+
+@pytest.mark.parametrize("samples", [-1, 2.5])
+def test_the_number_of_samples_is_checked(samples: float) -> None:
+    lam = fitted()
+    for embed in (lam.embed, lam.embed_features):
+        with pytest.raises(ValueError, match=rf"samples is {samples}: a whole number from 1 on"):
+            embed(LAYER.features, samples=samples)

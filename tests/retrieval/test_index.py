@@ -607,3 +607,9 @@ print(sorted({"torch", "faiss"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "['faiss']"
+
+
+def test_the_number_of_items_may_be_numpy_s() -> None:
+    items, _ = clusters(8, 4)
+    index = Index(items)
+    np.testing.assert_array_equal(index.query(items, np.int64(3)).ids, index.query(items, 3).ids)
