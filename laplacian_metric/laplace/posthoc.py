@@ -256,8 +256,11 @@ class LAM:
         """Move the encoder and its posterior to a device, in place."""
         self.encoder.to(device)
         if self.fitted is not None:
-            curvature, gradient = (part.to(device) for part in (self.fitted.curvature, self.fitted.gradient))
-            self.fitted = replace(self.fitted, curvature=curvature, gradient=gradient)
+            moved = {
+                "curvature": self.fitted.curvature.to(device),
+                "gradient": self.fitted.gradient.to(device),
+            }
+            self.fitted = replace(self.fitted, **moved)
         if self.confidence is not None:
             self.confidence = self.confidence.to(device)
         return self
