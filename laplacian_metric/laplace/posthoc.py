@@ -256,11 +256,10 @@ class LAM:
         """Move the encoder and its posterior to a device, in place."""
         self.encoder.to(device)
         if self.fitted is not None:
-            moved = {
-                "curvature": self.fitted.curvature.to(device),
-                "gradient": self.fitted.gradient.to(device),
-            }
-            self.fitted = replace(self.fitted, **moved)
+            fitted = self.fitted
+            self.fitted = replace(
+                fitted, curvature=fitted.curvature.to(device), gradient=fitted.gradient.to(device)
+            )
         if self.confidence is not None:
             self.confidence = self.confidence.to(device)
         return self

@@ -155,6 +155,8 @@ def _read_parquet(path: Path) -> tuple[dict[str, NDArray[Any]], Sequence[str], s
         for name in VECTORS & set(table.column_names):
             column = table[name].combine_chunks()
             arrays[name] = column.values.to_numpy().reshape(len(column), -1)
+        if missing := set(ARRAYS) - set(arrays):
+            raise KeyError(*missing)
         return arrays, table["id"].to_pylist(), source
     except (arrow.ArrowException, KeyError, ValueError) as error:
         raise array_files.ArrayFileError(

@@ -109,9 +109,7 @@ def train_single(
             raise ValueError(
                 f"another process is training in {work}: wait for it, or name another folder"
             ) from error
-    kept = replace(
-        _keep(result, cell, out, work, data_dir, seed, force), validation=_validation(result)
-    )
+    kept = replace(_keep(result, cell, out, work, data_dir, seed, force), validation=_validation(result))
     if kept.kind != "training":
         shutil.rmtree(work, ignore_errors=True)
     return kept

@@ -327,6 +327,10 @@ def _attacks(
     for number, note in enumerate(("[]", "1", "null", "{", "", '{"ids": 1}', '{"ids": [], "source": []}')):
         save_file(arrays, place / f"note-{number}.safetensors", metadata={"laplacian_metric.embedding": note})
         yield f"note {note}", ["query", FLAT, "--array", place / f"note-{number}.safetensors"]
+    (place / "renamed.parquet").write_bytes(
+        (FORMATS / "embeddings.parquet").read_bytes().replace(b"mean", b"meen")
+    )
+    yield "a column with another name", ["query", FLAT, "--array", place / "renamed.parquet"]
     torch.save({"mean": torch.eye(3)}, place / "pickled.safetensors")
     yield "torch.save named .safetensors", ["query", FLAT, "--array", place / "pickled.safetensors"]
     yield "the same as features", ["embed", model, place / "pickled.safetensors", "--out", place / "x.npz"]
