@@ -2,13 +2,14 @@
 
     python -m benchmarks.walks --out figures
 
-Every function of `hessians` and `laplacian_metric` that is called counts once, with the file that it is in; what runs
-when a module is imported does not count.
+Every function of `hessians` and `laplacian_metric` that is called counts once, with the file that it is in; bodies of
+modules and of classes do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import tempfile
@@ -37,19 +38,17 @@ def walked(task: Callable[[], object]) -> dict[str, int]:
 
     def record(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGES) and code.co_name not in SKIPPED:
-            functions.add(
-                (code.co_filename, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
-            )
+        # Bodies of classes are code too, without being functions.
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name not in SKIPPED
+        if event == "call" and is_function and code.co_filename.startswith(PACKAGES):
+            functions.add((code.co_filename, getattr(code, "co_qualname", code.co_name)))
 
     sys.setprofile(record)
     try:
         task()
     finally:
         sys.setprofile(None)
-    # Class bodies run as functions without being any.
-    called = {(file, name) for file, name in functions if not name.split(".")[-1][:1].isupper()}
-    return {"files": len({file for file, _ in called}), "functions": len(called)}
+    return {"files": len({file for file, _ in functions}), "functions": len(functions)}
 
 
 def lam() -> None:
