@@ -90,7 +90,7 @@ NAN[3, 1] = torch.nan
     [
         (lambda lam: lam.fit_features(H, LABELS[:20]), ValueError, "labels has 20 entries for 24 rows of features"),
         (lambda lam: lam.fit_features(H), ValueError, "labels are missing"),
-        (lambda lam: lam.fit_features(H, LABELS.double()), TypeError, r"use labels\.long\(\)"),
+        (lambda lam: lam.fit_features(H, LABELS.double()), TypeError, "labels has dtype torch.float64"),
         (lambda lam: lam.fit_features(H[:, :4], LABELS), ValueError, "4 columns, the encoder's head takes 5"),
         (lambda lam: lam.fit_features(NAN, LABELS), ValueError, "in 1 of 24 rows, the first is row 3"),
         (lambda lam: lam.fit_features(H[:1], LABELS[:1]), ValueError, "there is 1 image: a pair needs two"),
