@@ -71,7 +71,7 @@ def main() -> None:
                 published, exact = log_masses(dim, kt, sigma)
                 rows.append({"D": dim, "kt": kt, "sigma": sigma, "published": published, "exact": exact})
     show(TITLE, rows)
-    save(out, "nivmf_mass", TITLE, rows, NOTE)
+    save(out, "nivmf_mass", TITLE, rows, NOTE, package="experiments")
 
 
 if __name__ == "__main__":
