@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core import tensor_file
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.data import from_arrays
 from laplacian_metric.data.dataset import Dataset
@@ -157,8 +159,6 @@ def killer(count: int) -> Callable[[], None]:
 
 def die_at(event: str, count: int) -> None:
     """Have this process die in the middle of a step, of writing a checkpoint, or between two files."""
-    import safetensors.torch
-
     kill = killer(count)
     if event == "step":
         step = torch.optim.Optimizer.zero_grad
@@ -169,16 +169,18 @@ def die_at(event: str, count: int) -> None:
 
         torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
     elif event == "writing":
-        write = safetensors.torch.save_file
+        whole = tensor_file.atomic_write
 
-        def save_file(tensors: Any, path: Path, metadata: Any = None) -> None:
-            write(tensors, path, metadata=metadata)
-            os.truncate(path, path.stat().st_size // 2)
-            (path.parent / ".tmpAbC123").write_bytes(b"half of a file of safetensors itself")
-            kill()
-            write(tensors, path, metadata=metadata)
+        @contextmanager
+        def atomic_write(path: Any, **options: Any) -> Iterator[Path]:
+            with whole(path, **options) as temporary:
+                yield temporary
+                content = temporary.read_bytes()
+                os.truncate(temporary, len(content) // 2)
+                kill()
+                temporary.write_bytes(content)
 
-        safetensors.torch.save_file = save_file
+        tensor_file.atomic_write = atomic_write
     else:
         assert event == "log"  # the best epoch is written by then, and the last checkpoint is not
         log = checkpoint.save_log
