@@ -57,7 +57,7 @@ def test_cells_are_run_listed_and_put_into_tables(tmp_path: Path, options: list[
     assert "| Laplace |" in printed
     result = runs.Results(tmp_path / "results").read("mini/laplace", 0)
     assert result is not None
-    assert f"{result['retrieval']['test']['map@1']:.2f}" in printed
+    assert f"{result.retrieval['test']['map@1']:.2f}" in printed
     worked(*arguments, "--out", tmp_path / "made")
     assert (tmp_path / "made" / "mini.md").read_text().strip() == printed.strip()
     assert "tabular" in (tmp_path / "made" / "mini.tex").read_text()

@@ -42,7 +42,7 @@ def test_mistakes_are_one_line_and_a_code(tmp_path: Path, capsys: pytest.Capture
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("run: ")
-    assert "wrong.yaml: a cell has no key 'trainig'; did you mean 'training'?" in said.err
+    assert "wrong.yaml: there is no key 'trainig'; did you mean 'training'?" in said.err
     assert called(folder, "--cells", "mini/nothing") == 1
 
 
