@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
-from experiments.asked import add_places, done
+from experiments.arguments import add_places, done
 from laplacian_metric import metrics, runs
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.combined import at_norm, combine
@@ -57,7 +57,7 @@ class Pair:
     """Two cells that are combined, what they are called, and what was measured of each seed."""
 
     label: str
-    strangers: str
+    ood: str
     seeds: list[Parts]
 
 
@@ -70,7 +70,7 @@ class Embedded:
 
 
 def image_sets(fitted: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
-    """Clean and corrupted test images and strangers, as a network takes them, by name and strength."""
+    """Clean and corrupted test images and OOD images, as a network takes them, by name and strength."""
     sets = fitted.sets.images if isinstance(fitted.sets, FeatureSets) else fitted.sets
     assert isinstance(sets, ImageSets)
     by_corruption: dict[tuple[str, float], Tensor] = {}
@@ -155,13 +155,13 @@ def claims(aurocs: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
     """Whether each part reacts to its own cause more than to the other's, and more than the other part does."""
     corrupted, strange = aurocs[CORRUPTED], aurocs[STRANGE]
     return {
-        "the learned part tells corrupted images better than strangers": corrupted[ALEATORIC]
+        "the learned part tells corrupted images better than OOD images": corrupted[ALEATORIC]
         > strange[ALEATORIC],
-        "the deduced part tells strangers better than corrupted images": strange[EPISTEMIC]
+        "the deduced part tells OOD images better than corrupted images": strange[EPISTEMIC]
         > corrupted[EPISTEMIC],
         "the learned part tells corrupted images better than the deduced one": corrupted[ALEATORIC]
         > corrupted[EPISTEMIC],
-        "the deduced part tells strangers better than the learned one": strange[EPISTEMIC]
+        "the deduced part tells OOD images better than the learned one": strange[EPISTEMIC]
         > strange[ALEATORIC],
     }
 
@@ -192,7 +192,7 @@ def said(pair: Pair) -> str:
 
 
 def curves(pair: Pair) -> dict[str, dict[str, list[list[float]]]]:
-    """The AUROC over the strength, from 0 on, a list for every seed: by part, of corrupted images and strangers."""
+    """The AUROC over the strength, from 0 on, a list for every seed: by part, of corrupted images and OOD images."""
     points: dict[str, dict[str, list[list[float]]]] = {part: {} for part in PARTS}
     for part in PARTS:
         points[part][CORRUPTED] = [
@@ -210,14 +210,14 @@ def curves(pair: Pair) -> dict[str, dict[str, list[list[float]]]]:
 
 
 def picture(pairs: Sequence[Pair]) -> bytes:
-    """A panel for each pair: the AUROC of both parts over how far test images, and strangers, are corrupted."""
+    """A panel for each pair: the AUROC of both parts over how far test images, and OOD images, are corrupted."""
     figure, every = panels(len(pairs), 4.2, 3.6)
     x = np.array([0.0, *STRENGTHS])
     for axes, pair in zip(every, pairs, strict=True):
         for part, by_images in curves(pair).items():
             for images, drawn in by_images.items():
                 mean, deviation = band([np.array(values) for values in drawn])
-                label = f"{part} part, {'strangers' if images == STRANGE else 'test images'}"
+                label = f"{part} part, {'OOD images' if images == STRANGE else 'test images'}"
                 axes.plot(x, mean, LINES[images], color=COLOURS[part], label=label)
                 axes.fill_between(
                     x, mean - deviation, mean + deviation, color=COLOURS[part], alpha=0.15, linewidth=0
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     note = " ".join(
         [
             f"AUROC against clean test images, all strengths ({', '.join(map(str, STRENGTHS))}) together; mean ± "
-            f"standard deviation over seeds. Strange: {pairs[0].strangers}.",
+            f"standard deviation over seeds. OOD: {pairs[0].ood}.",
             *(said(pair) for pair in pairs),
         ]
     )
@@ -283,10 +283,10 @@ def _pair(
                 fitted_cell = runs.fitted(
                     name, number, cells_dir=options.cells_dir, work=options.work, data_dir=options.data
                 )
-                keep[name, number] = embedded(fitted_cell, described["strangers"], described.get("limit"))
+                keep[name, number] = embedded(fitted_cell, described["ood"], described.get("limit"))
         learned, deduced = (keep[key] for key in wanted)
         seeds.append(parts(learned, deduced, one_norm=pair_config.get("one_norm", False)))
-    return Pair(pair_config["label"], described["strangers"], seeds)
+    return Pair(pair_config["label"], described["ood"], seeds)
 
 
 if __name__ == "__main__":

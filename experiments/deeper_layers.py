@@ -45,7 +45,7 @@ TITLE = "Posteriors over the head, the last two layers and all layers"
 NOTE = """\
 The `fashion-mnist` encoder with Z = {dim}, trained for {epochs} epochs on the {train} training images of the embedded
 sample (contrastive loss over active negatives). Curvature "fixed" of {fitted} of them, all at once for the head and in
-batches of 250 for the others, n_effective {n_effective}; {test} test images, and {strangers} of MNIST.
+batches of 250 for the others, n_effective {n_effective}; {test} test images, and {ood} of MNIST.
 
 - *AUROC* tells MNIST from FashionMNIST by the uncertainty, *R-AUROC* wrong nearest neighbours from right ones;
   *less head's* is what is left of either after that of the head with the same network and prior is taken away.
@@ -62,14 +62,14 @@ class Sample(NamedTuple):
     labels: Tensor
     test: Tensor
     test_labels: Tensor
-    strangers: Tensor
+    ood: Tensor
 
 
 def read(most_test: int) -> Sample:
     """The embedded sample, of the test images ``most_test`` of each kind."""
     train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
-    strangers = embedded_sample("mnist", "test").floats()[:most_test]
-    return Sample(train.floats(), train.labels, test.floats()[:most_test], test.labels[:most_test], strangers)
+    ood = embedded_sample("mnist", "test").floats()[:most_test]
+    return Sample(train.floats(), train.labels, test.floats()[:most_test], test.labels[:most_test], ood)
 
 
 def trained(sample: Sample, epochs: int, seed: int) -> Encoder:
@@ -109,7 +109,7 @@ def judged(lam: LAM | NetworkLAM, sample: Sample, seed: int) -> dict[str, float]
     start = time.perf_counter()
     known, unknown = (
         lam.embed(list(images.split(100)), generator=torch.Generator().manual_seed(seed), progress=False)
-        for images in (sample.test, sample.strangers)
+        for images in (sample.test, sample.ood)
     )
     seconds = time.perf_counter() - start
     half = len(sample.test) // 2
@@ -200,7 +200,7 @@ def main() -> None:
         fitted=options.fitted,
         n_effective=N_EFFECTIVE,
         test=len(sample.test),
-        strangers=len(sample.strangers),
+        ood=len(sample.ood),
         joint=JOINT,
         draws=DRAWS,
     )

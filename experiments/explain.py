@@ -43,20 +43,20 @@ STYLE = {
 
 
 class Images(NamedTuple):
-    """Training and test images of clothes with their labels, and digits as strangers."""
+    """Training and test images of clothes with their labels, and digits as OOD images."""
 
     train: Tensor
     labels: Tensor
     test: Tensor
     test_labels: Tensor
-    strangers: Tensor
+    ood: Tensor
 
 
 def read() -> Images:
     """The embedded sample."""
     train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
-    strangers = embedded_sample("mnist", "test").floats()
-    return Images(train.floats(), train.labels, test.floats(), test.labels, strangers)
+    ood = embedded_sample("mnist", "test").floats()
+    return Images(train.floats(), train.labels, test.floats(), test.labels, ood)
 
 
 def trained(
@@ -85,7 +85,7 @@ def trained(
 def curvature_to_kappa(images: Images, path: Path) -> None:
     """Three steps: the curvature along weights, the spread of two embeddings, their densities on the circle."""
     lam = trained(images, dim=2, epochs=8)
-    known, unknown = lam.embed(images.test), lam.embed(images.strangers)
+    known, unknown = lam.embed(images.test), lam.embed(images.ood)
     rows = _typical(known.kappa), _typical(unknown.kappa)
     clothes = embedded_sample("fashion-mnist", "test").class_names[int(images.test_labels[rows[0]])].lower()
     shown = [(known[[rows[0]]], BLUE, clothes), (unknown[[rows[1]]], RED, "a digit")]
@@ -239,8 +239,8 @@ def threshold(images: Images, path: Path) -> None:
             answered = doubt[later] <= value
             chosen[name].append(float(wrong[later][answered].mean()) if answered.any() else 0.0)
     figure, axes = _figure(2, width=8)
-    strangers = lam.embed(images.strangers).uncertainty.numpy()
-    kinds = {"right": (doubt[~wrong], BLUE), "wrong": (doubt[wrong], RED), "digits": (strangers, GREY)}
+    ood = lam.embed(images.ood).uncertainty.numpy()
+    kinds = {"right": (doubt[~wrong], BLUE), "wrong": (doubt[wrong], RED), "digits": (ood, GREY)}
     for name, (values, colour) in kinds.items():
         axes[0].hist(values, bins=np.linspace(0, 1, 31), histtype="step", color=colour, label=name)
     axes[0].axvline(thresholds[1], color=GREEN, linestyle=":", label="a threshold")

@@ -27,7 +27,7 @@ class ImagesOfResults:
         self._loaded: dict[str, data.Dataset] = {}
 
     def pictures(self, result: Result, name: str, positions: Sequence[int]) -> list[Tensor]:
-        """Images (C, H, W) in [0, 1] of the test images ("test") or of the strangers with that name."""
+        """Images (C, H, W) in [0, 1] of the test images ("test") or of the OOD images with that name."""
         section = self._section(result, name)
         images, limit = self._load(section), section["limit"]
         page_pictures = []

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import save, show
-from experiments.asked import add_places, done
+from experiments.arguments import add_places, done
 from experiments.refusal.embedded import OWN, Embedded, embedded
 from experiments.refusal.measures import Asked, Matched, ask, rejection_curve
 from experiments.refusal.pictures import refusal_picture, reliability_picture
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows["credible"] += credible_rows(title, judges)
         more, tables[title] = matching_rows(title, judges)
         rows["matching"] += more
-        rows["drift"] += drift_rows(title, judges, told_set["strangers"])
+        rows["drift"] += drift_rows(title, judges, told_set["ood"])
         curves[title] = {
             judge.label: [
                 rejection_curve(e.scores[judge.score][asked.queries], asked.wrong, SHARES)

@@ -1,4 +1,4 @@
-"""Embedded test images and strangers of a cell and a seed, kept below WORK: a posterior takes minutes to fit."""
+"""Embedded test images and OOD images of a cell and a seed, kept below WORK: a posterior takes minutes to fit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Embedded:
-    """A cell's test images and strangers.
+    """A cell's test images and OOD images.
 
     Attributes:
         point, mean: (N, D), unit rows, of the test images.
         kappa: (N,).
         labels: (N,).
         scores: by name, how unsure of each test image, (N,); "own" is the method's uncertainty.
-        strangers: by the label of their set, the same scores.
+        ood: by the label of their set, the same scores.
         has_uncertainty: whether the method says anything by itself.
     """
 
@@ -42,7 +42,7 @@ class Embedded:
     kappa: Array
     labels: Array
     scores: dict[str, Array]
-    strangers: dict[str, dict[str, Array]]
+    ood: dict[str, dict[str, Array]]
     has_uncertainty: bool
 
 
@@ -118,21 +118,21 @@ def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None)
 
 def _of(arrays: dict[str, Array]) -> Embedded:
     scores: dict[str, Array] = {}
-    strangers: dict[str, dict[str, Array]] = {}
+    ood: dict[str, dict[str, Array]] = {}
     for key, values in arrays.items():
         if key.startswith("score|"):
             _, score, which = key.split("|")
             if which == TEST:
                 scores[score] = values
             else:
-                strangers.setdefault(which.removeprefix(OUT), {})[score] = values
+                ood.setdefault(which.removeprefix(OUT), {})[score] = values
     return Embedded(
         arrays["point"],
         arrays["mean"],
         arrays["kappa"],
         arrays["labels"],
         scores,
-        strangers,
+        ood,
         bool(arrays["has_uncertainty"]),
     )
 

@@ -268,7 +268,7 @@ class Alarms:
 
 def alarms(
     kappa: Array,
-    strangers: Array | None,
+    ood: Array | None,
     share: float,
     *,
     streams: int,
@@ -276,15 +276,15 @@ def alarms(
     false_alarm: float,
     seed: int,
 ) -> Alarms:
-    """Half of the queries calibrate, the others come one after the other, a share of them replaced by strangers."""
+    """Half of the queries calibrate, the others come one after the other, a share of them replaced by OOD images."""
     rates = []
     for draw, generator in _draws(streams, seed):
         order = generator.permutation(len(kappa))
         first, second = np.split(order, [len(order) // 2])
         stream = kappa[generator.choice(second, min(length, len(second)), replace=False)].copy()
-        if strangers is not None:
+        if ood is not None:
             replaced = generator.random(len(stream)) < share
-            stream[replaced] = generator.choice(strangers, int(replaced.sum()))
+            stream[replaced] = generator.choice(ood, int(replaced.sum()))
         monitor = DriftMonitor(kappa[first], false_alarm=false_alarm, generator=np.random.default_rng(draw))
         rates.append(monitor.update(stream).alarm_at)
     times = [after for after in rates if after is not None]

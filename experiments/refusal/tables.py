@@ -187,8 +187,8 @@ def matching_rows(title: str, judges: Sequence[Judge]) -> tuple[list[Row], dict[
     return rows, tables
 
 
-def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]:
-    """Alarms in streams of queries without and with strangers."""
+def drift_rows(title: str, judges: Sequence[Judge], ood: str) -> list[Row]:
+    """Alarms in streams of queries without and with OOD images."""
     rows = []
     for judge in judges:
         if not judge.own:
@@ -199,7 +199,7 @@ def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]
                 alarms(
                     # What the monitor ranks; the uncertainty's inverse, so that a confidence counts where there is one.
                     1 / np.maximum(e.scores[OWN][asked.queries], 1e-300),
-                    1 / np.maximum(e.strangers[strangers][OWN], 1e-300) if share else None,
+                    1 / np.maximum(e.ood[ood][OWN], 1e-300) if share else None,
                     share,
                     streams=STREAMS,
                     length=STREAM_LENGTH,
@@ -210,7 +210,7 @@ def drift_rows(title: str, judges: Sequence[Judge], strangers: str) -> list[Row]
             ]
             times = [one.median for one in results if one.median is not None]
             raised = f"{sum(one.raised for one in results)} of {sum(one.streams for one in results)}"
-            row[f"{share:.0%} strangers"] = raised + (f", after {np.median(times):.0f}" if times else "")
+            row[f"{share:.0%} OOD images"] = raised + (f", after {np.median(times):.0f}" if times else "")
         rows.append(row)
     return rows
 
@@ -246,8 +246,8 @@ NOTES = {
     ),
     "drift": (
         f"{STREAMS} streams of {STREAM_LENGTH} queries for each seed, after a calibration on the other queries; each "
-        f"query is a stranger with the share's probability. False alarms may be raised in {FALSE_ALARM:.0%} of the "
-        "streams without strangers. Told is in how many streams an alarm was raised, and the median number of "
+        f"query is an OOD image with the share's probability. False alarms may be raised in {FALSE_ALARM:.0%} of the "
+        "streams without OOD images. Told is in how many streams an alarm was raised, and the median number of "
         "queries until then. Watched is 1/uncertainty."
     ),
 }

@@ -56,10 +56,10 @@ def difference(values: torch.Tensor, others: torch.Tensor, own: float, other: fl
     return {"value": own - other, "low": float(low), "high": float(high), "se": float(draws.std())}
 
 
-def compared(found: Scored, classes: Any, summary: dict[str, dict[str, float]]) -> dict[str, Any]:
+def compared(scored_queries: Scored, classes: Any, summary: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Return how much better the probability (of R and O) and the novelty (of S) are than each rival, paired."""
-    weights = bootstrap_weights(found, RESAMPLES, classes=classes)
-    draws = {name: weighted(found, name, weights) for name in found.scores["test"]}
+    weights = bootstrap_weights(scored_queries, RESAMPLES, classes=classes)
+    draws = {name: weighted(scored_queries, name, weights) for name in scored_queries.scores["test"]}
     result: dict[str, Any] = {}
     for measure in MEASURES:
         own = TRUST if measure in ("R", "O") else NOVELTY
@@ -86,14 +86,14 @@ def by_number(arrays: Arrays) -> dict[str, Any]:
             rows = np.random.default_rng(number).permutation(num)[:size]
             if len(np.unique(arrays["validation:right"][rows])) < 2:
                 continue
-            found = scored(arrays, rows, free=False)
-            values = measures(found, TRUST)
-            novelty = measures(found, NOVELTY)
-            announced = found.announced
+            scores = scored(arrays, rows, free=False)
+            values = measures(scores, TRUST)
+            novelty = measures(scores, NOVELTY)
+            announced = scores.announced
             draws.append(
-                {"R": values["R"], "O": values["O"], "S": novelty["S"], "ECE": found.calibration_error}
-                | {"inside": float(announced.low <= found.calibration_error <= announced.high)}
-                | {"flagged": found.flagged}
+                {"R": values["R"], "O": values["O"], "S": novelty["S"], "ECE": scores.calibration_error}
+                | {"inside": float(announced.low <= scores.calibration_error <= announced.high)}
+                | {"flagged": scores.flagged}
             )
         if draws:
             result[str(size)] = draws
@@ -102,24 +102,26 @@ def by_number(arrays: Arrays) -> dict[str, Any]:
 
 def cell(arrays: Arrays, name: str, seed: int) -> dict[str, Any]:
     """Return everything that is measured of a setting."""
-    found = scored(arrays, slice(0, QUERIES))
-    summary = {score: measures(found, score) for score in found.scores["test"]}
-    announced = found.announced
+    scored_queries = scored(arrays, slice(0, QUERIES))
+    summary = {score: measures(scored_queries, score) for score in scored_queries.scores["test"]}
+    announced = scored_queries.announced
     return {
         "name": name,
         "seed": seed,
         "development": name in DEVELOPMENT,
         "zero-shot": "test:classes" in arrays,
-        "test": len(found.right),
-        "wrong": int((~found.right).sum()),
+        "test": len(scored_queries.right),
+        "wrong": int((~scored_queries.right).sum()),
         "validation": int(min(QUERIES, len(arrays["validation:right"]))),
-        "ood": {part: len(scores[NOVELTY]) for part, scores in found.scores.items() if part != "test"},
-        "ECE": found.calibration_error,
+        "ood": {
+            part: len(scores[NOVELTY]) for part, scores in scored_queries.scores.items() if part != "test"
+        },
+        "ECE": scored_queries.calibration_error,
         "announced": {"value": announced.value, "low": announced.low, "high": announced.high},
-        "Brier": float(np.mean((found.probability - found.right) ** 2)),
-        "flagged": found.flagged,
+        "Brier": float(np.mean((scored_queries.probability - scored_queries.right) ** 2)),
+        "flagged": scored_queries.flagged,
         "scores": summary,
-        "differences": compared(found, arrays.get("test:classes"), summary),
+        "differences": compared(scored_queries, arrays.get("test:classes"), summary),
         "by number of queries": by_number(arrays),
     }
 
@@ -132,37 +134,41 @@ def main() -> None:
     for option in ("--data", "--cache", "--out"):
         parser.add_argument(option, type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    results = given.out / "results" / "trust"
+    results = options.out / "results" / "trust"
     results.mkdir(parents=True, exist_ok=True)
-    for name in given.only:
+    for name in options.only:
         for seed in seeds_of(name):
             path = results / f"{name}-{seed}.json"
             if path.is_file():
                 continue
             print(f"{name}, seed {seed}", flush=True)
-            result = cell(inputs_of(given.data, given.cache, name, seed), name, seed)
+            result = cell(inputs_of(options.data, options.cache, name, seed), name, seed)
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    for name in given.only:
+    for name in options.only:
         path = results / "further" / f"{name}.json"
         if path.is_file():
             continue
         print(f"{name}, the promise and the posterior", flush=True)
-        arrays = inputs_of(given.data, given.cache, name, 0)
-        found = scored(arrays, slice(0, QUERIES))
-        rivals = tuple(score for score in found.scores["test"] if score not in OWN[1:])
-        result = {"name": name, "wrong": int((~found.right).sum()), "promise": promise(found, rivals)}
-        content = setting(given.data, given.cache, name, 0)
+        arrays = inputs_of(options.data, options.cache, name, 0)
+        scored_queries = scored(arrays, slice(0, QUERIES))
+        rivals = tuple(score for score in scored_queries.scores["test"] if score not in OWN[1:])
+        result = {
+            "name": name,
+            "wrong": int((~scored_queries.right).sum()),
+            "promise": promise(scored_queries, rivals),
+        }
+        content = setting(options.data, options.cache, name, 0)
         if content.head is not None and not content.zero_shot:
             result["posterior"] = ablation(content, arrays, slice(0, QUERIES))
         path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as temporary:
             temporary.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    write_tables(results, given.out / "tables")
-    drawn = scored(inputs_of(given.data, given.cache, DRAWN, 0), slice(0, QUERIES))
-    draw(drawn, DRAWN_TITLE, given.out / "plots" / "trust.png")
+    write_tables(results, options.out / "tables")
+    drawn = scored(inputs_of(options.data, options.cache, DRAWN, 0), slice(0, QUERIES))
+    draw(drawn, DRAWN_TITLE, options.out / "plots" / "trust.png")
 
 
 if __name__ == "__main__":

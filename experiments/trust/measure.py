@@ -145,42 +145,44 @@ def scored(arrays: Arrays, rows: NDArray[np.int64] | slice, *, free: bool = True
 # --- from scores to measures ---
 
 
-def weighted(found: Scored, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def weighted(scored_queries: Scored, name: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return every measure of one score by the weights (B, N) of each part's queries, each (B,).
 
     "R": AUROC of wrong answers among test queries. "S", "near", "far": AUROC of OOD queries against test queries, the
     mean over OOD sets. "O": open-set AUROC, known and OOD queries in equal weight, the mean over OOD sets.
     """
-    test = torch.from_numpy(found.scores["test"][name])
-    wrong = torch.from_numpy(~found.right).double()
+    test = torch.from_numpy(scored_queries.scores["test"][name])
+    wrong = torch.from_numpy(~scored_queries.right).double()
     values = {"R": auroc(test, wrong, weights["test"])}
     detection, open_set = {}, {}
-    for part in found.ood():
-        out = torch.from_numpy(found.scores[part][name])
+    for part in scored_queries.ood():
+        out = torch.from_numpy(scored_queries.scores[part][name])
         both = torch.cat([test, out])
         outside = torch.cat([torch.zeros_like(test), torch.ones_like(out)])
         detection[part] = auroc(both, outside, torch.cat([weights["test"], weights[part]], dim=-1))
         equal = [weights[side] / weights[side].sum(-1, keepdim=True) for side in ("test", part)]
         open_set[part] = auroc(both, torch.cat([wrong, torch.ones_like(out)]), torch.cat(equal, dim=-1))
     for label, kind in (("S", ""), ("near", "near"), ("far", "far")):
-        if parts := [detection[part] for part in found.ood(kind)]:
+        if parts := [detection[part] for part in scored_queries.ood(kind)]:
             values[label] = torch.stack(parts).mean(0)
     values["O"] = torch.stack(list(open_set.values())).mean(0)
     return values
 
 
-def ones(found: Scored) -> dict[str, Tensor]:
+def ones(scored_queries: Scored) -> dict[str, Tensor]:
     """Return the weights of the measures themselves."""
-    return {part: torch.ones(1, len(scores[NOVELTY])).double() for part, scores in found.scores.items()}
+    return {
+        part: torch.ones(1, len(scores[NOVELTY])).double() for part, scores in scored_queries.scores.items()
+    }
 
 
 def bootstrap_weights(
-    found: Scored, draws: int, seed: int = 0, classes: NDArray[np.int64] | None = None
+    scored_queries: Scored, draws: int, seed: int = 0, classes: NDArray[np.int64] | None = None
 ) -> dict[str, Tensor]:
     """Return how often each of ``draws`` bootstrap draws has each query; test queries by whole classes where given."""
     generator = np.random.default_rng(seed)
     weights = {}
-    for part, scores in found.scores.items():
+    for part, scores in scored_queries.scores.items():
         num = len(scores[NOVELTY])
         if part == "test" and classes is not None:
             count = classes.max() + 1
@@ -190,27 +192,27 @@ def bootstrap_weights(
     return {part: torch.from_numpy(values).double() for part, values in weights.items()}
 
 
-def measures(found: Scored, name: str) -> dict[str, float]:
+def measures(scores: Scored, name: str) -> dict[str, float]:
     """Return every measure of one score."""
-    values = {key: float(value[0]) for key, value in weighted(found, name, ones(found)).items()}
+    values = {key: float(value[0]) for key, value in weighted(scores, name, ones(scores)).items()}
     return values | {
-        "error at 40 %": mixture_error(found, name),
-        "error at 80 %": answered_error(found, name),
+        "error at 40 %": mixture_error(scores, name),
+        "error at 80 %": answered_error(scores, name),
     }
 
 
-def answered_error(found: Scored, name: str, share: float = 0.8) -> float:
+def answered_error(scored_queries: Scored, name: str, share: float = 0.8) -> float:
     """Return the share of wrong answers among the surest of the test queries."""
-    order = np.argsort(found.scores["test"][name], kind="stable")
-    return float((~found.right)[order[: round(share * len(order))]].mean())
+    order = np.argsort(scored_queries.scores["test"][name], kind="stable")
+    return float((~scored_queries.right)[order[: round(share * len(order))]].mean())
 
 
-def mixture_error(found: Scored, name: str, share: float = 0.4) -> float:
+def mixture_error(scored_queries: Scored, name: str, share: float = 0.4) -> float:
     """Return the share of wrong answers among the surest of a mixture that is half OOD, the mean over OOD sets."""
     errors = []
-    for part in found.ood():
-        test, out = found.scores["test"][name], found.scores[part][name]
-        wrong = np.append(~found.right, np.ones(len(out), dtype=bool))
+    for part in scored_queries.ood():
+        test, out = scored_queries.scores["test"][name], scored_queries.scores[part][name]
+        wrong = np.append(~scored_queries.right, np.ones(len(out), dtype=bool))
         weights = np.append(np.full(len(test), 0.5 / len(test)), np.full(len(out), 0.5 / len(out)))
         order = np.argsort(np.append(test, out), kind="stable")
         before = np.cumsum(weights[order]) - weights[order]

@@ -14,15 +14,21 @@ from laplacian_metric.report.plots import COLOURS, as_png
 BINS = 20
 
 
-def draw(found: Scored, title: str, path: Path) -> None:
+def draw(scored_queries: Scored, title: str, path: Path) -> None:
     """Write the picture: the probability of right, wrong and OOD queries, its calibration, and their novelty."""
     figure = Figure(figsize=(10, 3), dpi=110, layout="constrained")
     probability, calibration, novelty = figure.subplots(1, 3)
-    test = found.scores["test"]
-    out = [found.scores[part] for part in found.ood()]
+    test = scored_queries.scores["test"]
+    out = [scored_queries.scores[part] for part in scored_queries.ood()]
     groups = {
-        "known, nearest item right": (found.probability[found.right], test[NOVELTY][found.right]),
-        "known, nearest item wrong": (found.probability[~found.right], test[NOVELTY][~found.right]),
+        "known, nearest item right": (
+            scored_queries.probability[scored_queries.right],
+            test[NOVELTY][scored_queries.right],
+        ),
+        "known, nearest item wrong": (
+            scored_queries.probability[~scored_queries.right],
+            test[NOVELTY][~scored_queries.right],
+        ),
         "out of distribution": (
             np.concatenate([1 / (1 + np.exp(scores["trust"])) for scores in out]),
             np.concatenate([scores[NOVELTY] for scores in out]),
@@ -34,12 +40,15 @@ def draw(found: Scored, title: str, path: Path) -> None:
             weights = np.full(len(values), 1 / len(values))
             bins = np.linspace(0, most, BINS + 1)
             axes.hist(values, bins=bins, weights=weights, histtype="step", lw=1.8, color=colour, label=label)
-    bins = np.minimum((found.probability * 10).astype(int), 9)
+    bins = np.minimum((scored_queries.probability * 10).astype(int), 9)
     for number in range(10):
         inside = bins == number
         if inside.sum() >= 10:
             calibration.plot(
-                found.probability[inside].mean(), found.right[inside].mean(), "o", color=COLOURS[0]
+                scored_queries.probability[inside].mean(),
+                scored_queries.right[inside].mean(),
+                "o",
+                color=COLOURS[0],
             )
     calibration.plot([0, 1], [0, 1], color="#9aa5b1", lw=1)
     probability.set(xlabel="probability", ylabel="share of the queries", title=title)

@@ -15,13 +15,13 @@ DELTA = 0.1
 SHARE_OF_ERROR = 0.5
 
 
-def promise(found: Scored, names: tuple[str, ...]) -> dict[str, Any]:
+def promise(scored_queries: Scored, names: tuple[str, ...]) -> dict[str, Any]:
     """Return, by score, in how many splits of the test queries the promise is broken and the mean share answered."""
-    wrong = ~found.right
+    wrong = ~scored_queries.right
     alpha = round(SHARE_OF_ERROR * float(wrong.mean()), 3)
     result: dict[str, Any] = {"alpha": alpha, "delta": DELTA, "splits": SPLITS}
     for name in names:
-        scores = found.scores["test"][name]
+        scores = scored_queries.scores["test"][name]
         broken, answered = 0, []
         for split in range(SPLITS):
             order = np.random.default_rng(split).permutation(len(scores))

@@ -206,11 +206,11 @@ def paired(settings: list[list[Result]], name: str, measure: str) -> str:
     """Return the mean difference to a rival with its interval, and the wins and losses."""
     values, variances, wins, losses = [], [], 0, 0
     for seeds in settings:
-        found = [seed["differences"][measure][name] for seed in seeds if measure in seed["differences"]]
-        if not found:
+        differences = [seed["differences"][measure][name] for seed in seeds if measure in seed["differences"]]
+        if not differences:
             continue
-        value = float(np.mean([one["value"] for one in found]))
-        error = float(np.sqrt(np.sum([one["se"] ** 2 for one in found])) / len(found))
+        value = float(np.mean([one["value"] for one in differences]))
+        error = float(np.sqrt(np.sum([one["se"] ** 2 for one in differences])) / len(differences))
         values.append(value)
         variances.append(error**2)
         wins += value > 2 * error
@@ -293,8 +293,10 @@ def posterior_table(further: list[Result]) -> str:
         rows.append([result["name"], *cells])
     means = []
     for measure in MEASURES:
-        found = [result["posterior"][measure]["value"] for result in chosen if measure in result["posterior"]]
-        means.append(f"{np.mean(found):+.3f}")
+        differences = [
+            result["posterior"][measure]["value"] for result in chosen if measure in result["posterior"]
+        ]
+        means.append(f"{np.mean(differences):+.3f}")
     rows.append(["mean", *means])
     return (
         "What the log variance and log 1/kappa of a diagonal last-layer posterior change when they join the match "

@@ -88,38 +88,38 @@ def pick(arrays: Mapping[str, NDArray[Any]], name: str, path: Path, remedy: str 
         return arrays[name]
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    there = ", ".join(arrays) or "nothing"
-    raise ArrayFileError(f"{path} has no array {name!r}, it has: {there}{remedy}")
+    names = ", ".join(arrays) or "nothing"
+    raise ArrayFileError(f"{path} has no array {name!r}, it has: {names}{remedy}")
 
 
-def as_features(given: NDArray[Any], path: Path) -> NDArray[np.float32]:
+def as_features(array: NDArray[Any], path: Path) -> NDArray[np.float32]:
     """Features (N, H) in float32; anything else, and NaN, is refused."""
-    if given.ndim != 2 or given.dtype.kind not in "fiu":
+    if array.ndim != 2 or array.dtype.kind not in "fiu":
         raise ArrayFileError(
-            f"the features in {path} have shape {given.shape} and dtype {given.dtype}, a row of numbers for each "
+            f"the features in {path} have shape {array.shape} and dtype {array.dtype}, a row of numbers for each "
             "image is needed: (N, H)"
         )
-    if 0 in given.shape:
-        raise ArrayFileError(f"the features in {path} have shape {given.shape}: there is nothing in it")
+    if 0 in array.shape:
+        raise ArrayFileError(f"the features in {path} have shape {array.shape}: there is nothing in it")
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(given, dtype=np.float32)
-    wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        features = np.ascontiguousarray(array, dtype=np.float32)
+    wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
     if len(wrong):
         raise ArrayFileError(
-            f"{len(wrong)} of {len(found)} rows of the features in {path} have NaN or infinite entries, the first is "
-            f"row {wrong[0]}: leave them out, or compute them again"
+            f"{len(wrong)} of {len(features)} rows of the features in {path} have NaN or infinite entries, the "
+            f"first is row {wrong[0]}: leave them out, or compute them again"
         )
-    return found
+    return features
 
 
-def as_classes(given: NDArray[Any], path: Path, count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def as_classes(array: NDArray[Any], path: Path, count: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels (N,) of whole numbers or text, as numbers from 0 in the order of the classes, and the classes' names."""
-    if given.ndim != 1 or given.dtype.kind not in "iuU":
+    if array.ndim != 1 or array.dtype.kind not in "iuU":
         raise ArrayFileError(
-            f"the labels in {path} have shape {given.shape} and dtype {given.dtype}, a whole number or a text for "
+            f"the labels in {path} have shape {array.shape} and dtype {array.dtype}, a whole number or a text for "
             "each image is needed: (N,)"
         )
-    if len(given) != count:
-        raise ArrayFileError(f"the labels in {path} have {len(given)} entries for {count} images")
-    classes, labels = np.unique(given, return_inverse=True)
+    if len(array) != count:
+        raise ArrayFileError(f"the labels in {path} have {len(array)} entries for {count} images")
+    classes, labels = np.unique(array, return_inverse=True)
     return labels.astype(np.int64), tuple(str(one) for one in classes.tolist())

@@ -370,13 +370,13 @@ def check_target(folder: AnyPath, kind: type[Manifest], *, overwrite: bool = Fal
         raise NotAFolderError(f"{parent} is a file, so {folder} cannot be made: name another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ArtifactWriteError(f"{parent} is read-only, so {folder} cannot be written: name another folder")
-    there = place if place.exists() else old_folder(place)
-    if there is None or (there.is_dir() and not any(there.iterdir())):
+    occupied = place if place.exists() else old_folder(place)
+    if occupied is None or (occupied.is_dir() and not any(occupied.iterdir())):
         return
-    if not there.is_dir():
+    if not occupied.is_dir():
         raise ArtifactExistsError(f"{folder} is a file: name a new folder")
     try:
-        with _Folder.open(there, kind) as opened:
+        with _Folder.open(occupied, kind) as opened:
             _json(opened, kind)
     except ArtifactError as error:
         if isinstance(error, MissingArtifactError) and kind.EDITABLE:

@@ -155,8 +155,8 @@ def loader_of(data: Any, *, labelled: bool = True) -> Iterable[Any]:
         TypeError: two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]
     """
     if isinstance(data, Dataset) and callable(batches := getattr(data, "batches", None)):
-        found: Iterable[Any] = batches()
-        return found
+        iterable: Iterable[Any] = batches()
+        return iterable
     pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(x, Tensor) for x in data)
     if labelled and pair:
         raise TypeError(

@@ -257,30 +257,30 @@ class LabelledGallery:
         if self.codes is None:
             far = np.full(len(queries), FARTHEST)
             return Nearest(rows[:, :k], distances[:, :k], none, far, none, far)
-        asked = self.codes[rows[:, 0]] if classes is None else classes
+        wanted = self.codes[rows[:, 0]] if classes is None else classes
         same_row, other_row = (
             np.where(kind.any(axis=1), rows[np.arange(len(rows)), kind.argmax(axis=1)], -1)
-            for kind in (self.codes[rows] == asked[:, None], self.codes[rows] != asked[:, None])
+            for kind in (self.codes[rows] == wanted[:, None], self.codes[rows] != wanted[:, None])
         )
         short = np.flatnonzero((same_row < 0) | (other_row < 0))
         if len(short):
             few = Vectors(np.asarray(queries.rows[short]), queries.norms[short])
-            exact = search(vectors, few, 1, codes=self.classes, classes=asked[short])
+            exact = search(vectors, few, 1, codes=self.classes, classes=wanted[short])
             same_row[short], other_row[short] = exact.same_row, exact.other_row
         same, other = (distance_to(vectors, queries, row) for row in (same_row, other_row))
         return Nearest(rows[:, :k], distances[:, :k], same_row, same, other_row, other)
 
-    def _place(self, space: str, found: Nearest, own: Rows | None) -> Place:
-        local = found.rows[:, :LOCAL]
+    def _place(self, space: str, nearest: Nearest, own: Rows | None) -> Place:
+        local = nearest.rows[:, :LOCAL]
         scales = self.reached_scales(space, local)
-        distances = found.distances[:, :LOCAL]
+        distances = nearest.distances[:, :LOCAL]
         tenth = scales[..., 0]
         if own is not None:
             # The query is an item itself, and must not be among the neighbours of its neighbours either.
             tenth = np.where(distances <= tenth, scales[..., 1], tenth)
-        labels = None if self.codes is None else self.codes[found.rows]
-        neighbours = Neighbours(found.rows, found.distances, labels)
-        return Place(neighbours, tenth, found.same, found.other)
+        labels = None if self.codes is None else self.codes[nearest.rows]
+        neighbours = Neighbours(nearest.rows, nearest.distances, labels)
+        return Place(neighbours, tenth, nearest.same, nearest.other)
 
 
 def as_labels(name: str, labels: Any, num: int) -> list[Hashable]:

@@ -165,12 +165,12 @@ def search(
     k = min(k, len(vectors) - (own is not None))
     if codes is None:
         none, far = np.full(len(queries), -1), np.full(len(queries), FARTHEST)
-        found = _by_faiss(vectors, directions, k, own)
-        if found is None:
-            found, _ = _scan(vectors, directions, k, own, None, None)
-        return Nearest(*refined(vectors, queries, found), none, far, none, far)
-    found, pair = _scan(vectors, directions, k, own, codes, classes)
-    rows, distances = refined(vectors, queries, found)
+        nearest = _by_faiss(vectors, directions, k, own)
+        if nearest is None:
+            nearest, _ = _scan(vectors, directions, k, own, None, None)
+        return Nearest(*refined(vectors, queries, nearest), none, far, none, far)
+    nearest, pair = _scan(vectors, directions, k, own, codes, classes)
+    rows, distances = refined(vectors, queries, nearest)
     same_row, other_row = pair.rows_for(rows[:, 0] if classes is None and k else None, codes)
     same, other = (distance_to(vectors, queries, row) for row in (same_row, other_row))
     return Nearest(rows, distances, same_row, same, other_row, other)
@@ -228,10 +228,13 @@ def _by_faiss(vectors: Vectors, directions: NDArray[np.float32], k: int, own: Ro
     best, rows = np.full((len(directions), more), -np.inf, np.float32), np.full((len(directions), more), -1)
     for start, block, inverse in vectors.blocks(max(1, GATHERED_AT_ONCE // vectors.rows.shape[1])):
         block = block * inverse[:, None]
-        cosines, found = faiss.knn(
+        cosines, item_rows = faiss.knn(
             directions, block, min(more, len(block)), metric=faiss.METRIC_INNER_PRODUCT
         )
-        both, numbers = np.concatenate([best, cosines], axis=1), np.concatenate([rows, found + start], axis=1)
+        both, numbers = (
+            np.concatenate([best, cosines], axis=1),
+            np.concatenate([rows, item_rows + start], axis=1),
+        )
         order = np.argsort(-both, axis=1, kind="stable")[:, :more]
         best, rows = np.take_along_axis(both, order, axis=1), np.take_along_axis(numbers, order, axis=1)
     if own is None:

@@ -143,8 +143,8 @@ def corrupt(
     # One image at a time: in a batch, the last digit could depend on the batch's size.
     apply = _KINDS[kind]
     work = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
-    made = [apply(image, strength, (seed, index)) for image, index in zip(work, known, strict=True)]
-    return torch.stack(made).clamp(0, 1).to(images.dtype)
+    corrupted = [apply(image, strength, (seed, index)) for image, index in zip(work, known, strict=True)]
+    return torch.stack(corrupted).clamp(0, 1).to(images.dtype)
 
 
 def corrupt_some(
@@ -180,12 +180,12 @@ def corrupt_some(
     known = list(range(len(images))) if indices is None else [int(index) for index in indices]
     if len(known) != len(images):
         raise ValueError(f"indices has {len(known)} entries for {len(images)} images")
-    made = images.clone()
+    copy = images.clone()
     for place, index in enumerate(known):
         whether, which, strength = uniforms((seed, index, 4), (3,))
         if whether < share:
             kind = kinds[math.floor(which * len(kinds))]
-            made[place] = corrupt(
+            copy[place] = corrupt(
                 images[place : place + 1], kind, float(strength), indices=[index], seed=seed
             )[0]
-    return made
+    return copy

@@ -115,10 +115,12 @@ class _ChangedError(OSError):
 def _check(url: str, part: Path, md5: str | None) -> None:
     if md5 is None:
         return
-    found = md5_of(part)
-    if found != md5:
+    checksum = md5_of(part)
+    if checksum != md5:
         part.unlink()
-        raise _ChangedError(f"the checksum of what arrived from {url} is {found}, its publisher gives {md5}")
+        raise _ChangedError(
+            f"the checksum of what arrived from {url} is {checksum}, its publisher gives {md5}"
+        )
 
 
 def _transfer(url: str, part: Path, *, resume: bool, max_bytes: int, timeout: float) -> None:

@@ -84,14 +84,14 @@ class ImageFiles:
 
     def unreadable(self) -> list[int]:
         """The positions of all files that do not decode; reads every file."""
-        found = []
+        broken = []
         for index in range(len(self)):
             try:
                 self[index]
             except UnreadableImageError as error:
                 LOGGER.warning("%s", error)
-                found.append(index)
-        return found
+                broken.append(index)
+        return broken
 
 
 @dataclass(frozen=True)

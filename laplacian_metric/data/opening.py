@@ -100,9 +100,9 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
 def _data_set(name: str, split: str | None, how: Opening, default: str) -> Dataset:
     if how.preparation is None:
         raise ValueError(f"{name} has images, but this model takes features: give a file of features")
-    there = [member.value for member in data.info(name).splits]
-    wanted = split or (default if default in there else there[-1])
-    found = data.load(
+    split_names = [member.value for member in data.info(name).splits]
+    wanted = split or (default if default in split_names else split_names[-1])
+    dataset = data.load(
         name,
         wanted,
         data_dir=how.data_dir,
@@ -110,9 +110,10 @@ def _data_set(name: str, split: str | None, how: Opening, default: str) -> Datas
         **_prepared(how.preparation),
     )
     ids = [
-        f"{label}/{number}" for label, number in zip(found.label_names, found.indices.tolist(), strict=True)
+        f"{label}/{number}"
+        for label, number in zip(dataset.label_names, dataset.indices.tolist(), strict=True)
     ]
-    return replace(found, item_ids=ids, batch_size=how.batch_size, workers=how.workers)
+    return replace(dataset, item_ids=ids, batch_size=how.batch_size, workers=how.workers)
 
 
 def _prepared(preparation: Preparation) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _folder(path: Path, split: str | None, how: Opening, default: str) -> Datase
     assert how.preparation is not None
     whole = not has_splits(path) and how.divide == "images"
     wanted = split or ("all" if whole else default)
-    found = data.load(
+    dataset = data.load(
         "folder",
         wanted,
         path=path.resolve(),
@@ -140,7 +141,7 @@ def _folder(path: Path, split: str | None, how: Opening, default: str) -> Datase
         skip_unreadable=how.skip_broken,
         **_prepared(how.preparation),
     )
-    return replace(found, name=path.resolve().name, batch_size=how.batch_size, workers=how.workers)
+    return replace(dataset, name=path.resolve().name, batch_size=how.batch_size, workers=how.workers)
 
 
 def _all_images(path: Path, how: Opening) -> Dataset:
@@ -156,7 +157,7 @@ def _all_images(path: Path, how: Opening) -> Dataset:
     )
     if not names:
         raise ValueError(f"{path} has no images: files that end with {', '.join(EXTENSIONS)} are looked for")
-    found = Dataset(
+    dataset = Dataset(
         ImageFiles(root, tuple(names)),
         name=root.name,
         preparation=how.preparation,
@@ -164,10 +165,10 @@ def _all_images(path: Path, how: Opening) -> Dataset:
         workers=how.workers,
     )
     if how.skip_broken:
-        found = found.without_unreadable()
-        if not len(found):
+        dataset = dataset.without_unreadable()
+        if not len(dataset):
             raise ValueError(f"none of the {len(names)} images in {path} decodes")
-    return found
+    return dataset
 
 
 def open_both(
@@ -190,10 +191,12 @@ def open_both(
         raise ValueError(f"{train.title} are test images: fit to others, and keep these to evaluate with")
     train.require_classes("a fit")
     if validation is not None:
-        held = open_source(validation, replace(how, labels=None), "validation")
-        if held.split is Split.TEST:
-            raise ValueError(f"{held.title} are test images, which must choose nothing: validate on others")
-        return train, held
+        validation_data = open_source(validation, replace(how, labels=None), "validation")
+        if validation_data.split is Split.TEST:
+            raise ValueError(
+                f"{validation_data.title} are test images, which must choose nothing: validate on others"
+            )
+        return train, validation_data
     if not needed:
         return train, None
     if train.holds_features:
@@ -222,19 +225,19 @@ def divided(data: Dataset, divide: str) -> tuple[Dataset, Dataset]:
     """
     labels = data.known_labels()
     if divide == "classes":
-        held = labels % EVERY == EVERY - 1
+        held_out = labels % EVERY == EVERY - 1
     else:
-        held = torch.zeros(len(data), dtype=torch.bool)
+        held_out = torch.zeros(len(data), dtype=torch.bool)
         for label in torch.unique(labels):
             rows = (labels == label).nonzero()[:, 0]
-            held[rows[torch.arange(len(rows)) % PERIOD == VALIDATION]] = True
-    if not bool(held.any()):
+            held_out[rows[torch.arange(len(rows)) % PERIOD == VALIDATION]] = True
+    if not bool(held_out.any()):
         least = f"{EVERY} classes" if divide == "classes" else f"{VALIDATION + 1} rows of a class"
         raise ValueError(
             f"{data.title} has too few rows to hold some out for validation, at least {least} are needed: give more, "
             "or leave out what is calibrated with --no-confidence"
         )
-    return data.select((~held).nonzero()[:, 0]), data.select(held.nonzero()[:, 0])
+    return data.select((~held_out).nonzero()[:, 0]), data.select(held_out.nonzero()[:, 0])
 
 
 # --- features ---
@@ -249,31 +252,33 @@ def _features(path: Path, split: str | None, how: Opening) -> Dataset:
         raise ValueError(f"{path.name} has no splits: leave {split!r} out")
     arrays = array_files.read_arrays(path)
     remedy = ": call the features so"
-    found = array_files.as_features(array_files.pick(arrays, "features", path, remedy), path)
-    given, place = arrays.get("labels"), path
+    features = array_files.as_features(array_files.pick(arrays, "features", path, remedy), path)
+    stored_labels, place = arrays.get("labels"), path
     if how.labels is not None:
         place = how.labels
-        given = array_files.pick(array_files.read_arrays(place), "labels", place)
-    numbers, names = (None, ()) if given is None else array_files.as_classes(given, place, len(found))
+        stored_labels = array_files.pick(array_files.read_arrays(place), "labels", place)
+    numbers, names = (
+        (None, ()) if stored_labels is None else array_files.as_classes(stored_labels, place, len(features))
+    )
     return Dataset(
-        found if found.flags.writeable else found.copy(),
+        features if features.flags.writeable else features.copy(),
         numbers,
         name=path.stem,
         class_names=names,
-        item_ids=_ids(arrays.get("ids"), path, len(found)),
+        item_ids=_ids(arrays.get("ids"), path, len(features)),
         batch_size=how.batch_size,
     )
 
 
-def _ids(given: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:
-    if given is None:
+def _ids(stored_ids: NDArray[Any] | None, path: Path, count: int) -> tuple[str, ...]:
+    if stored_ids is None:
         return tuple(str(row) for row in range(count))
-    if given.shape != (count,) or given.dtype.kind not in "iuU":
+    if stored_ids.shape != (count,) or stored_ids.dtype.kind not in "iuU":
         raise array_files.ArrayFileError(
-            f"the ids in {path} have shape {given.shape} and dtype {given.dtype}: a text or whole number for each of "
-            f"the {count} rows is needed"
+            f"the ids in {path} have shape {stored_ids.shape} and dtype {stored_ids.dtype}: a text or whole number "
+            f"for each of the {count} rows is needed"
         )
-    ids = tuple(str(one) for one in given.tolist())
+    ids = tuple(str(one) for one in stored_ids.tolist())
     if len(set(ids)) < len(ids):
         twice = next(one for one in ids if ids.count(one) > 1)
         raise array_files.ArrayFileError(

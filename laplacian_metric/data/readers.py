@@ -45,12 +45,12 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     plain = path.is_file() and path != zipped
     if not plain and not zipped.is_file():
         raise FileNotFoundError(f"neither {path} nor {zipped.name} beside it exists")
-    found = path if plain else zipped
+    source = path if plain else zipped
     try:
-        with found.open("rb") if plain else gzip.open(found, "rb") as stream:
-            return _read_idx_stream(stream, found)
+        with source.open("rb") if plain else gzip.open(source, "rb") as stream:
+            return _read_idx_stream(stream, source)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CorruptFileError(f"{found} cannot be unpacked ({error}); get it again") from error
+        raise CorruptFileError(f"{source} cannot be unpacked ({error}); get it again") from error
 
 
 class _Readable(Protocol):
@@ -72,8 +72,8 @@ def _read_idx_stream(stream: _Readable, path: Path) -> npt.NDArray[np.uint8]:
     # One byte more than announced is asked for, to notice what should not be there.
     content = stream.read(expected + 1)
     if len(content) != expected:
-        held = f"{len(content)} values" if len(content) < expected else "more"
-        raise CorruptFileError(f"{path} announces the shape {shape} but holds {held}; get it again")
+        content_size = f"{len(content)} values" if len(content) < expected else "more"
+        raise CorruptFileError(f"{path} announces the shape {shape} but holds {content_size}; get it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
@@ -150,12 +150,12 @@ def read_mat(path: Path, keys: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
         announced = sum(math.prod(shape) * _MAT_BYTES.get(kind, 8) for _, shape, kind in whosmat(path))
         if announced > MAX_BYTES:
             raise CorruptFileError(f"{path} announces {announced} bytes, more than the {MAX_BYTES} allowed")
-        found = loadmat(path, squeeze_me=True, variable_names=list(keys))
+        variables = loadmat(path, squeeze_me=True, variable_names=list(keys))
     except CorruptFileError:
         raise
     except (*damaged, NotImplementedError) as error:
         raise CorruptFileError(f"{path} cannot be read as a MATLAB file: {error}; get it again") from error
-    missing = [key for key in keys if key not in found]
+    missing = [key for key in keys if key not in variables]
     if missing:
         raise CorruptFileError(f"{path} has no variable {missing[0]!r}")
-    return {key: np.asarray(found[key]) for key in keys}
+    return {key: np.asarray(variables[key]) for key in keys}

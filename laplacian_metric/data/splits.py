@@ -56,13 +56,13 @@ def parse_split(split: str | Split, available: tuple[Split, ...] = tuple(Split),
     """
     word = split.value if isinstance(split, Split) else split
     word = {"val": "validation", "trainval": "train+validation"}.get(word, word)
-    found = next((member for member in available if member.value == word), None)
-    if found is None:
+    match = next((member for member in available if member.value == word), None)
+    if match is None:
         owner = f"the data set {name}" if name else "a data set"
         raise ValueError(
             f"{owner} has no split {word!r}; there is: {', '.join(member.value for member in available)}"
         )
-    return found
+    return match
 
 
 def require_selectable(dataset: object, purpose: str = "select a model") -> None:
@@ -88,11 +88,11 @@ def require_selectable(dataset: object, purpose: str = "select a model") -> None
     """
     split = getattr(dataset, "split", None)
     if isinstance(split, str):  # tensors and others have a method of that name
-        found = parse_split(split)
-        if found.role is Role.EVALUATION:
+        parsed = parse_split(split)
+        if parsed.role is Role.EVALUATION:
             name = getattr(dataset, "name", "this data set")
             raise TestDataError(
-                f"the split {found.value!r} of {name} must not be used to {purpose}; take its split 'validation'"
+                f"the split {parsed.value!r} of {name} must not be used to {purpose}; take its split 'validation'"
             )
         return
     wrapped = getattr(dataset, "dataset", None)
@@ -125,7 +125,7 @@ def hold_out(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]
     """
     if count < 0:
         raise ValueError(f"held_out is {count}; it must be 0 or more")
-    held = np.zeros(labels.shape[0], dtype=np.bool_)
+    held_out = np.zeros(labels.shape[0], dtype=np.bool_)
     classes = np.unique(labels)
     for rank, label in enumerate(classes):
         wanted = count // classes.size + (1 if rank < count % classes.size else 0)
@@ -135,16 +135,16 @@ def hold_out(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]
                 f"class {label} has {members.size} training images, so that {wanted} of them cannot be held out "
                 f"for validation; pass a held_out smaller than {count}"
             )
-        held[members[members.size - wanted :]] = True
-    return held
+        held_out[members[members.size - wanted :]] = True
+    return held_out
 
 
 def part_of_training(labels: npt.NDArray[np.int64], split: Split, held_out: int) -> npt.NDArray[np.int64]:
     """Positions in a published training set that make up one of its splits (see `hold_out`)."""
     if split is Split.TRAIN_AND_VALIDATION:
         return np.arange(labels.shape[0], dtype=np.int64)
-    held = hold_out(labels, held_out)
-    return np.flatnonzero(held if split is Split.VALIDATION else ~held).astype(np.int64)
+    mask = hold_out(labels, held_out)
+    return np.flatnonzero(mask if split is Split.VALIDATION else ~mask).astype(np.int64)
 
 
 def part_of_classes(
@@ -172,6 +172,6 @@ def part_of_classes(
     if split is Split.TRAIN_AND_VALIDATION:
         return train
     steps = np.floor(np.arange(train.size + 1) * validation_share + 1e-9)
-    held = np.diff(steps) > 0
-    chosen: npt.NDArray[np.int64] = train[held if split is Split.VALIDATION else ~held]
+    mask = np.diff(steps) > 0
+    chosen: npt.NDArray[np.int64] = train[mask if split is Split.VALIDATION else ~mask]
     return chosen

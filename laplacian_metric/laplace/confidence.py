@@ -1,7 +1,7 @@
-r"""The probability that a match can be trusted: one number that knows strangers and ambiguous places alike.
+r"""The probability that a match can be trusted: one number for OOD images and ambiguous places.
 
 A posterior over the weights knows what it has not seen, and says little of where known classes meet; the place on the
-sphere knows that, and nothing of strangers. Both are probabilities, so they can be multiplied:
+sphere knows that, and nothing of OOD images. Both are probabilities, so they can be multiplied:
 
     confidence(x) = known(x) * match(x).
 
@@ -49,7 +49,7 @@ SHARES = (0.0, 0.003, 0.01, 0.02, 0.05, 0.1)
 
 @dataclass(frozen=True, eq=False)
 class MatchConfidence:
-    """The probability that the nearest neighbour of an image is of its class, for strangers too.
+    """The probability that the nearest neighbour of an image is of its class, for OOD images too.
 
     Attributes:
         reference: unit embeddings of labelled images, (M, Z).

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-# Strangers and noise are about as long as what was fitted; pixels up to 255 are up to 255 times as long, by the biases.
+# OOD images and noise are about as long as what was fitted; pixels up to 255 are up to 255 times as long.
 FAR = 10.0
 
 

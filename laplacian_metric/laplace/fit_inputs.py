@@ -66,10 +66,10 @@ def checked_batches(batches: Sequence[Tensor] | None, features: Tensor) -> list[
     """Positions of the images of each batch, on the features' device."""
     if batches is None:
         return None
-    found = [torch.as_tensor(rows, device=features.device) for rows in batches]
-    if not found:
+    row_batches = [torch.as_tensor(rows, device=features.device) for rows in batches]
+    if not row_batches:
         raise ValueError("batches is empty: at least one batch is needed")
-    for number, rows in enumerate(found):
+    for number, rows in enumerate(row_batches):
         if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32) or not len(rows):
             raise ValueError(
                 f"batch {number} has dtype {rows.dtype} and shape {tuple(rows.shape)}: the positions of its images are "
@@ -81,7 +81,7 @@ def checked_batches(batches: Sequence[Tensor] | None, features: Tensor) -> list[
                 f"batch {number} has the position {low if low < 0 else high}, but there are {len(features)} images: 0 "
                 f"to {len(features) - 1}"
             )
-    return found
+    return row_batches
 
 
 def positive(name: str, value: float | None) -> float | None:

@@ -242,10 +242,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def _scaling(encoder: Encoder) -> dict[str, list[float]] | None:
     """The numbers that pixels are scaled by, which depend on the weights and are none of them."""
-    found = getattr(encoder.backbone, "scaling", None)
-    if not isinstance(found, PixelScaling):
+    scaling = getattr(encoder.backbone, "scaling", None)
+    if not isinstance(scaling, PixelScaling):
         return None
-    return {name: getattr(found, name).flatten().tolist() for name in ("mean", "std")}
+    return {name: getattr(scaling, name).flatten().tolist() for name in ("mean", "std")}
 
 
 def _made_encoder(

@@ -137,10 +137,10 @@ class LAM:
             options: of `fit_features`.
         """
         with together(reducer()):
-            found = collect_features(
+            features = collect_features(
                 self.encoder, loader, folder=cache, memory_limit=memory_limit, progress=progress
             )
-        return self.fit_features(found, progress=progress, **options)
+        return self.fit_features(features, progress=progress, **options)
 
     def features(self, loader: Loader, **options: Any) -> Features:
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""

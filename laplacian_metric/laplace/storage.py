@@ -61,13 +61,13 @@ def save(lam: LAM, path: str | os.PathLike[str]) -> None:
             "the encoder is not the one any more that this LAM was fitted to (its weights, running statistics or "
             "dtype have changed): fit again before saving"
         )
-    found = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
-    found["gradient"] = fitted.gradient
+    stored_tensors = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
+    stored_tensors["gradient"] = fitted.gradient
     if lam.confidence is not None:
         lam.check_confidence()
-        found |= {f"{CONFIDENCE}{name}": tensor for name, tensor in lam.confidence.tensors().items()}
+        stored_tensors |= {f"{CONFIDENCE}{name}": tensor for name, tensor in lam.confidence.tensors().items()}
     tensors, orders = {}, {}
-    for name, tensor in found.items():
+    for name, tensor in stored_tensors.items():
         _check_numbers(name, tensor, "fit again: it cannot be saved")
         tensors[name], order = _packed(tensor)
         if order is not None:
@@ -126,7 +126,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     with tensor_file.opened(path) as opened:
         header = _header(opened.metadata() or {}, file)
         slices = {name: opened.get_slice(name) for name in sorted(opened.keys())}
-        shapes = {name: found.get_shape() for name, found in slices.items()}
+        shapes = {name: part.get_shape() for name, part in slices.items()}
         _check_orders(header.orders, {name: len(shape) for name, shape in shapes.items()}, file)
         tensors = {}
         for name, shape in shapes.items():
@@ -191,43 +191,43 @@ def _shapes(structure: Structure, shape: tuple[int, int]) -> dict[str, tuple[int
 
 
 def _confidence(tensors: dict[str, Tensor], dim: int) -> MatchConfidence:
-    found = {name.removeprefix(CONFIDENCE): tensor for name, tensor in tensors.items()}
+    parts = {name.removeprefix(CONFIDENCE): tensor for name, tensor in tensors.items()}
     needed: dict[str, tuple[int | None, ...]] = {
         "reference": (None, dim),
-        "classes": (len(found["reference"]) if "reference" in found else None,),
+        "classes": (len(parts["reference"]) if "reference" in parts else None,),
         "location": (3,),
         "scale": (3,),
         "precision": (3, 3),
         **dict.fromkeys(("kernel", "spread", "threshold", "tail"), ()),
     }
-    if set(found) != set(needed):
+    if set(parts) != set(needed):
         raise ValueError(
-            f"its confidence has {', '.join(sorted(found))}, {', '.join(sorted(needed))} are needed"
+            f"its confidence has {', '.join(sorted(parts))}, {', '.join(sorted(needed))} are needed"
         )
-    for name, tensor in found.items():
+    for name, tensor in parts.items():
         _check_shape(f"{CONFIDENCE}{name}", tensor, needed[name])
         if tensor.is_floating_point() != (name != "classes"):
             raise ValueError(f"{CONFIDENCE}{name} has dtype {tensor.dtype}")
-    return MatchConfidence.from_tensors(found)
+    return MatchConfidence.from_tensors(parts)
 
 
 def _curvature(
     tensors: dict[str, Tensor], structure: Structure, shape: tuple[int, int], clamped: float
 ) -> LayerCurvature:
-    found = {name.removeprefix("curvature."): tensor for name, tensor in tensors.items()}
+    parts = {name.removeprefix("curvature."): tensor for name, tensor in tensors.items()}
     needed = _shapes(structure, shape)
-    if set(found) != set(needed):
+    if set(parts) != set(needed):
         raise ValueError(
-            f"its tensors are {', '.join(sorted(found))}, {', '.join(sorted(needed))} are needed"
+            f"its tensors are {', '.join(sorted(parts))}, {', '.join(sorted(needed))} are needed"
         )
-    for name, tensor in found.items():
+    for name, tensor in parts.items():
         _check_shape(name, tensor, needed[name])
         if tensor.is_floating_point() != (name != "num_outputs"):
             raise ValueError(f"{name} has dtype {tensor.dtype}")
-    outputs = found.get("num_outputs")
+    outputs = parts.get("num_outputs")
     if outputs is not None and int(outputs) != shape[0]:
         raise ValueError(f"num_outputs is {int(outputs)}, {shape[0]} is needed")
-    return CURVATURES[structure].from_tensors(found, clamped)
+    return CURVATURES[structure].from_tensors(parts, clamped)
 
 
 # --- the header ---

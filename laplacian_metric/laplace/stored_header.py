@@ -189,20 +189,20 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def loss_of(entry: LossEntry, given: PairLoss | None, file: str) -> PairLoss:
+def loss_of(entry: LossEntry, loss: PairLoss | None, file: str) -> PairLoss:
     name, settings = entry.name, entry.fields
-    if given is not None:
-        if _class_name(given) != name:
-            raise ValueError(f"it was fitted with the loss {name}, but loss is a {_class_name(given)}")
-        own = _fields(given)
+    if loss is not None:
+        if _class_name(loss) != name:
+            raise ValueError(f"it was fitted with the loss {name}, but loss is a {_class_name(loss)}")
+        own = _fields(loss)
         if settings is not None and own is not None:
             # Settings that came later have their defaults, which is what was before.
-            settings = {**{field.name: _plain(field.default) for field in fields(given)}, **settings}  # type: ignore[arg-type]
+            settings = {**{field.name: _plain(field.default) for field in fields(loss)}, **settings}  # type: ignore[arg-type]
         if settings is not None and own is not None and own != settings:
             differing = sorted(key for key in {*own, *settings} if own.get(key) != settings.get(key))
             listed = ", ".join(f"{key} {settings.get(key)!r}, not {own.get(key)!r}" for key in differing)
             raise ValueError(f"it was fitted with another {name}: {listed}")
-        return given
+        return loss
     if name not in LOSSES:
         raise ValueError(
             f"it was fitted with the loss {name}, which is not this library's: pass it, "

@@ -164,10 +164,10 @@ def consensus(
     if isinstance(labels, Positives):
         raise TypeError("labels are positives, but neighbours can only agree on a class: pass labels")
     if (database is None) != (database_labels is None):
-        given, missing = (
+        present, missing = (
             ("database_labels", "database") if database is None else ("database", "database_labels")
         )
-        raise ValueError(f"{given} is given without {missing}: a gallery needs both")
+        raise ValueError(f"{present} is given without {missing}: a gallery needs both")
     queries = as_labels("labels", labels)
     gallery = queries if database_labels is None else as_labels("database_labels", database_labels)
     answerable = Positives.from_labels(queries, None if database is None else gallery).counts > 0

@@ -118,9 +118,9 @@ class _Nearby(Positives):
         if not radius >= 0:
             raise ValueError(f"radius is {radius}, a distance of at least 0 is needed")
         gallery = positions if database_positions is None else database_positions
-        for name, given in (("positions", positions), ("database_positions", gallery)):
-            check_matrix(name, given)
-            check_finite(name, given)
+        for name, places in (("positions", positions), ("database_positions", gallery)):
+            check_matrix(name, places)
+            check_finite(name, places)
         if positions.shape[1] != gallery.shape[1]:
             raise ValueError(
                 f"positions has {positions.shape[1]} coordinates and database_positions {gallery.shape[1]}"
@@ -204,10 +204,10 @@ def as_positives(
             )
         return labels
     if (database is None) != (database_labels is None):
-        given, missing = (
+        present, missing = (
             ("database_labels", "database") if database is None else ("database", "database_labels")
         )
-        raise ValueError(f"{given} is given without {missing}: a gallery needs both")
+        raise ValueError(f"{present} is given without {missing}: a gallery needs both")
     pairs = [("labels", labels, queries, "embeddings")]
     if database_labels is not None and database is not None:
         pairs.append(("database_labels", database_labels, database, "embeddings in the database"))

@@ -123,11 +123,11 @@ def mahalanobis_distance(
         >>> mahalanobis_distance(test, train, [0, 0, 0, 0], shrinkage=0.0).round(decimals=4).tolist()
         [1.4142, 1.4142]
     """
-    for name, given in (("features", features), ("train_features", train_features)):
-        check_matrix(name, given)
-        if 0 in given.shape:
-            raise ValueError(f"{name} is empty, its shape is {tuple(given.shape)}")
-        check_finite(name, given)
+    for name, matrix in (("features", features), ("train_features", train_features)):
+        check_matrix(name, matrix)
+        if 0 in matrix.shape:
+            raise ValueError(f"{name} is empty, its shape is {tuple(matrix.shape)}")
+        check_finite(name, matrix)
     if features.shape[1] != train_features.shape[1]:
         raise ValueError(
             f"features has {features.shape[1]} columns and train_features {train_features.shape[1]}"

@@ -145,8 +145,10 @@ class Page:
     sections: Sequence[Section]
 
     def _enhancements(self) -> list[Enhancement]:
-        found = [getattr(block, "enhancement", None) for section in self.sections for block in section.blocks]
-        return list(dict.fromkeys(one for one in found if one is not None))
+        enhancements = [
+            getattr(block, "enhancement", None) for section in self.sections for block in section.blocks
+        ]
+        return list(dict.fromkeys(one for one in enhancements if one is not None))
 
     def html(self) -> str:
         """The page as HTML. Its content security policy allows its own style sheet and script, and inlined pictures."""

@@ -273,7 +273,7 @@ def about(evaluated: Evaluated, measured: Measured, resamples: int, seed: int) -
     return Section("About this run", [Table("Versions and settings", ("What", "Value"), rows)])
 
 
-def diagnostics_table(found: Diagnostics) -> Table:
+def diagnostics_table(diagnostics: Diagnostics) -> Table:
     """Every number with its meaning, when it is bad, and whether it is.
 
     Example:
@@ -287,46 +287,46 @@ def diagnostics_table(found: Diagnostics) -> Table:
         [
             (
                 "Loss",
-                number(found.loss_value, 4),
+                number(diagnostics.loss_value, 4),
                 "The loss of the trained network over the pairs that the curvature is of.",
                 "Only beside that of another run.",
                 NONE,
             ),
             (
                 "Length of the gradient",
-                number(found.gradient_norm, 4),
+                number(diagnostics.gradient_norm, 4),
                 "How steep the loss still is at the trained weights; 0 at a minimum.",
                 "By itself it has no scale; the next line gives it one.",
                 NONE,
             ),
             (
                 "Steps to the mode",
-                f"{number(found.steps_to_mode)} (a typical draw: {number(found.expected_steps)})",
+                f"{number(diagnostics.steps_to_mode)} (a typical draw: {number(diagnostics.expected_steps)})",
                 "How far the trained weights are from the mode of the posterior, in its standard deviations.",
                 "Where it is further than a typical draw: the posterior is then around the wrong place. Train longer, "
                 "or with the loss that is fitted.",
-                FINE if found.is_mode else BAD,
+                FINE if diagnostics.is_mode else BAD,
             ),
             (
                 "Clamped curvature",
-                share(found.clamped),
+                share(diagnostics.clamped),
                 "The share of the curvature that was negative and was set to 0, since a precision cannot be negative.",
                 f"Above {share(CLAMPED)}: of most weights the prior alone then says how uncertain they are.",
-                BAD if found.clamped > CLAMPED else FINE,
+                BAD if diagnostics.clamped > CLAMPED else FINE,
             ),
             (
                 "Prior over data",
-                number(found.prior_to_data),
+                number(diagnostics.prior_to_data),
                 "The precision of the prior over the mean precision that the data give a weight.",
                 f"Above {PRIOR:g}: the data hardly count, and uncertainties are those of the prior.",
-                FINE if found.prior_to_data <= PRIOR else BAD,
+                FINE if diagnostics.prior_to_data <= PRIOR else BAD,
             ),
             (
                 "Effective parameters",
-                f"{number(found.effective_parameters, 4)} of {found.parameters:,}",
+                f"{number(diagnostics.effective_parameters, 4)} of {diagnostics.parameters:,}",
                 "How many weights the data determine rather than the prior.",
                 f"Below {EFFECTIVE:g}: nothing was learnt about the weights.",
-                FINE if found.effective_parameters >= EFFECTIVE else BAD,
+                FINE if diagnostics.effective_parameters >= EFFECTIVE else BAD,
             ),
         ],
         numeric=frozenset({1}),

@@ -75,9 +75,9 @@ class Threshold:
 
     def answers(self, uncertainty: ArrayLike) -> NDArray[np.bool_]:
         """Whether queries of these uncertainties, of any shape, are answered."""
-        given = np.asarray(uncertainty, dtype=np.float64)
-        _check_numbers(given)
-        return np.asarray(given <= self.value)
+        values = np.asarray(uncertainty, dtype=np.float64)
+        _check_numbers(values)
+        return np.asarray(values <= self.value)
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -155,8 +155,8 @@ def choose_threshold(
         >>> round(chosen.value, 2), chosen.wrong, chosen.answered
         (0.73, 19, 570)
     """
-    given, mistakes = _calibration_queries(uncertainty, wrong)
-    count, least = len(given), needed(alpha, delta, explore)
+    values, mistakes = _calibration_queries(uncertainty, wrong)
+    count, least = len(values), needed(alpha, delta, explore)
     if count < least:
         raise NoThresholdError(
             f"{count} calibration queries are too few to promise an error rate of {alpha:g} with probability "
@@ -165,15 +165,15 @@ def choose_threshold(
         )
     order = (generator or np.random.default_rng(SEED)).permutation(count)
     proposing, testing = np.split(order, [_explored(count, explore)])
-    thresholds, answered, errors = _curve(given[proposing], mistakes[proposing])
+    thresholds, answered, errors = _curve(values[proposing], mistakes[proposing])
     if len(thresholds):
         # Where many round to 0, the first of them is as good a start.
         thresholds = thresholds[int(np.argmin(_tail(errors, answered, alpha))) :]
-    answered, errors = _counts(given[testing], mistakes[testing], thresholds)
+    answered, errors = _counts(values[testing], mistakes[testing], thresholds)
     failed = np.flatnonzero(_tail(errors, answered, alpha) > delta)
     passed = int(failed[0]) if len(failed) else len(thresholds)
     if passed == 0:
-        raise _none_passed(given, mistakes, alpha, delta)
+        raise _none_passed(values, mistakes, alpha, delta)
     last = passed - 1
     return Threshold(
         value=float(thresholds[last]),
@@ -209,8 +209,8 @@ def _tail(wrong: NDArray[np.int64], answered: NDArray[np.int64], alpha: float) -
 
     # P(Binomial(n, p) <= k) = I_{1 - p}(n - k, k + 1); all wrong, or none answered, says nothing.
     right = answered - wrong
-    found: NDArray[np.float64] = np.where(right > 0, betainc(np.maximum(right, 1), wrong + 1, 1 - alpha), 1.0)
-    return found
+    tail: NDArray[np.float64] = np.where(right > 0, betainc(np.maximum(right, 1), wrong + 1, 1 - alpha), 1.0)
+    return tail
 
 
 def _upper_bound(wrong: int, answered: int, delta: float) -> float:
@@ -266,19 +266,19 @@ def _none_passed(
 def _calibration_queries(
     uncertainty: ArrayLike, wrong: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    given, mistakes = np.asarray(uncertainty, dtype=np.float64), np.asarray(wrong)
-    if given.ndim != 1:
+    values, mistakes = np.asarray(uncertainty, dtype=np.float64), np.asarray(wrong)
+    if values.ndim != 1:
         raise ValueError(
-            f"uncertainty has shape {given.shape}, one number for each calibration query is needed"
+            f"uncertainty has shape {values.shape}, one number for each calibration query is needed"
         )
-    _check_numbers(given)
+    _check_numbers(values)
     if mistakes.dtype != np.bool_ and mistakes.size:
         raise TypeError(
             f"wrong has dtype {mistakes.dtype}, booleans are needed: True where the answer is wrong"
         )
-    if mistakes.shape != given.shape:
-        raise ValueError(f"wrong has shape {mistakes.shape} for {len(given)} uncertainties")
-    return given, mistakes.astype(np.bool_)
+    if mistakes.shape != values.shape:
+        raise ValueError(f"wrong has shape {mistakes.shape} for {len(values)} uncertainties")
+    return values, mistakes.astype(np.bool_)
 
 
 def _check_numbers(uncertainty: NDArray[np.float64]) -> None:

@@ -40,10 +40,14 @@ class Answers:
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON; NaN is None."""
-        told = {"ids": self.ids.tolist(), "rows": self.rows.tolist(), "similarity": _numbers(self.similarity)}
-        told["probability"] = None if self.probability is None else _numbers(self.probability)
-        told["answered"] = None if self.answered is None else self.answered.tolist()
-        return told
+        content = {
+            "ids": self.ids.tolist(),
+            "rows": self.rows.tolist(),
+            "similarity": _numbers(self.similarity),
+        }
+        content["probability"] = None if self.probability is None else _numbers(self.probability)
+        content["answered"] = None if self.answered is None else self.answered.tolist()
+        return content
 
 
 @dataclass(frozen=True, eq=False)

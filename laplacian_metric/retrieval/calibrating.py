@@ -122,8 +122,8 @@ def _warn_of_items(similarity: NDArray[np.floating]) -> None:
         )
 
 
-def _labels(name: str, given: ArrayLike, count: int) -> NDArray[np.generic]:
-    found = np.asarray(given)
-    if found.shape != (count,):
-        raise ValueError(f"{name} has shape {found.shape}, ({count},) is needed: one class for each")
-    return found
+def _labels(name: str, labels: ArrayLike, count: int) -> NDArray[np.generic]:
+    array = np.asarray(labels)
+    if array.shape != (count,):
+        raise ValueError(f"{name} has shape {array.shape}, ({count},) is needed: one class for each")
+    return array

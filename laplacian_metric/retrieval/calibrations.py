@@ -48,10 +48,10 @@ class Calibrations:
 
     def need(self, name: str) -> Any:
         """One of them; where it is not there the error says why."""
-        found = getattr(self, name)
-        if found is None:
+        calibration = getattr(self, name)
+        if calibration is None:
             raise NotCalibratedError(self._missing(name))
-        return found
+        return calibration
 
     def _missing(self, name: str) -> str:
         what = WHAT[name]
@@ -74,15 +74,15 @@ class Calibrations:
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
-        told = {name: getattr(self, name).to_dict() if self.has(name) else None for name in NAMES}
-        return {**told, "withdrawn": list(self.withdrawn)}
+        content = {name: getattr(self, name).to_dict() if self.has(name) else None for name in NAMES}
+        return {**content, "withdrawn": list(self.withdrawn)}
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Calibrations:
         """What `to_dict` gave."""
-        found = {name: _read(name, stored[name]) for name in NAMES if stored[name] is not None}
+        by_name = {name: _read(name, stored[name]) for name in NAMES if stored[name] is not None}
         withdrawn = tuple(name for name in NAMES if name in stored["withdrawn"])
-        return Calibrations(**found, withdrawn=withdrawn)
+        return Calibrations(**by_name, withdrawn=withdrawn)
 
 
 def _read(name: str, stored: Mapping[str, Any]) -> Any:

@@ -121,8 +121,8 @@ class CredibleCaps:
         """
         nominal = _interpolate(_concentrations(kappa), self.dim, self.nominal)
         # The calibration divided by the nominal radius; rounding must not put a query with the same angle outside.
-        found: NDArray[np.float64] = np.minimum(self.stretch * nominal * (1 + 1e-15), math.pi)
-        return found
+        stretched: NDArray[np.float64] = np.minimum(self.stretch * nominal * (1 + 1e-15), math.pi)
+        return stretched
 
     def contains(self, angles: ArrayLike, kappa: ArrayLike) -> NDArray[np.bool_]:
         """Whether items at these angles, in radians, are in the caps; the shapes broadcast."""
@@ -193,8 +193,8 @@ def _log_nodes(dim: int, count: int) -> NDArray[np.float64]:
 def _interpolate(kappa: NDArray[np.float64], dim: int, nominal: tuple[float, ...]) -> NDArray[np.float64]:
     """The nominal radius, its logarithm linear in that of kappa between the nodes and constant beyond them."""
     at = np.log(np.maximum(kappa, np.finfo(np.float64).tiny))
-    found: NDArray[np.float64] = np.exp(np.interp(at, _log_nodes(dim, len(nominal)), np.log(nominal)))
-    return found
+    interpolated: NDArray[np.float64] = np.exp(np.interp(at, _log_nodes(dim, len(nominal)), np.log(nominal)))
+    return interpolated
 
 
 def _check_promise(level: float, delta: float | None) -> None:
@@ -205,22 +205,22 @@ def _check_promise(level: float, delta: float | None) -> None:
 
 
 def _angles(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(values, dtype=np.float64)
+    angles = np.asarray(values, dtype=np.float64)
     # float32's pi is larger than pi.
-    wrong = ~((found >= 0) & ((found <= math.pi + 1e-6) | np.isposinf(found)))
+    wrong = ~((angles >= 0) & ((angles <= math.pi + 1e-6) | np.isposinf(angles)))
     if wrong.any():
         raise ValueError(
-            f"{name} has the value {found[wrong].flat[0]:g}: angles are in radians, from 0 to pi, or infinite where "
+            f"{name} has the value {angles[wrong].flat[0]:g}: angles are in radians, from 0 to pi, or infinite where "
             "there is none"
         )
-    return np.where(np.isinf(found), found, np.minimum(found, math.pi))
+    return np.where(np.isinf(angles), angles, np.minimum(angles, math.pi))
 
 
 def _concentrations(kappa: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(kappa, dtype=np.float64)
-    wrong = ~(found >= 0)
+    array = np.asarray(kappa, dtype=np.float64)
+    wrong = ~(array >= 0)
     if wrong.any():
         raise ValueError(
-            f"kappa has the value {found[wrong].flat[0]:g}: concentrations are from 0 (uniform) to infinity"
+            f"kappa has the value {array[wrong].flat[0]:g}: concentrations are from 0 (uniform) to infinity"
         )
-    return found
+    return array

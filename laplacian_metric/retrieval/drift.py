@@ -307,8 +307,8 @@ def _merged(
 def _rounded(kappa: NDArray[np.float64]) -> NDArray[np.float64]:
     fraction, exponent = np.frexp(kappa)
     steps = 2 * STEPS_PER_OCTAVE  # the fraction is from 1/2 to 1
-    found: NDArray[np.float64] = np.ldexp(np.rint(fraction * steps) / steps, exponent)
-    return found
+    rounded: NDArray[np.float64] = np.ldexp(np.rint(fraction * steps) / steps, exponent)
+    return rounded
 
 
 def _median(values: NDArray[np.float64]) -> float:
@@ -317,16 +317,16 @@ def _median(values: NDArray[np.float64]) -> float:
 
 
 def _concentrations(name: str, kappa: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(kappa, dtype=np.float64)
-    if found.ndim != 1:
-        raise ValueError(f"{name} has shape {found.shape}, one number for each query is needed")
-    wrong = np.flatnonzero(~(found >= 0))
+    array = np.asarray(kappa, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}, one number for each query is needed")
+    wrong = np.flatnonzero(~(array >= 0))
     if len(wrong):
         raise ValueError(
-            f"{name} has the value {found[wrong[0]]:g} at index {wrong[0]}: concentrations are from 0 (uniform) to "
+            f"{name} has the value {array[wrong[0]]:g} at index {wrong[0]}: concentrations are from 0 (uniform) to "
             "infinity"
         )
-    return found
+    return array
 
 
 def _to_json(value: Any) -> Any:

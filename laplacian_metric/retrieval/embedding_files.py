@@ -119,19 +119,19 @@ def check_suffix(path: Path) -> None:
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], Sequence[str], str]:
     if path.suffix.lower() == ".safetensors":
-        found, notes = array_files.read_with_notes(path)
+        arrays, notes = array_files.read_with_notes(path)
         note = parsed(notes.get(NOTE, "{}"), f"the note of {path}", "embed again", array_files.ArrayFileError)
         ids, source = note.get("ids"), note.get("source")
     else:
-        found = array_files.read_arrays(path)
-        ids = found["ids"].tolist() if "ids" in found else None
-        source = str(found["source"]) if "source" in found else None
-    missing = [name for name in ARRAYS if name not in found]
+        arrays = array_files.read_arrays(path)
+        ids = arrays["ids"].tolist() if "ids" in arrays else None
+        source = str(arrays["source"]) if "source" in arrays else None
+    missing = [name for name in ARRAYS if name not in arrays]
     if missing or not isinstance(ids, list) or not isinstance(source, str):
         raise array_files.ArrayFileError(
             f"{path} was not written by `lam embed`: embed the queries with the model first"
         )
-    return found, [str(one) for one in ids], source
+    return arrays, [str(one) for one in ids], source
 
 
 def _write_parquet(path: Path, ids: Sequence[str], source: str, arrays: dict[str, NDArray[Any]]) -> None:

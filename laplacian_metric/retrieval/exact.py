@@ -63,7 +63,7 @@ def within(gallery: Gallery, queries: Floats, radius: NDArray[np.float64]) -> tu
         the query and the row of each, in the order of queries, and their cosine.
     """
     none = np.zeros(0, dtype=np.int64)
-    found: list[tuple[Numbers, Numbers, Floats]] = [(none, none, np.zeros(0, dtype=np.float32))]
+    triples: list[tuple[Numbers, Numbers, Floats]] = [(none, none, np.zeros(0, dtype=np.float32))]
     at_least = np.cos(np.minimum(radius, np.pi))
     for start, block in gallery.blocks():
         for some in slices(len(queries), queries_at_once(len(block), COSINES_AT_ONCE)):
@@ -77,8 +77,8 @@ def within(gallery: Gallery, queries: Floats, radius: NDArray[np.float64]) -> tu
             for few in slices(len(near), PAIRS_AT_ONCE):
                 pair = near[few]
                 inside[pair] = angles(queries[query[pair]], block.mean[row[pair]]) <= radius[query[pair]]
-            found.append((query[inside], row[inside] + start, cosine[inside]))
-    query, row, cosine = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            triples.append((query[inside], row[inside] + start, cosine[inside]))
+    query, row, cosine = (np.concatenate(parts) for parts in zip(*triples, strict=True))
     order = np.lexsort((row, -cosine, query))
     return query[order], row[order], cosine[order]
 
@@ -107,15 +107,15 @@ def nearest_of_own(
 
 
 def _cosines(queries: Floats, mean: Floats) -> Floats:
-    found: Floats = queries @ mean.T
-    return np.clip(found, -1, 1, out=found)
+    cosines: Floats = queries @ mean.T
+    return np.clip(cosines, -1, 1, out=cosines)
 
 
-def _labels(name: str, given: ArrayLike, num: int) -> NDArray[np.generic]:
-    found = np.asarray(given)
-    if found.shape != (num,):
-        raise ValueError(f"{name} has shape {found.shape} for {num}: one label for each is needed")
-    return found
+def _labels(name: str, labels: ArrayLike, num: int) -> NDArray[np.generic]:
+    array = np.asarray(labels)
+    if array.shape != (num,):
+        raise ValueError(f"{name} has shape {array.shape} for {num}: one label for each is needed")
+    return array
 
 
 def nearest(gallery: Gallery, queries: Floats) -> tuple[Numbers, Floats]:
@@ -126,7 +126,7 @@ def nearest(gallery: Gallery, queries: Floats) -> tuple[Numbers, Floats]:
 
 def cosines_at(gallery: Gallery, queries: Floats, rows: Numbers) -> Floats:
     """The cosines of queries (Q, D) with some rows (Q, n) each."""
-    made = np.empty(rows.shape, dtype=np.float32)
+    cosines = np.empty(rows.shape, dtype=np.float32)
     for some in slices(len(rows), queries_at_once(rows.shape[1])):
-        made[some] = np.einsum("qd,qnd->qn", queries[some], gallery.mean_at(rows[some]))
-    return np.clip(made, -1, 1, out=made)
+        cosines[some] = np.einsum("qd,qnd->qn", queries[some], gallery.mean_at(rows[some]))
+    return np.clip(cosines, -1, 1, out=cosines)

@@ -115,10 +115,10 @@ class Gallery:
         """The mean resultant length A(kappa) of every item, (N,)."""
         from laplacian_metric.retrieval.likelihood import mean_resultant_length
 
-        made = np.empty(len(self), dtype=np.float32)
+        lengths = np.empty(len(self), dtype=np.float32)
         for start, part in self.blocks():
-            made[start : start + len(part)] = mean_resultant_length(part.kappa, self.dim)
-        return made
+            lengths[start : start + len(part)] = mean_resultant_length(part.kappa, self.dim)
+        return lengths
 
     def blocks(self, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[int, Items]]:
         """All items a few at a time, each block with its first row."""
@@ -156,11 +156,11 @@ class Gallery:
         if len(self.parts) == 1:
             return of(self.parts[0])[rows]
         first = of(self.parts[0])
-        made = np.empty((*rows.shape, *first.shape[1:]), dtype=first.dtype)
+        values = np.empty((*rows.shape, *first.shape[1:]), dtype=first.dtype)
         number = np.searchsorted(self.starts, rows, side="right") - 1
         for i in np.unique(number):
-            made[number == i] = of(self.parts[i])[rows[number == i] - self.starts[i]]
-        return made
+            values[number == i] = of(self.parts[i])[rows[number == i] - self.starts[i]]
+        return values
 
 
 def scan_parts(means: list[Floats], queries: Floats, k: int) -> tuple[Numbers, Floats]:
@@ -173,10 +173,10 @@ def scan_parts(means: list[Floats], queries: Floats, k: int) -> tuple[Numbers, F
     return merge(scans, k)
 
 
-def merge(found: list[tuple[Numbers, NDArray[Any]]], k: int) -> tuple[Numbers, NDArray[Any]]:
+def merge(parts: list[tuple[Numbers, NDArray[Any]]], k: int) -> tuple[Numbers, NDArray[Any]]:
     """The k greatest of several lists (Q, any) of rows with their values, falling; of equals the first row first."""
-    rows = np.concatenate([rows for rows, _ in found], axis=1)
-    values = np.concatenate([values for _, values in found], axis=1)
+    rows = np.concatenate([rows for rows, _ in parts], axis=1)
+    values = np.concatenate([values for _, values in parts], axis=1)
     # A row of -1 is none.
     order = np.lexsort((rows, -values, rows < 0), axis=1)[:, :k]
     return np.take_along_axis(rows, order, axis=1), np.take_along_axis(values, order, axis=1)

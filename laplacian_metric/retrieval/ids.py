@@ -13,34 +13,34 @@ Ids = NDArray[Any]
 GivenIds = Sequence[int] | Sequence[str] | Ids
 
 
-def as_ids(given: GivenIds) -> Ids:
+def as_ids(ids: GivenIds) -> Ids:
     """Ids as an array (N,) of int64 or text.
 
     Example:
         >>> as_ids([3, 1]), as_ids(["a", "bc"])
         (array([3, 1]), array(['a', 'bc'], dtype='<U2'))
     """
-    if isinstance(given, str):
-        raise TypeError(f"ids is the text {given!r}: pass a list, even of one id")
-    if not isinstance(given, np.ndarray):
-        given = list(given)  # type: ignore[assignment]
-        kinds = {str if isinstance(one, str) else type(one) for one in given}
+    if isinstance(ids, str):
+        raise TypeError(f"ids is the text {ids!r}: pass a list, even of one id")
+    if not isinstance(ids, np.ndarray):
+        ids = list(ids)  # type: ignore[assignment]
+        kinds = {str if isinstance(one, str) else type(one) for one in ids}
         if str in kinds and len(kinds) > 1:
             raise TypeError("ids has text and other things: either all ids are whole numbers or all are text")
-    if len(given) == 0:
+    if len(ids) == 0:
         return np.zeros(0, dtype=np.int64)
-    found: NDArray[Any] = np.asarray(given)
-    if found.ndim != 1:
-        raise ValueError(f"ids has shape {found.shape}, one id for each item is needed: (N,)")
-    if found.dtype.kind == "U":
-        if not found.astype(bool).all():
-            raise ValueError(f"ids has an empty text at index {int(np.flatnonzero(found == '')[0])}")
-        return found
-    if found.dtype.kind not in "iu":
-        raise TypeError(f"ids has dtype {found.dtype}: whole numbers or text are needed")
-    if found.dtype.kind == "u" and found.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"ids has {found.max()}, which is more than 63 bits hold: pass such ids as text")
-    return found.astype(np.int64)
+    array: NDArray[Any] = np.asarray(ids)
+    if array.ndim != 1:
+        raise ValueError(f"ids has shape {array.shape}, one id for each item is needed: (N,)")
+    if array.dtype.kind == "U":
+        if not array.astype(bool).all():
+            raise ValueError(f"ids has an empty text at index {int(np.flatnonzero(array == '')[0])}")
+        return array
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"ids has dtype {array.dtype}: whole numbers or text are needed")
+    if array.dtype.kind == "u" and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"ids has {array.max()}, which is more than 63 bits hold: pass such ids as text")
+    return array.astype(np.int64)
 
 
 def is_text(ids: Ids) -> bool:
@@ -61,8 +61,8 @@ def check_unique(ids: Ids, where: str = "") -> None:
 def check_same_kind(ids: Ids, other: Ids) -> None:
     """Refuse to mix numbers and text."""
     if is_text(ids) != is_text(other):
-        has, given = ("text", "numbers") if is_text(ids) else ("numbers", "text")
-        raise TypeError(f"the ids of this index are {has} and those given are {given}: pass {has}")
+        has, wrong_kind = ("text", "numbers") if is_text(ids) else ("numbers", "text")
+        raise TypeError(f"the ids of this index are {has} and those given are {wrong_kind}: pass {has}")
 
 
 def nobody(ids: Ids, shape: tuple[int, ...]) -> Ids:

@@ -61,11 +61,11 @@ class Index(Retriever):
         trust: Trust | None = None,
     ) -> Index:
         """From what was checked before it was stored; ``built`` is FAISS' index where the kind has one."""
-        made = cls.__new__(cls)
-        made.kind = kind
-        Retriever.__init__(made, Gallery((items,), (ids,), searcher_of(items.mean, built)), calibrations)
-        made._state = replace(made._state, trust=trust)
-        return made
+        index = cls.__new__(cls)
+        index.kind = kind
+        Retriever.__init__(index, Gallery((items,), (ids,), searcher_of(items.mean, built)), calibrations)
+        index._state = replace(index._state, trust=trust)
+        return index
 
     def _gallery(self, items: Items, ids: Ids) -> Gallery:
         """Everything anew."""
@@ -175,7 +175,7 @@ class Index(Retriever):
         stay = size - np.array([math.floor(round(share * n, 9)) for n in size.tolist()], dtype=np.int64)
         return self._some(np.sort(order[place < np.repeat(stay, size)]))
 
-    def calibrated(self, calibrations: Calibrations | None = None, **given: Any) -> Index:
+    def calibrated(self, calibrations: Calibrations | None = None, **named: Any) -> Index:
         """The same items with these calibrations in place of all others; this index stays as it is.
 
         Args:
@@ -183,13 +183,13 @@ class Index(Retriever):
             given: ``threshold``, ``credible``, ``matching``, ``drift`` by name. To keep what there is, pass
                 ``index.calibrations.and_also(threshold=...)``.
         """
-        if calibrations is not None and given:
-            raise ValueError(f"pass either calibrations or {', '.join(given)}, not both")
-        made = Index.__new__(Index)
-        made.kind = self.kind
-        made._state = self._state
-        made.calibrations = Calibrations(**given) if calibrations is None else calibrations
-        return made
+        if calibrations is not None and named:
+            raise ValueError(f"pass either calibrations or {', '.join(named)}, not both")
+        copy = Index.__new__(Index)
+        copy.kind = self.kind
+        copy._state = self._state
+        copy.calibrations = Calibrations(**named) if calibrations is None else calibrations
+        return copy
 
     def _all_but(self, rows: Numbers | slice) -> Numbers:
         keep = np.ones(len(self), dtype=bool)
@@ -199,12 +199,12 @@ class Index(Retriever):
         return np.flatnonzero(keep)
 
     def _some(self, keep: Numbers) -> Index:
-        made = Index.__new__(Index)
-        made.kind = self.kind
-        made._state = self._state
+        copy = Index.__new__(Index)
+        copy.kind = self.kind
+        copy._state = self._state
         if len(keep) < len(self):
-            made._change(made._gallery(self.items[keep], self.ids[keep]), self._trust_of(keep))
-        return made
+            copy._change(copy._gallery(self.items[keep], self.ids[keep]), self._trust_of(keep))
+        return copy
 
     def with_trust(self, trust: Trust | None) -> Index:
         """Return the same items with a `Trust`, or without one; what was calibrated before is withdrawn.
@@ -217,10 +217,10 @@ class Index(Retriever):
                 f"the gallery of trust has {len(trust.gallery)} items and the index {len(self)}: make it by "
                 "trust.with_gallery(features of the items, their labels)"
             )
-        made = Index.__new__(Index)
-        made.kind = self.kind
-        made._state = State(self._state.gallery, self._state.calibrations.withdraw(), trust)
-        return made
+        copy = Index.__new__(Index)
+        copy.kind = self.kind
+        copy._state = State(self._state.gallery, self._state.calibrations.withdraw(), trust)
+        return copy
 
     def _trust_of(self, keep: Numbers) -> Trust | None:
         """Return the Trust of some of the items."""

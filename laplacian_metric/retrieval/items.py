@@ -86,16 +86,16 @@ class Items:
             source: the fingerprint of the posterior or encoder that made it; by default the one that it carries.
             variance: whether to keep the variance, which takes as much memory as the directions.
         """
-        told = getattr(embedding, "source", None)
-        if source is None and told is None:
+        fingerprint = getattr(embedding, "source", None)
+        if source is None and fingerprint is None:
             raise ValueError(
                 "the embedding does not say what made it: pass source=, the name or fingerprint of its model"
             )
-        if None not in (source, told) and source != told:
+        if None not in (source, fingerprint) and source != fingerprint:
             raise ValueError(
-                f"source is {source!r}, but the embedding was made by {told!r}: leave source out"
+                f"source is {source!r}, but the embedding was made by {fingerprint!r}: leave source out"
             )
-        source = source or told
+        source = source or fingerprint
         assert source is not None
         kept = None
         if variance and getattr(embedding, "gaussians", None) is not None:
@@ -122,12 +122,12 @@ class Items:
 
         Checking the values reads all of them, and mapped files are not to be read before they are needed.
         """
-        made = cls.__new__(cls)
-        found = {"mean": mean, "kappa": kappa, "uncertainty": uncertainty, "variance": variance}
-        for name, value in {**found, "source": source}.items():
-            object.__setattr__(made, name, value)
-        made._check_lengths()
-        return made
+        unchecked = cls.__new__(cls)
+        arrays = {"mean": mean, "kappa": kappa, "uncertainty": uncertainty, "variance": variance}
+        for name, value in {**arrays, "source": source}.items():
+            object.__setattr__(unchecked, name, value)
+        unchecked._check_lengths()
+        return unchecked
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -203,24 +203,24 @@ def angles(first: Floats, second: Floats) -> NDArray[np.float64]:
     """
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     apart = np.linalg.norm(one - two, axis=-1)
-    found: NDArray[np.float64] = 2 * np.arctan2(apart, np.linalg.norm(one + two, axis=-1))
-    return found
+    between: NDArray[np.float64] = 2 * np.arctan2(apart, np.linalg.norm(one + two, axis=-1))
+    return between
 
 
 # --- arrays ---
 
 
-def _array(name: str, given: ArrayLike, dtype: type[np.floating[Any]], ndim: int) -> NDArray[Any]:
+def _array(name: str, values: ArrayLike, dtype: type[np.floating[Any]], ndim: int) -> NDArray[Any]:
     """Of the dtype, in memory order, and not to be written to through the items."""
-    found = np.asarray(given)
-    if found.dtype.kind not in "fiu":
-        raise TypeError(f"{name} has dtype {found.dtype}, real numbers are needed")
+    array = np.asarray(values)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} has dtype {array.dtype}, real numbers are needed")
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(found, dtype=dtype)
-    if found.ndim != ndim or np.asarray(given).ndim != ndim:
+        array = np.ascontiguousarray(array, dtype=dtype)
+    if array.ndim != ndim or np.asarray(values).ndim != ndim:
         needed = "(N, D)" if ndim == 2 else "(N,)"
-        raise ValueError(f"{name} has shape {np.shape(given)}, {needed} is needed")
-    view = found.view()
+        raise ValueError(f"{name} has shape {np.shape(values)}, {needed} is needed")
+    view = array.view()
     view.flags.writeable = False
     frozen: NDArray[Any] = view
     return frozen
@@ -239,15 +239,15 @@ def _rounded_to_unit(mean: NDArray[Any]) -> NDArray[Any]:
     """Rows of unit length in float32; what low precision took off their length is given back."""
     if mean.ndim != 2:
         return mean
-    made = np.empty(mean.shape, dtype=np.float32)
+    rounded = np.empty(mean.shape, dtype=np.float32)
     for start in range(0, len(mean), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         exact = mean[rows].astype(np.float64)
         norm = np.linalg.norm(exact, axis=1, keepdims=True)
         near = np.abs(norm - 1) <= ROUGH_TOLERANCE
         # What is no unit vector is left as it is, and refused with its row.
-        made[rows] = np.divide(exact, norm, out=exact, where=near)
-    return made
+        rounded[rows] = np.divide(exact, norm, out=exact, where=near)
+    return rounded
 
 
 def _check_unit(mean: Floats) -> None:
@@ -274,21 +274,25 @@ def _refuse(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], why: str,
 
 
 def row_numbers(rows: ArrayLike, num: int) -> NDArray[np.int64]:
-    found = np.asarray(rows)
-    if found.ndim != 1:
-        raise ValueError(f"rows has shape {found.shape}: pass a slice, row numbers or a boolean for each row")
-    if found.dtype == np.bool_:
-        if len(found) != num:
-            raise ValueError(f"rows has {len(found)} booleans for {num} items")
-        return np.flatnonzero(found)
-    if len(found) == 0:
+    numbers = np.asarray(rows)
+    if numbers.ndim != 1:
+        raise ValueError(
+            f"rows has shape {numbers.shape}: pass a slice, row numbers or a boolean for each row"
+        )
+    if numbers.dtype == np.bool_:
+        if len(numbers) != num:
+            raise ValueError(f"rows has {len(numbers)} booleans for {num} items")
+        return np.flatnonzero(numbers)
+    if len(numbers) == 0:
         return np.zeros(0, dtype=np.int64)
-    if found.dtype.kind not in "iu":
-        raise TypeError(f"rows has dtype {found.dtype}: pass a slice, row numbers or a boolean for each row")
-    wrong = (found < -num) | (found >= num)
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(
+            f"rows has dtype {numbers.dtype}: pass a slice, row numbers or a boolean for each row"
+        )
+    wrong = (numbers < -num) | (numbers >= num)
     if wrong.any():
-        raise IndexError(f"there is no row {found[wrong][0]} among {num} items")
-    return found.astype(np.int64)
+        raise IndexError(f"there is no row {numbers[wrong][0]} among {num} items")
+    return numbers.astype(np.int64)
 
 
 def _beginnings(first: str, second: str) -> tuple[str, str]:

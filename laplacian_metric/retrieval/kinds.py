@@ -75,14 +75,14 @@ class IVF:
         module, (num, dim) = faiss(), mean.shape
         lists = self.lists(num)
         quantizer = module.IndexFlatIP(dim)
-        made = module.IndexIVFFlat(quantizer, dim, lists, module.METRIC_INNER_PRODUCT)
-        made.cp.seed = self.seed
-        made.cp.min_points_per_centroid = 1
-        made.cp.max_points_per_centroid = MOST_POINTS_PER_LIST
-        made.train(mean)
-        made.nprobe = self.probes(lists)
-        made.add(mean)
-        return made
+        built = module.IndexIVFFlat(quantizer, dim, lists, module.METRIC_INNER_PRODUCT)
+        built.cp.seed = self.seed
+        built.cp.min_points_per_centroid = 1
+        built.cp.max_points_per_centroid = MOST_POINTS_PER_LIST
+        built.train(mean)
+        built.nprobe = self.probes(lists)
+        built.add(mean)
+        return built
 
     def outgrown(self, built: Any) -> bool:
         """Whether the items have become so many that other lists would suit them better."""
@@ -120,12 +120,12 @@ class HNSW:
     def build(self, mean: Floats) -> Any:
         """FAISS' index of unit vectors (N, D)."""
         module, dim = faiss(), mean.shape[1]
-        made = module.IndexHNSWFlat(dim, self.links, module.METRIC_INNER_PRODUCT)
-        made.hnsw.rng = module.RandomGenerator(self.seed)
-        made.hnsw.efConstruction = self.build_depth
-        made.hnsw.efSearch = self.search_depth
-        made.add(mean)
-        return made
+        built = module.IndexHNSWFlat(dim, self.links, module.METRIC_INNER_PRODUCT)
+        built.hnsw.rng = module.RandomGenerator(self.seed)
+        built.hnsw.efConstruction = self.build_depth
+        built.hnsw.efSearch = self.search_depth
+        built.add(mean)
+        return built
 
     def outgrown(self, built: Any) -> bool:
         """A graph grows with its items."""
@@ -136,18 +136,18 @@ Kind = Flat | IVF | HNSW
 KINDS: dict[str, type[Flat] | type[IVF] | type[HNSW]] = {kind.name: kind for kind in (Flat, IVF, HNSW)}
 
 
-def as_kind(given: str | Kind) -> Kind:
+def as_kind(kind: str | Kind) -> Kind:
     """A kind by name with its usual settings, or as given.
 
     Example:
         >>> as_kind("ivf"), as_kind(HNSW(links=16)).name
         (IVF(nlist=None, nprobe=None, seed=0), 'hnsw')
     """
-    if isinstance(given, (Flat, IVF, HNSW)):
-        return given
-    if given not in KINDS:
-        raise ValueError(f"kind is {given!r}: {', '.join(KINDS)} are there")
-    return KINDS[given]()
+    if isinstance(kind, (Flat, IVF, HNSW)):
+        return kind
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}: {', '.join(KINDS)} are there")
+    return KINDS[kind]()
 
 
 def kind_to_dict(kind: Kind) -> dict[str, Any]:

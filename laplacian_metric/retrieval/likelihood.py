@@ -32,7 +32,7 @@ def log_expected_likelihood(
     """log int p q of two von Mises-Fisher distributions, less that of the uniform distribution with itself.
 
     With h(k) = log C(k) - log C(0) + k and c = |k1 m1 + k2 m2| it is h(k1) + h(k2) - h(c) - (k1 + k2 - c). It is 0
-    where either knows nothing, positive where the two are rather the same than two strangers, and negative otherwise.
+    where either knows nothing, positive where the two are rather one than two unrelated ones, and negative otherwise.
 
     Args:
         similarity: cosines of the mean directions.
@@ -55,8 +55,8 @@ def log_expected_likelihood(
     # k1 + k2 - c without a subtraction of what is nearly the same
     lost = 2 * k * other * (1 - cosine) / np.maximum(k + other + together, np.finfo(np.float64).tiny)
     height = expand(np, k, dim).scaled + expand(np, other, dim).scaled - expand(np, together, dim).scaled
-    found: NDArray[np.float64] = height - lost
-    return found
+    log_likelihood: NDArray[np.float64] = height - lost
+    return log_likelihood
 
 
 def squared_expected_distance(
@@ -73,11 +73,11 @@ def squared_expected_distance(
 
 
 def _concentration(name: str, kappa: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(kappa, dtype=np.float64)
-    if not (found >= 0).all():
-        wrong = found[~(found >= 0)].flat[0]
+    array = np.asarray(kappa, dtype=np.float64)
+    if not (array >= 0).all():
+        wrong = array[~(array >= 0)].flat[0]
         raise ValueError(f"{name} has the value {wrong:g}: concentrations are from 0 (uniform) to infinity")
-    return np.minimum(found, LARGEST_KAPPA)
+    return np.minimum(array, LARGEST_KAPPA)
 
 
 def _dim(dim: int) -> int:

@@ -34,13 +34,13 @@ class Reliability:
             >>> table.count[9], table.matched[9], round(table.error, 3)
             (3, 0.6666666666666666, 0.22)
         """
-        told = _finite("probability", probability)
-        if not ((told >= 0) & (told <= 1)).all():
+        predicted = _finite("probability", probability)
+        if not ((predicted >= 0) & (predicted <= 1)).all():
             raise ValueError("probability has entries outside of [0, 1]: pass probabilities, not scores")
-        matches = _binary("same", same, len(told))
-        bins = np.minimum((NUM_BINS * told).astype(np.int64), NUM_BINS - 1)
+        matches = _binary("same", same, len(predicted))
+        bins = np.minimum((NUM_BINS * predicted).astype(np.int64), NUM_BINS - 1)
         count = np.bincount(bins, minlength=NUM_BINS)
-        sums = [np.bincount(bins, weights, NUM_BINS) for weights in (told, matches.astype(np.float64))]
+        sums = [np.bincount(bins, weights, NUM_BINS) for weights in (predicted, matches.astype(np.float64))]
         means = [
             tuple(float(s / n) if n else None for s, n in zip(total, count, strict=True)) for total in sums
         ]
@@ -125,8 +125,8 @@ class MatchProbability:
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """1/(1 + e^-x) without overflow. Scipy's is as good, and takes a third of the time in which a query is answered."""
-    found: NDArray[np.float64] = np.exp(-np.logaddexp(0, -x))
-    return found
+    sigmoid: NDArray[np.float64] = np.exp(-np.logaddexp(0, -x))
+    return sigmoid
 
 
 def _logistic(x: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, float]:
@@ -134,20 +134,20 @@ def _logistic(x: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[floa
     design = np.stack([x, np.ones_like(x)])
     mean = float(target.mean())
     alone = np.array([0.0, math.log(mean / (1 - mean))])  # the best without a slope
-    found = alone
-    loss = _cross_entropy(found, design, target)
+    parameters = alone
+    loss = _cross_entropy(parameters, design, target)
     for _ in range(STEPS):
-        predicted = _sigmoid(found @ design)
+        predicted = _sigmoid(parameters @ design)
         gradient = design @ (predicted - target)
         hessian = (design * (predicted * (1 - predicted))) @ design.T
         step = np.linalg.solve(hessian + 1e-12 * np.trace(hessian) * np.eye(2), gradient)
         share, best = 1.0, loss
-        while (loss := _cross_entropy(found - share * step, design, target)) > best and share > 1e-10:
+        while (loss := _cross_entropy(parameters - share * step, design, target)) > best and share > 1e-10:
             share /= 2
         if loss >= best:
             break
-        found = found - share * step
-    return (float(found[0]), float(found[1])) if found[0] > 0 else (0.0, float(alone[1]))
+        parameters = parameters - share * step
+    return (float(parameters[0]), float(parameters[1])) if parameters[0] > 0 else (0.0, float(alone[1]))
 
 
 def _cross_entropy(
@@ -158,23 +158,23 @@ def _cross_entropy(
 
 
 def _finite(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or len(found) == 0:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) == 0:
         raise ValueError(
-            f"{name} has shape {found.shape}, one number for each of at least one pair is needed"
+            f"{name} has shape {array.shape}, one number for each of at least one pair is needed"
         )
-    if not np.isfinite(found).all():
-        where = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise ValueError(f"{name} has the value {found[where]} at index {where}: finite numbers are needed")
-    return found
+    if not np.isfinite(array).all():
+        where = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise ValueError(f"{name} has the value {array[where]} at index {where}: finite numbers are needed")
+    return array
 
 
 def _binary(name: str, values: ArrayLike, count: int) -> NDArray[np.bool_]:
-    found = np.asarray(values)
-    if found.dtype != np.bool_:
+    array = np.asarray(values)
+    if array.dtype != np.bool_:
         raise TypeError(
-            f"{name} has dtype {found.dtype}, booleans are needed: True where the two are of one class"
+            f"{name} has dtype {array.dtype}, booleans are needed: True where the two are of one class"
         )
-    if found.shape != (count,):
-        raise ValueError(f"{name} has shape {found.shape} for {count} pairs")
-    return found
+    if array.shape != (count,):
+        raise ValueError(f"{name} has shape {array.shape} for {count} pairs")
+    return array

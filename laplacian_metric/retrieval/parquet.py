@@ -45,15 +45,15 @@ def export(index: Retriever, path: str | os.PathLike[str]) -> None:
 
 def _columns(arrow: Any, ids: NDArray[Any], block: Items, variance: bool) -> dict[str, Any]:
     """Of some rows; numbers are not copied."""
-    made = {
+    columns = {
         "id": arrow.array(ids.tolist() if ids.dtype.kind == "U" else ids),
         "kappa": arrow.array(block.kappa),
         "uncertainty": arrow.array(block.uncertainty),
         "mean": _lists(arrow, block.mean),
     }
     if variance and block.variance is not None:
-        made["variance"] = _lists(arrow, block.variance)
-    return made
+        columns["variance"] = _lists(arrow, block.variance)
+    return columns
 
 
 def _lists(arrow: Any, values: NDArray[np.float32]) -> Any:

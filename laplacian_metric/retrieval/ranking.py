@@ -34,13 +34,13 @@ def answer(
     calibrations: Calibrations,
     queries: Items,
     k: int,
-    asked: Asked,
+    request: Asked,
     own_rows: Numbers | None = None,
 ) -> Answers:
     """Rows, cosines, probabilities, and what the threshold says; with ``own_rows`` each query's own row is left out."""
     _check_k(k, len(gallery) - (own_rows is not None), own_rows is not None)
     k = int(k)  # numpy's integers are none to FAISS
-    threshold = calibrations.need("threshold") if asked.abstain else calibrations.threshold
+    threshold = calibrations.need("threshold") if request.abstain else calibrations.threshold
     answered = None
     if threshold is not None:
         answered = np.asarray(threshold.answers(queries.uncertainty), dtype=np.bool_)
@@ -49,43 +49,43 @@ def answer(
     ids = nobody(gallery.ids, (len(queries), k))
     probability = None if calibrations.matching is None else np.full((len(queries), k), np.nan)
     some = np.arange(len(queries))
-    if asked.abstain and answered is not None and not answered.all():
+    if request.abstain and answered is not None and not answered.all():
         some = np.flatnonzero(answered)
         queries = queries[some]
     own = None if own_rows is None else own_rows[some]
-    found, cosine = _ranked(gallery, queries, k, asked, own)
-    rows[some], similarity[some], ids[some] = found, cosine, gallery.ids[found]
+    ranked, cosine = _ranked(gallery, queries, k, request, own)
+    rows[some], similarity[some], ids[some] = ranked, cosine, gallery.ids[ranked]
     if calibrations.matching is not None and probability is not None:
-        likelihood = _likelihood(gallery, queries, found, cosine)
+        likelihood = _likelihood(gallery, queries, ranked, cosine)
         probability[some] = calibrations.matching.probability(likelihood)
     return Answers(ids, rows, similarity, probability, answered)
 
 
 def _ranked(
-    gallery: Gallery, queries: Items, k: int, asked: Asked, own_rows: Numbers | None
+    gallery: Gallery, queries: Items, k: int, request: Asked, own_rows: Numbers | None
 ) -> tuple[Numbers, NDArray[np.float32]]:
     """The k first rows in the order that is asked for, without the own ones, and their cosines."""
     more = k if own_rows is None else k + 1
-    number = _number_of_candidates(gallery, k, more - k, asked)
+    number = _number_of_candidates(gallery, k, more - k, request)
     if number is None:
-        rank = exact.by_expected_distance if asked.order == "expected distance" else exact.by_likelihood
+        rank = exact.by_expected_distance if request.order == "expected distance" else exact.by_likelihood
         rows = rank(gallery, queries, more)
         similarity = exact.cosines_at(gallery, queries.mean, rows)
     else:
         rows, similarity = gallery.nearest(queries.mean, number)
     if own_rows is not None:
         rows, similarity = _without(rows, similarity, own_rows)
-    if number is not None and asked.order != "cosine":
-        value = _value(gallery, queries, rows, similarity, asked.order)
+    if number is not None and request.order != "cosine":
+        value = _value(gallery, queries, rows, similarity, request.order)
         best = np.argsort(-value, axis=1, kind="stable")
         rows = np.take_along_axis(rows, best, axis=1)
         similarity = np.take_along_axis(similarity, best, axis=1)
     return rows[:, :k], similarity[:, :k]
 
 
-def _number_of_candidates(gallery: Gallery, k: int, own: int, asked: Asked) -> int | None:
+def _number_of_candidates(gallery: Gallery, k: int, own: int, request: Asked) -> int | None:
     """How many are looked for by cosine, with one more for the own row; None where another order goes through all."""
-    order, candidates = asked.order, asked.candidates
+    order, candidates = request.order, request.candidates
     if order not in get_args(Order):
         raise ValueError(f"order is {order!r}: {', '.join(map(repr, get_args(Order)))} are there")
     if order == "cosine":
@@ -118,11 +118,13 @@ def _likelihood(
     """The log expected likelihood of queries with some rows each, (Q, n)."""
     from laplacian_metric.retrieval.likelihood import log_expected_likelihood
 
-    made = np.empty(rows.shape, dtype=np.float64)
+    values = np.empty(rows.shape, dtype=np.float64)
     for some in exact.slices(len(rows), exact.queries_at_once(rows.shape[1])):
         kappa = gallery.kappa_at(rows[some])
-        made[some] = log_expected_likelihood(similarity[some], queries.kappa[some, None], kappa, gallery.dim)
-    return made
+        values[some] = log_expected_likelihood(
+            similarity[some], queries.kappa[some, None], kappa, gallery.dim
+        )
+    return values
 
 
 def _without(

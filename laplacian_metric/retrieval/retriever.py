@@ -175,8 +175,8 @@ class Retriever:
         trusted = None if state.trust is None else state.trust.items(rows)
         if trusted is not None:
             queries = replace(queries, uncertainty=1 - trusted.probability)
-        asked = Asked(order, candidates, abstain)
-        return replace(answer(state.gallery, state.calibrations, queries, k, asked, rows), trust=trusted)
+        request = Asked(order, candidates, abstain)
+        return replace(answer(state.gallery, state.calibrations, queries, k, request, rows), trust=trusted)
 
     def credible_sets(self, queries: Items) -> CredibleSets:
         """All items within each query's credible cap, and at least its nearest.

@@ -42,9 +42,9 @@ class Shards(Retriever):
         galleries = [index.state.gallery for index in indexes]
         parts = tuple(gallery.parts[0] for gallery in galleries)
         ids = tuple(gallery.ids for gallery in galleries)
-        made = Gallery(parts, ids, _searcher(parts, [built_of(gallery) for gallery in galleries]))
-        check_unique(made.ids, " from shard to shard")
-        super().__init__(made)
+        joined = Gallery(parts, ids, _searcher(parts, [built_of(gallery) for gallery in galleries]))
+        check_unique(joined.ids, " from shard to shard")
+        super().__init__(joined)
         self.num_shards = len(indexes)
 
     def __repr__(self) -> str:
@@ -67,10 +67,10 @@ def open_shards(
     folders = (
         shard_folders(folder) if isinstance(folder, (str, os.PathLike)) else [Path(one) for one in folder]
     )
-    made = Shards([load(one, mmap=mmap) for one in folders])
+    shards = Shards([load(one, mmap=mmap) for one in folders])
     if calibrations is not None:
-        made.calibrations = calibrations
-    return made
+        shards.calibrations = calibrations
+    return shards
 
 
 def shard_folders(folder: str | os.PathLike[str]) -> list[Path]:
@@ -78,8 +78,8 @@ def shard_folders(folder: str | os.PathLike[str]) -> list[Path]:
     place = Path(folder)
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {place}")
-    found = {path.name: match for path in place.iterdir() if (match := PATTERN.fullmatch(path.name))}
-    totals = sorted({int(match[2]) for match in found.values()})
+    matches = {path.name: match for path in place.iterdir() if (match := PATTERN.fullmatch(path.name))}
+    totals = sorted({int(match[2]) for match in matches.values()})
     if not totals:
         raise FileNotFoundError(f"{place} holds no shards: pass the folder that build_shard filled")
     if len(totals) > 1:
@@ -87,7 +87,7 @@ def shard_folders(folder: str | os.PathLike[str]) -> list[Path]:
             f"{place} holds sets of {' and '.join(map(str, totals))} shards: take away those of earlier runs"
         )
     needed = [shard_name(number, totals[0]) for number in range(totals[0])]
-    missing = [name for name in needed if name not in found]
+    missing = [name for name in needed if name not in matches]
     if missing:
         raise FileNotFoundError(f"{place} lacks {', '.join(missing)}: make the missing shards, or copy them")
     return [place / name for name in needed]
@@ -125,11 +125,11 @@ def build_shard(
     Returns:
         this process's folder.
     """
-    rank, told = _gather((len(items), items.dim, items.source))
-    place = Path(folder) / shard_name(rank, len(told))
+    rank, descriptions = _gather((len(items), items.dim, items.source))
+    place = Path(folder) / shard_name(rank, len(descriptions))
     problem: Exception | None = None
     try:
-        for number, (_, dim, source) in enumerate(told):
+        for number, (_, dim, source) in enumerate(descriptions):
             if (dim, source) != (items.dim, items.source):
                 raise ValueError(
                     f"process {number} has items of another source or dimension than process {rank}: give all the same "
@@ -137,12 +137,12 @@ def build_shard(
                 )
         place.parent.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in place.parent.iterdir() if PATTERN.fullmatch(path.name)}
-        if others - {shard_name(number, len(told)) for number in range(len(told))}:
+        if others - {shard_name(number, len(descriptions)) for number in range(len(descriptions))}:
             raise FileExistsError(
                 f"{folder} holds shards of another number of processes: name another folder"
             )
         if ids is None:
-            ids = sum(count for count, _, _ in told[:rank]) + np.arange(len(items))
+            ids = sum(count for count, _, _ in descriptions[:rank]) + np.arange(len(items))
         save(Index(items, ids, kind=kind), place, overwrite=overwrite)
     except Exception as error:
         problem = error
@@ -188,16 +188,16 @@ class _Together:
         return self.shards is None
 
     def __call__(self, queries: Floats, k: int) -> tuple[Numbers, Floats]:
-        found = []
+        results = []
         for start, mean in self.flat:
             rows, similarity = Scan(mean)(queries, min(k, len(mean)))
-            found.append((rows + start, similarity))
+            results.append((rows + start, similarity))
         if self.shards is not None:
             similarity, rows = self.shards.search(queries, k)
             part = np.searchsorted(self.starts, rows, side="right") - 1
             moved = rows - self.starts[part] + self.true_starts[part]
-            found.append((np.where(rows < 0, -1, moved), similarity))
-        return merge(found, k)
+            results.append((np.where(rows < 0, -1, moved), similarity))
+        return merge(results, k)
 
 
 def _searcher(parts: Sequence[Items], built: Sequence[Any]) -> Searcher:

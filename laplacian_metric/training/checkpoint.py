@@ -59,13 +59,13 @@ class Progress:
         }
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Progress:
+    def from_json(content: Mapping[str, Any]) -> Progress:
         return Progress(
-            found["history"],
-            found["step"],
-            float.fromhex(found["total"]),
-            found["images"],
-            found["seconds"],
+            content["history"],
+            content["step"],
+            float.fromhex(content["total"]),
+            content["images"],
+            content["seconds"],
         )
 
 
@@ -85,12 +85,14 @@ def embedding_tensors(learner: Learner) -> dict[str, Tensor]:
 
 def optimizer_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's averages, by the name of the parameter."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in learner.module.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
-                found[f"optimizer/{key}/{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
-    return found
+                tensors[f"optimizer/{key}/{name}"] = (
+                    torch.as_tensor(value).detach().cpu().contiguous().clone()
+                )
+    return tensors
 
 
 def save(path: Path, tensors: dict[str, Tensor], identity: Mapping[str, Any], progress: Progress) -> None:
@@ -123,10 +125,10 @@ def _explained(path: Path) -> Iterator[None]:
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
     """Return what earlier versions wrote instead of a digest: of all bytes of all tensors, ordered by their names."""
-    found = 0
+    checksum = 0
     for _, tensor in sorted(tensors.items()):
-        found = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, found)
-    return found
+        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -156,12 +158,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
     return tensors, json.loads(metadata["identity"]), Progress.from_json(json.loads(metadata["progress"]))
 
 
-def check_identity(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_identity(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with a run that was begun with other settings."""
-    names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+    names = sorted(name for name in {*stored, *wanted} if stored.get(name) != wanted.get(name))
     if not names:
         return
-    shown = ", ".join(f"{name} was {found.get(name)!r} and is now {wanted.get(name)!r}" for name in names[:3])
+    shown = ", ".join(
+        f"{name} was {stored.get(name)!r} and is now {wanted.get(name)!r}" for name in names[:3]
+    )
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise OtherRunError(
         f"{path.parent.name}/{path.name} is of a training with other settings: {shown}{more}. Choose another folder, "

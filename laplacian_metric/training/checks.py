@@ -77,12 +77,12 @@ def plain(identity: Mapping[str, Any]) -> dict[str, Any]:
         {'sizes': [1, 2]}
     """
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+        values: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"identity must be of numbers, words, lists and dictionaries of them: {error}"
         ) from error
-    return found
+    return values
 
 
 @contextmanager

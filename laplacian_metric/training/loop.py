@@ -98,9 +98,9 @@ def train(
         checks.check_inputs(train, validation)
         checks.check_parameters(learner)
         checks.check_folder(folder)
-        found = checks.plain(identity or {})
+        plain_identity = checks.plain(identity or {})
     with processes.letting_go():
-        return _trained(learner, train, validation, options, folder, seed, found, progress)
+        return _trained(learner, train, validation, options, folder, seed, plain_identity, progress)
 
 
 def _trained(
@@ -296,8 +296,8 @@ class _Run:
         if not path.exists():
             return
         with processes.all_or_none():
-            tensors, found, state = checkpoint.read(path)
-            checkpoint.check_identity(path, found, self.identity)
+            tensors, stored, state = checkpoint.read(path)
+            checkpoint.check_identity(path, stored, self.identity)
             self._load(path, tensors)
             if self.processes > 1:
                 total, images = tensors[f"losses/{self.process}"].tolist()
@@ -348,8 +348,8 @@ class _Run:
             if self.processes > 1:  # each has the losses of its own images
                 kept["losses"] = torch.tensor([self.state.total, self.state.images], dtype=torch.float64)
             for kind, own in kept.items():
-                for number, found in enumerate(processes.gathered(own)):
-                    tensors[f"{kind}/{number}"] = found
+                for number, gathered_state in enumerate(processes.gathered(own)):
+                    tensors[f"{kind}/{number}"] = gathered_state
         with processes.all_or_none():
             if self.process == 0:
                 tensors |= checkpoint.embedding_tensors(self.learner)
@@ -376,12 +376,12 @@ def _plain(options: TrainingOptions, chosen: bool) -> dict[str, Any]:
 
     Where images are ``chosen`` by what the module makes of them they are chosen anew after every checkpoint.
     """
-    found = asdict(options)
+    values = asdict(options)
     free = set(FREE)
     # The learning rates of these depend on how many epochs there will be.
     if options.schedule in (Schedule.COSINE, Schedule.STEP):
         free.remove("epochs")
     if chosen:
         free.remove("checkpoint_every")
-    plain: dict[str, Any] = json.loads(json.dumps({k: v for k, v in found.items() if k not in free}))
+    plain: dict[str, Any] = json.loads(json.dumps({k: v for k, v in values.items() if k not in free}))
     return plain

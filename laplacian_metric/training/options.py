@@ -192,8 +192,8 @@ def pair_choice(options: TrainingOptions) -> Callable[[Tensor, Tensor], Pairs]:
     miner = make_miner(options.miner, dict(options.miner_options))
 
     def mined(u: Tensor, labels: Tensor) -> Pairs:
-        found = miner(nn.functional.normalize(u.detach().float()), labels)
-        return Pairs.from_indices(found, len(u))
+        mined_pairs = miner(nn.functional.normalize(u.detach().float()), labels)
+        return Pairs.from_indices(mined_pairs, len(u))
 
     return mined
 

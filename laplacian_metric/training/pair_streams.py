@@ -109,8 +109,8 @@ class _Groups:
 
 def _whole(draws: npt.NDArray[np.float64], below: Whole | int) -> Whole:
     """Whole numbers below a bound out of uniform ones below 1."""
-    found: Whole = np.minimum(np.floor(draws * below).astype(np.int64), np.asarray(below) - 1)
-    return found
+    whole: Whole = np.minimum(np.floor(draws * below).astype(np.int64), np.asarray(below) - 1)
+    return whole
 
 
 def _as_pairs(first: Whole, second: Whole) -> Tensor:

@@ -86,16 +86,16 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     if count == 1:
         return [tensor]
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    found = [torch.empty_like(tensor, device=device) for _ in range(count)]
-    dist.all_gather(found, tensor.to(device))
-    return [entry.cpu() for entry in found]
+    tensors = [torch.empty_like(tensor, device=device) for _ in range(count)]
+    dist.all_gather(tensors, tensor.to(device))
+    return [entry.cpu() for entry in tensors]
 
 
 def same_everywhere(name: str, number: int) -> None:
     """Refuse to go on where a number, below 2^63, is not the same in all processes."""
-    found = [int(entry) for entry in gathered(torch.tensor(number))]
-    if len(set(found)) > 1:
-        raise ValueError(f"{name} is not the same in all processes: {', '.join(map(str, found))}")
+    numbers = [int(entry) for entry in gathered(torch.tensor(number))]
+    if len(set(numbers)) > 1:
+        raise ValueError(f"{name} is not the same in all processes: {', '.join(map(str, numbers))}")
 
 
 def of_the_first(numbers: dict[str, float]) -> dict[str, float]:

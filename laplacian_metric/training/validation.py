@@ -31,12 +31,12 @@ def validate(learner: Learner, validation: Dataset) -> dict[str, float]:
     )
     ks = [k for k in KS if k < len(points)]
     if learner.euclidean:
-        found = rank_by_distance(points.float(), validation.labels, max(ks))
+        ranking = rank_by_distance(points.float(), validation.labels, max(ks))
     else:
-        found = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
+        ranking = metrics.rank(F.normalize(points.float()), validation.labels, k=max(ks))
     measured = {
-        "recall@1": float(found.recall(1).mean()),
-        **{f"map@{k}": float(found.average_precision(k).mean()) for k in ks},
+        "recall@1": float(ranking.recall(1).mean()),
+        **{f"map@{k}": float(ranking.average_precision(k).mean()) for k in ks},
     }
     if learner.keep is Keep.LOSS:
         measured["validation_loss"] = validation_loss(learner, validation)

@@ -77,8 +77,9 @@ def test_strengths_are_told_apart_in_the_curves_and_seeds_in_the_rows() -> None:
     assert drawn[EPISTEMIC][STRANGE] == [[1.0] * 5] * 2
     row = combined.rows_of(pair)[4]
     assert (row["images"], row["epistemic part, AUROC"], row["seeds"]) == (STRANGE, "1.000 ± 0.000", 2)
-    assert "the learned part tells corrupted images better than strangers with 1 of 2 seeds" in combined.said(
-        pair
+    assert (
+        "the learned part tells corrupted images better than OOD images with 1 of 2 seeds"
+        in combined.said(pair)
     )
     assert combined.picture([pair])[:4] == b"\x89PNG"
 
@@ -94,7 +95,7 @@ def test_each_part_reacts_to_its_cause_on_the_sample(tmp_path: Path, long_form: 
         write(folder.results, result(f"small/{name}", 0))
     described = {
         "seeds": [0, 1],
-        "strangers": "digits",
+        "ood": "digits",
         "limit": 1000 if long_form else 100,
         "pairs": [
             {"label": "small", "aleatoric": "small/hib", "epistemic": "small/laplace", "one_norm": True},
@@ -120,7 +121,7 @@ def test_each_part_reacts_to_its_cause_on_the_sample(tmp_path: Path, long_form: 
     assert told[STRANGE][EPISTEMIC] > told[CORRUPTED][EPISTEMIC] + 0.1
     assert told[CORRUPTED][ALEATORIC] > told[CORRUPTED][EPISTEMIC] + 0.05
     assert told[STRANGE][EPISTEMIC] > told[STRANGE][ALEATORIC] + 0.1
-    # Of strangers that are corrupted too, the learned part knows which.
+    # Of OOD images that are corrupted too, the learned part knows which.
     assert told["strange and corrupted, against strange"][ALEATORIC] > 0.6
     assert "small: the learned part" in (tmp_path / "out" / "combined.md").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "plots" / "combined.png").stat().st_size > 1000

@@ -41,8 +41,8 @@ def made(number: int = 1200, seed: int = 0, informed: bool = True) -> Embedded:
     point = (raw / np.linalg.norm(raw, axis=1, keepdims=True)).astype(np.float32)
     kappa = 1 / noise**2 if informed else generator.uniform(1, 100, number)
     uncertainty = 1 / kappa
-    strangers = {"others": {"own": np.full(300, 20.0)}}
-    return Embedded(point, point, kappa, labels, {"own": uncertainty}, strangers, has_uncertainty=True)
+    ood = {"others": {"own": np.full(300, 20.0)}}
+    return Embedded(point, point, kappa, labels, {"own": uncertainty}, ood, has_uncertainty=True)
 
 
 def test_answers_are_those_of_a_plain_loop() -> None:
@@ -117,7 +117,7 @@ def test_kappa_makes_match_probabilities_better_where_it_knows() -> None:
     assert matched(e, asked, e.kappa).error < 0.06
 
 
-def test_alarms_come_for_strangers_only() -> None:
+def test_alarms_come_for_ood_only() -> None:
     kappa = np.random.default_rng(0).gamma(5, 20, 2000)
     none = alarms(kappa, None, 0.0, streams=20, length=300, false_alarm=0.01, seed=0)
     assert none.raised <= 2
@@ -136,7 +136,7 @@ def test_the_command(
             write(results, result(f"set/{cell}", seed))
     described = tmp_path / "described.yaml"
     described.write_text(
-        "sets:\n  set:\n    title: A set\n    seeds: [0, 1, 2]\n    alphas: [0.2]\n    strangers: others\n    rows:\n"
+        "sets:\n  set:\n    title: A set\n    seeds: [0, 1, 2]\n    alphas: [0.2]\n    ood: others\n    rows:\n"
         "      - {label: first, cell: set/one}\n      - {label: second, cell: set/two}\n"
         "      - {label: missing, cell: set/three}\n"
     )
@@ -174,8 +174,8 @@ def test_the_command(
 
     def without(cell: str, seed: int, **places: Any) -> Embedded:
         found = made(600, seed)
-        scores, strangers = {"feature norm": found.scores["own"]}, {"others": {"feature norm": np.ones(300)}}
-        return replace(found, scores=scores, strangers=strangers, has_uncertainty=False)
+        scores, ood = {"feature norm": found.scores["own"]}, {"others": {"feature norm": np.ones(300)}}
+        return replace(found, scores=scores, ood=ood, has_uncertainty=False)
 
     monkeypatch.setattr(retrieval, "embedded", without)
     retrieval.main([*places, "--described", str(described), "--out", str(tmp_path / "trivial")])
@@ -203,7 +203,7 @@ def test_embeddings_are_kept_for_the_same_cell_and_sources(
     e = found.embedder.embed(found.sets["test"])
     np.testing.assert_allclose(first.point, e.point.numpy())
     np.testing.assert_allclose(first.scores["own"], e.uncertainty.numpy())
-    assert first.strangers["digits"]["own"].shape == (30,)
+    assert first.ood["digits"]["own"].shape == (30,)
     assert first.has_uncertainty
     trivial = embedded("mini/deterministic", 0, **places)
     assert set(trivial.scores) == {"feature norm", "embedding norm", "nearest distance"}

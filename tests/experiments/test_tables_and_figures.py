@@ -65,7 +65,7 @@ def test_the_published_numbers_are_of_known_metrics_and_ordered() -> None:
     assert len([name for name in published if name.startswith("lam_")]) == 8
     for name, table in published.items():
         for row, numbers in table.rows.items():
-            for metric in numbers:  # each is a column, with its strangers where it needs them
+            for metric in numbers:  # each is a column, with its OOD images where it needs them
                 plain, _, out = metric.partition("/")
                 assert table.number(row, table_columns.find(plain, out=out)) == numbers[metric], (name, row)
             for metric, number in numbers.items():
@@ -196,13 +196,13 @@ def test_positions_lead_to_the_images_that_were_embedded(tmp_path: Path) -> None
     limited = {"name": "sample-mnist", "label": "digits", "limit": 250}
     made = of({"data": {"train": "sample-fashion-mnist", "out": ["sample-mnist", limited]}})
     known = data.load("sample-fashion-mnist", "test")
-    strangers = data.load("sample-mnist", "test")
+    ood = data.load("sample-mnist", "test")
     (first, second) = images.pictures(made, "test", [3, 999])
     assert torch.equal(first, known[3][0])
     assert torch.equal(second, known[999][0])
-    assert torch.equal(images.pictures(made, "sample-mnist", [7])[0], strangers[7][0])
+    assert torch.equal(images.pictures(made, "sample-mnist", [7])[0], ood[7][0])
     # Every fourth of 1,000.
-    assert torch.equal(images.pictures(made, "digits", [7])[0], strangers[28][0])
+    assert torch.equal(images.pictures(made, "digits", [7])[0], ood[28][0])
     assert images.class_names(made)[1] == "Trouser"
     assert images.title(made, "test") == "sample-fashion-mnist"
 

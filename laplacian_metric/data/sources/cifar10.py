@@ -130,10 +130,10 @@ def _content(
 def _beside(request: Request, folder: Path, name: str, where: str, required: bool) -> Path | None:
     """A file of human labels, in a data folder or beside the images."""
     places = (*request.folders, folder, folder.parent)
-    found = next((place / name for place in places if (place / name).is_file()), None)
-    if found is None and required:
+    file = next((place / name for place in places if (place / name).is_file()), None)
+    if file is None and required:
         raise MissingDataError(f"{name} was not found in {', '.join(map(str, places))}; {where}")
-    return found
+    return file
 
 
 def _read_n(

@@ -71,8 +71,10 @@ def read(
         wanted = _PARTS.get(request.split, (request.split,))
         chosen = [places[split] for split in wanted if split in places]
         if not chosen:
-            there = ", ".join(place.name for place in places.values())
-            raise ValueError(f"{root} has no folder for the split {request.split.value!r}; it has: {there}")
+            folder_names = ", ".join(place.name for place in places.values())
+            raise ValueError(
+                f"{root} has no folder for the split {request.split.value!r}; it has: {folder_names}"
+            )
         known = tuple(sorted({entry.name for place in places.values() for entry in _folders(place)}))
         names, labels, classes = _scan(root, chosen, request.skip_unreadable, skipped, known)
         part = np.arange(len(names), dtype=np.int64)
@@ -86,12 +88,12 @@ def read(
 
 def _find(request: Request, path: Path) -> Path:
     candidates = [path] if path.is_absolute() else [path, *(folder / path for folder in request.folders)]
-    found = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    if found is None:
+    place = next((candidate for candidate in candidates if candidate.is_dir()), None)
+    if place is None:
         raise MissingDataError(
             f"there is no folder {' nor '.join(map(str, candidates))}; check the option path"
         )
-    return found
+    return place
 
 
 def _folders(place: Path) -> list[Path]:
@@ -101,10 +103,10 @@ def _folders(place: Path) -> list[Path]:
 def _split_folders(root: Path) -> dict[Split, Path]:
     """The folders for splits, if that is what the folders are; a class called "test" among others is a class."""
     folders = {entry.name.lower(): entry for entry in _folders(root)}
-    found = {
+    by_split = {
         split: folders[name] for split, names in _SPLIT_FOLDERS.items() for name in names if name in folders
     }
-    return found if len(found) == len(folders) else {}
+    return by_split if len(by_split) == len(folders) else {}
 
 
 def _scan(
@@ -120,23 +122,23 @@ def _scan(
     names: list[str] = []
     labels: list[int] = []
     for class_name, folder in folders:
-        found = _images_in(folder, root, skip, skipped)
-        if not found:
+        files = _images_in(folder, root, skip, skipped)
+        if not files:
             raise ValueError(f"the class folder {folder} has no images; remove it or fill it")
-        names += found
-        labels += [classes.index(class_name)] * len(found)
+        names += files
+        labels += [classes.index(class_name)] * len(files)
     return names, np.array(labels, dtype=np.int64), classes
 
 
 def _images_in(folder: Path, root: Path, skip: bool, skipped: list[str]) -> list[str]:
-    found = []
+    files = []
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder).parts
         if file.is_dir() or any(part.startswith(".") for part in inside) or file.name.lower() in _IGNORED:
             continue
         name = file.relative_to(root).as_posix()
         if file.suffix.lower() in EXTENSIONS:
-            found.append(name)
+            files.append(name)
         elif skip:
             LOGGER.warning("%s is no image and is skipped", file)
             skipped.append(name)
@@ -145,7 +147,7 @@ def _images_in(folder: Path, root: Path, skip: bool, skipped: list[str]) -> list
                 f"{file} is no image (those end with {', '.join(EXTENSIONS)}); move it away, or load with "
                 "skip_unreadable=True"
             )
-    return found
+    return files
 
 
 def _divided(

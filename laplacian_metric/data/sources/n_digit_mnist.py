@@ -83,13 +83,13 @@ def read(
         raise ValueError(f"MNIST's images must be 28 x 28, not {images.shape[1]} x {images.shape[2]}")
     usable = np.arange(labels.size) if testing else part_of_training(labels, request.split, held_out)
     numbers = class_numbers(digits, classes, seed)
-    made = numbers[np.arange(num_images) % numbers.size]
+    repeated = numbers[np.arange(num_images) % numbers.size]
     stream = (seed, digits, _STREAM_OF_SPLIT[request.split], int(classes == "unseen"))
-    chosen = _choose_digits(made, digits, labels, usable, stream)
+    chosen = _choose_digits(repeated, digits, labels, usable, stream)
     squares = _squares(num_images, digits, OCCLUDED_SHARE[occlusion], stream)
     return Content(
         images=torch.from_numpy(_compose(images, chosen, squares)),
-        labels=made,
+        labels=repeated,
         class_names=tuple(f"{number:0{digits}d}" for number in range(10**digits)),
         indices=np.arange(num_images, dtype=np.int64),
         extras={
@@ -149,7 +149,7 @@ def _compose(
 ) -> npt.NDArray[np.uint8]:
     """Images (N, 1, 28, 28 digits) out of the digits at the chosen positions, under their squares."""
     count, digits = chosen.shape
-    made = np.empty((count, 1, _SIDE, _SIDE * digits), dtype=np.uint8)
+    composed = np.empty((count, 1, _SIDE, _SIDE * digits), dtype=np.uint8)
     ticks = np.arange(_SIDE)
     for place in range(digits):
         side, top, left = (squares[:, place, part, None] for part in range(3))
@@ -157,5 +157,5 @@ def _compose(
         columns = (ticks >= left) & (ticks < left + side)
         tile = images[chosen[:, place]]
         tile[rows[:, :, None] & columns[:, None, :]] = 0
-        made[:, 0, :, place * _SIDE : (place + 1) * _SIDE] = tile
-    return made
+        composed[:, 0, :, place * _SIDE : (place + 1) * _SIDE] = tile
+    return composed

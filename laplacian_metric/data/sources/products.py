@@ -47,9 +47,9 @@ def read(request: Request, validation_share: float = 0.2) -> Content:
     train: set[int] = set()
     test: set[int] = set()
     for name, classes in (("Ebay_train.txt", train), ("Ebay_test.txt", test)):
-        found = _rows(folder / name)
-        classes.update(label for _, label, _ in found)
-        rows += found
+        table = _rows(folder / name)
+        classes.update(label for _, label, _ in table)
+        rows += table
     if train & test:
         raise CorruptFileError(f"{folder}: class {min(train & test) + 1} is for training and for testing")
     labels = np.array([label for _, label, _ in rows], dtype=np.int64)

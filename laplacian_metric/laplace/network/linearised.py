@@ -119,9 +119,9 @@ class Linearised:
         self._said: set[str] = set()
         self._has_forward_derivatives = True
 
-    def gaussians(self, given: Any) -> Gaussians:
+    def gaussians(self, images: Any) -> Gaussians:
         """The Gaussians of u for a batch of inputs."""
-        inputs = Inputs.of(given)
+        inputs = Inputs.of(images)
         with unaltered(self.network):
             if inputs.num_images:
                 size, limit = self._plan(inputs)
@@ -242,9 +242,9 @@ class Linearised:
         ]
         return torch.stack(shares).sum(0)
 
-    def sample(self, given: Any, deviation: Mapping[str, Tensor]) -> Tensor:
+    def sample(self, images: Any, deviation: Mapping[str, Tensor]) -> Tensor:
         """u* + J deviation, (N, Z), for one draw of the deviations from theta*."""
-        inputs = Inputs.of(given)
+        inputs = Inputs.of(images)
         every = dict(self.network.named_parameters())
         theta = {name: every[name].detach() for name in deviation}
 

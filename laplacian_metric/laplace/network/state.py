@@ -104,21 +104,21 @@ class BatchDigest:
         self._add(inputs)
         self._add(labels.long())
 
-    def _add(self, given: Any) -> None:
-        if isinstance(given, Tensor):
-            head = f"{tuple(given.shape)} {given.dtype};".encode()
+    def _add(self, entry: Any) -> None:
+        if isinstance(entry, Tensor):
+            head = f"{tuple(entry.shape)} {entry.dtype};".encode()
             # Flat and with one axis at least: a number has no bytes to view.
-            flat = given.detach().cpu().contiguous().reshape(-1)
+            flat = entry.detach().cpu().contiguous().reshape(-1)
             self._hash.update(head + flat.view(torch.uint8).numpy().tobytes())
-        elif isinstance(given, dict):
-            for name, value in given.items():
+        elif isinstance(entry, dict):
+            for name, value in entry.items():
                 self._hash.update(f"{name}:".encode())
                 self._add(value)
-        elif isinstance(given, tuple | list):
-            for value in given:
+        elif isinstance(entry, tuple | list):
+            for value in entry:
                 self._add(value)
         else:
-            self._hash.update(repr(given).encode())
+            self._hash.update(repr(entry).encode())
 
     def __str__(self) -> str:
         return self._hash.hexdigest()

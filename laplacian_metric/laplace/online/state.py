@@ -69,12 +69,12 @@ def check_settings(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
 def check_architecture(own: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Refuse the weights of another architecture, naming the first that do not fit."""
     for name in sorted({*own, *stored}):
-        here, there = own.get(name), stored.get(name)
-        if isinstance(here, Tensor) and isinstance(there, Tensor):
-            if here.shape != there.shape or here.dtype != there.dtype:
+        here, stored_value = own.get(name), stored.get(name)
+        if isinstance(here, Tensor) and isinstance(stored_value, Tensor):
+            if here.shape != stored_value.shape or here.dtype != stored_value.dtype:
                 raise ValueError(
                     f"the state is of another architecture: {name} is {tuple(here.shape)} of {here.dtype} here, "
-                    f"{tuple(there.shape)} of {there.dtype} there"
+                    f"{tuple(stored_value.shape)} of {stored_value.dtype} there"
                 )
         elif (name in own) != (name in stored):
             where = "here but not there" if name in own else "there but not here"

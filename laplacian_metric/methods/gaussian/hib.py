@@ -247,8 +247,8 @@ class HIBEmbedder(JointEmbedder):
         return self.match.settings()
 
     def encode(self, inputs: Any) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.network(inputs)
-        return found
+        outputs: tuple[Tensor, Tensor] = self.network(inputs)
+        return outputs
 
     def distributions(self, encoded: tuple[Tensor, Tensor]) -> StochasticEmbedding:
         means, log_variances = encoded

@@ -57,7 +57,7 @@ class LAMEmbedder(JointEmbedder):
         return scores if self.lam.confidence is None else {**scores, "confidence": scores["own"]}
 
     def settings(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        chosen: dict[str, Any] = {
             "n_effective": self.lam.n_effective,
             "temperature": self.lam.temperature,
             "prior_precision": self.lam.prior_precision,
@@ -65,5 +65,5 @@ class LAMEmbedder(JointEmbedder):
         }
         confidence = self.lam.confidence
         if confidence is not None:
-            found["confidence"] = {"kernel": confidence.kernel, "spread": confidence.spread}
-        return found
+            chosen["confidence"] = {"kernel": confidence.kernel, "spread": confidence.spread}
+        return chosen

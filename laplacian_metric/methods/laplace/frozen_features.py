@@ -48,8 +48,8 @@ def features_of(encoder: Encoder, data: Loader, folder: Path | None = None) -> F
 
 def unlabelled_features(encoder: Encoder, inputs: Any) -> Tensor:
     """Features (N, H) of images, or of a loader's, which needs no labels."""
-    held = held_inputs(encoder, inputs)
-    if held is not None:
-        return held
+    inputs_of_head = held_inputs(encoder, inputs)
+    if inputs_of_head is not None:
+        return inputs_of_head
     parts = map_batches(lambda batch: encoder.features(batch.inputs), inputs, encoder, title="features")
     return parts[0] if len(parts) == 1 else torch.cat(parts)

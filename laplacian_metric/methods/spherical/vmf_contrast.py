@@ -248,13 +248,13 @@ def _log_kernel_rows(mean_p: Tensor, kappa_p: Tensor, mean_q: Tensor, kappa_q: T
     # |kp mean_p + kq mean_q|; where it is 0 so is its effect, and the root's infinite slope must not make that NaN.
     combined = ((kp - kq).square() + 2 * kp * kq * (1 + cosine)).clamp(min=1e-200).sqrt()
     dim = mean_p.shape[1]
-    found = (
+    log_kernel = (
         relative_log_normalizer(kp, dim)
         + relative_log_normalizer(kq, dim)
         - relative_log_normalizer(combined, dim)
         + log_uniform_density(dim)
     )
-    return found.to(mean_p.dtype)
+    return log_kernel.to(mean_p.dtype)
 
 
 def _check(mean: Tensor, kappa: Tensor, labels: Tensor) -> None:
