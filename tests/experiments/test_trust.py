@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 from experiments.trust.__main__ import cell
 from experiments.trust.ablation import ablation, scored_with
 from experiments.trust.measure import NOVELTY, TRUST, inputs, measures, mixture_error, scored
+from experiments.trust.picture import draw
 from experiments.trust.promise import promise
 from experiments.trust.settings import NAMES, Setting, halves, seeds_of
 from experiments.trust.tables import write_tables
@@ -97,6 +98,8 @@ def test_a_cell_and_its_tables(tmp_path: Path) -> None:
     write_tables(tmp_path / "results", tmp_path / "tables")
     for name in ("trust", "trust_rivals", "trust_queries", "trust_promise", "trust_posterior"):
         assert "|" in (tmp_path / "tables" / f"{name}.md").read_text()
+    draw(found, "Synthetic", tmp_path / "trust.png")
+    assert (tmp_path / "trust.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_further_inputs_the_ablation_is_the_measurement() -> None:
