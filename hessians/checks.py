@@ -8,6 +8,10 @@ from torch import Tensor
 COMPUTE_DTYPES = (torch.float32, torch.float64)
 
 
+class CurvatureOverflowError(ValueError):
+    """Features are too long for their dtype: the curvature has entries that are not finite."""
+
+
 class CurvatureWarning(UserWarning):
     """The result is correct, and probably not what its user hopes for."""
 
@@ -64,7 +68,7 @@ def check_no_overflow(features: Tensor, num_images: int, curvature: Tensor | Non
         return
     largest = float(features.detach().abs().amax()) if features.numel() else 0.0
     if curvature is not None or largest**2 * num_images > torch.finfo(features.dtype).max:
-        raise ValueError(
+        raise CurvatureOverflowError(
             f"the curvature overflows {features.dtype}, as do the squares of the features, the largest "
             f"of which is {largest:.2g}: divide the features by their standard deviation, or compute in float64 "
             "(features.double() and a head in double precision)"

@@ -44,7 +44,8 @@ def embedder_of(name: str) -> Embedder:
     method = methods.make(name, **OPTIONS.get(name, {}))
     encoders = [encoder(seed) for seed in range(3 if method.start is Start.NETWORKS else 1)]
     x, y = images(), torch.arange(NUM) % CLASSES
-    learner = method.learner(encoders, Setup(ContrastiveLoss(margin=1.0), NUM, weight_decay=1e-4))
+    setup = Setup(ContrastiveLoss(margin=1.0), NUM, weight_decay=1e-4, num_classes=CLASSES)
+    learner = method.learner(encoders, setup)
     if method.trains:
         optimizer = torch.optim.SGD(learner.parameters(), lr=1e-4)
         learner.begin(optimizer, torch.Generator().manual_seed(0))

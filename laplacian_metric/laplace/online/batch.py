@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, compute_dtype
+from hessians.checks import CurvatureOverflowError, CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.laplace.embedding_norms import sum_of_squares
@@ -138,14 +138,21 @@ def batch_curvature(
     approximation: Approximation,
     bias_is_random: bool,
 ) -> Tensor:
-    """diag(G) of a batch, (Z, H'), unclamped; the mean over the draws that the embeddings are of."""
+    """Return diag(G) of a batch, (Z, H'), unclamped: the mean over the draws that the embeddings are of.
+
+    It is infinite where it overflows: the step is refused once all processes know of it.
+    """
     features = h.detach().to(compute_dtype(h))
     # Of the layer's weights only shape and dtype matter where the embeddings are given.
     weight = head.weight.detach().to(features.dtype)
     bias = head.bias.detach().to(features.dtype) if bias_is_random else None
     parts = []
     for u in embeddings:
-        w, b = last_layer_ggn_diagonal(features, weight, bias, pairs, loss, approximation, embeddings=u)
+        try:
+            w, b = last_layer_ggn_diagonal(features, weight, bias, pairs, loss, approximation, embeddings=u)
+        except CurvatureOverflowError:
+            w = torch.full_like(weight, torch.inf)
+            b = None if bias is None else torch.full_like(bias, torch.inf)
         parts.append(w if b is None else torch.cat([w, b[:, None]], dim=1))
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
