@@ -18,9 +18,9 @@ from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.encoder import Encoder, SentenceBackbone, train_head, whitening_head
 from laplacian_metric.integrations.optional import require
-from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.features import Features
-from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.laplace.posthoc import LAM, NotFittedError
+from laplacian_metric.trust.answer import Answer
+from laplacian_metric.trust.trust import Trust
 
 INSTALL = "laplacian-metric[text]"
 # What changes the features that the head was fitted to, or their form.
@@ -46,7 +46,7 @@ PASSED_ON = (
         "parameters",
     ),
 )
-MODEL, HEAD, POSTERIOR = "model", "head.safetensors", "posterior.safetensors"
+MODEL, HEAD, POSTERIOR, TRUST = "model", "head.safetensors", "posterior.safetensors", "trust"
 
 
 class UncertainSentenceTransformer:
@@ -54,6 +54,8 @@ class UncertainSentenceTransformer:
 
     Args:
         lam: fitted to an `Encoder` whose backbone is a `SentenceBackbone`.
+        calibration: over a gallery of sentences, calibrated with the same encoder; `trust` answers with it, and
+            ``return_uncertainty`` then returns 1 less its probability.
 
     Example:
         >>> class Letters:
@@ -66,7 +68,7 @@ class UncertainSentenceTransformer:
         ((3, 2), (3,))
     """
 
-    def __init__(self, lam: LAM) -> None:
+    def __init__(self, lam: LAM, calibration: Trust | None = None) -> None:
         backbone = lam.encoder.backbone
         if not isinstance(backbone, SentenceBackbone):
             raise TypeError(
@@ -80,6 +82,7 @@ class UncertainSentenceTransformer:
             )
         self.lam = lam
         self.backbone = backbone
+        self.calibration = calibration
 
     @classmethod
     def fit(
@@ -107,8 +110,9 @@ class UncertainSentenceTransformer:
             steps: of the head's training, which starts with the whitened features; 0 leaves it at that.
             batch_size: of the model's pass over the texts.
             seed: of the training's batches.
-            validation: other texts and their labels, on which the uncertainty becomes 1 less the probability that the
-                nearest text has the same label; without them it is that of the posterior.
+            validation: at least 50 other texts and their labels, which calibrate a `Trust` over ``sentences`` as the
+                gallery: `trust` answers with it, and the uncertainty becomes 1 less its probability that the nearest
+                sentence has the same label. Without them the uncertainty is that of the posterior.
             options: of `LAM`, such as ``structure``; with ``prior_precision`` none is chosen.
         """
         if isinstance(model, str):
@@ -135,12 +139,10 @@ class UncertainSentenceTransformer:
         lam.fit_features(features, numbers.to(features.device), check_mode=False)
         if "prior_precision" not in options:
             lam.optimize_prior_precision()
-        if validation is not None:
-            others = _features(model, list(validation[0]), {"batch_size": batch_size})
-            sets = ((features, numbers), (others, torch.as_tensor(validation[1])))
-            reference, held_out = (Features(rows, classes.to(rows.device)) for rows, classes in sets)
-            lam.set_confidence(MatchConfidence.fit(lam.head, reference, held_out))
-        return cls(lam)
+        if validation is None:
+            return cls(lam)
+        queries = _features(model, list(validation[0]), {"batch_size": batch_size})
+        return cls(lam, Trust.fit((features, numbers), (queries, validation[1]), encoder=lam))
 
     def encode(
         self,
@@ -202,7 +204,43 @@ class UncertainSentenceTransformer:
             z = e.point if own.get("normalize_embeddings", True) else self.lam.encoder.head(h)
         form = single, own.get("convert_to_numpy", True), own.get("convert_to_tensor", False)
         embeddings = _converted(z, *form)
-        return (embeddings, _converted(e.uncertainty, *form)) if own.get("return_uncertainty") else embeddings
+        if not own.get("return_uncertainty"):
+            return embeddings
+        uncertainty = e.uncertainty
+        if self.calibration is not None and len(h):
+            uncertainty = 1 - torch.from_numpy(self.calibration(h).probability).to(z)
+        return embeddings, _converted(uncertainty, *form)
+
+    def trust(self, sentences: str | Sequence[str], *, batch_size: int = 32, **options: Any) -> Answer:
+        """Return, for each of Q sentences, the label of the nearest one of the gallery and how far to trust it.
+
+        Args:
+            sentences: a text, which is one query, or Q of them.
+            batch_size: of the model's pass over them.
+            options: others that the model's ``encode`` takes, such as ``prompt``.
+
+        Returns:
+            (Q,) each: ``labels``, ``probability``, ``reason``, and what else an `Answer` has.
+
+        Example:
+            >>> class Letters:
+            ...     def encode(self, sentences, convert_to_tensor=False, **_):
+            ...         return torch.tensor([[float(s.count(c)) for c in "abcdefgh"] for s in sentences])
+            >>> labels, generator = [0, 1] * 100, torch.Generator().manual_seed(0)
+            >>> rows = torch.randint(8, (200, 16), generator=generator).tolist()
+            >>> texts = ["".join(("abcdefga", "abcdefhh")[k][i] for i in row) for row, k in zip(rows, labels)]
+            >>> sets = (texts[:100], labels[:100]), (texts[100:], labels[100:])
+            >>> model = UncertainSentenceTransformer.fit(Letters(), *sets[0], dim=2, steps=20, validation=sets[1])
+            >>> model.trust(["aabgcaagdfe", "hhehdhbchfa"]).labels
+            [0, 1]
+        """
+        if self.calibration is None:
+            raise NotFittedError(
+                "trust needs a calibration, which this model does not have: pass fit at least 50 other sentences and "
+                "their labels as validation=(sentences, labels), or the constructor a fitted Trust as calibration="
+            )
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        return self.calibration(self._hidden(texts, {"batch_size": batch_size, **options}))
 
     def embed(self, sentences: Sequence[str], *, batch_size: int = 32, **options: Any) -> StochasticEmbedding:
         """The distribution of each text's embedding, with mean, kappa and variance."""
@@ -240,7 +278,7 @@ class UncertainSentenceTransformer:
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model, the head and the posterior into a new folder, which `load` reads."""
+        """Write the model, the head, the posterior and the calibration into a new folder, which `load` reads."""
         from safetensors.torch import save_file
 
         if not callable(getattr(self.backbone.model, "save", None)):
@@ -253,6 +291,8 @@ class UncertainSentenceTransformer:
             head = {name: tensor.contiguous() for name, tensor in self.lam.encoder.head.state_dict().items()}
             save_file(head, folder / HEAD)
             self.lam.save(folder / POSTERIOR)
+            if self.calibration is not None:
+                self.calibration.save(folder / TRUST)
 
     save_pretrained = save
 
@@ -279,7 +319,8 @@ class UncertainSentenceTransformer:
         dim, width = head["weight"].shape
         linear = nn.Linear(width, dim, bias="bias" in head, dtype=head["weight"].dtype)
         linear.load_state_dict(head)
-        return cls(LAM.load(folder / POSTERIOR, Encoder(SentenceBackbone(model), linear).eval(), loss))
+        lam = LAM.load(folder / POSTERIOR, Encoder(SentenceBackbone(model), linear).eval(), loss)
+        return cls(lam, Trust.load(folder / TRUST) if (folder / TRUST).exists() else None)
 
     def get_sentence_embedding_dimension(self) -> int:
         """Z, of what `encode` returns."""

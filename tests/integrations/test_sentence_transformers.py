@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder
+from laplacian_metric import LAM, Encoder, Trust
 from laplacian_metric.encoder import SentenceBackbone
 from laplacian_metric.integrations.sentence_transformers import UncertainSentenceTransformer
+from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.integrations.without import module_without
 
 TOPICS = {
@@ -214,18 +216,83 @@ def test_what_would_be_of_the_model_below_is_refused_by_name(name: str) -> None:
         getattr(model, name)
 
 
-def test_the_prior_is_chosen_and_the_uncertainty_calibrated() -> None:
-    validation = ([text.upper().lower() + " s" for text in TEXTS], LABELS)
-    model = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=30, validation=validation)
-    assert model.lam.confidence is not None
-    uncertainty = model.encode(TEXTS, return_uncertainty=True)[1]
-    assert ((uncertainty >= 0) & (uncertainty <= 1)).all()
+def test_the_prior_is_chosen() -> None:
+    model = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=30)
     chosen = model.lam.prior_precision
     model.lam.optimize_prior_precision()
     assert model.lam.prior_precision == pytest.approx(chosen)
     given = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=2, prior_precision=7.0)
     assert given.lam.prior_precision == 7.0
-    assert given.lam.confidence is None
+
+
+def sentences(number: int, seed: int) -> tuple[list[str], list[int]]:
+    """Texts of words of three topics, one word in four of another topic, and their labels."""
+    generator = np.random.default_rng(seed)
+    words = [" ".join(texts).split() for texts in TOPICS.values()]
+    labels = [row % 3 for row in range(number)]
+    topics = [np.where(generator.random(6) < 0.25, generator.integers(0, 3, 6), label) for label in labels]
+    return [" ".join(generator.choice(words[topic]) for topic in row) for row in topics], labels
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> UncertainSentenceTransformer:
+    texts, labels = sentences(150, 0)
+    return UncertainSentenceTransformer.fit(
+        StandIn(), texts, labels, dim=3, steps=30, validation=sentences(120, 1)
+    )
+
+
+def test_trust_is_that_of_the_gallery_s_features(calibrated: UncertainSentenceTransformer) -> None:
+    """It equals a Trust that is fitted by hand, and is the uncertainty's complement."""
+    gallery, validation = sentences(150, 0), sentences(120, 1)
+    h = [StandIn().encode(part[0], convert_to_tensor=True) for part in (gallery, validation)]
+    direct = Trust.fit((h[0], gallery[1]), (h[1], validation[1]), encoder=calibrated.lam)
+    texts, labels = sentences(60, 2)
+    answer, expected = calibrated.trust(texts), direct(StandIn().encode(texts, convert_to_tensor=True))
+    np.testing.assert_array_equal(answer.probability, expected.probability)
+    assert answer.reason.tolist() == expected.reason.tolist()
+    assert answer.labels == [gallery[1][row] for row in answer.nearest]
+    assert np.mean(np.array(answer.labels) == labels) > 0.5
+    z, uncertainty = calibrated.encode(texts, return_uncertainty=True)
+    np.testing.assert_allclose(uncertainty, 1 - answer.probability, atol=1e-6)
+    assert (z.dtype, uncertainty.dtype) == (np.float32, np.float32)
+    one = calibrated.trust(texts[0])
+    assert one.labels == answer.labels[:1]
+    assert calibrated.encode(texts[0], return_uncertainty=True)[1] == pytest.approx(1 - one.probability[0])
+    assert [part.shape for part in calibrated.encode([], return_uncertainty=True)] == [(0, 3), (0,)]
+
+
+def test_letters_like_no_sentence_are_flagged(calibrated: UncertainSentenceTransformer) -> None:
+    strange = calibrated.trust(["uuuuuuuu", "ggggguuu"])
+    assert strange.reason.tolist() == ["unlike anything seen"] * 2
+    assert strange.probability.max() < calibrated.trust(sentences(60, 2)[0]).probability.mean()
+
+
+def test_trust_without_a_calibration_names_the_remedy(model: UncertainSentenceTransformer) -> None:
+    with pytest.raises(NotFittedError, match=r"validation=\(sentences, labels\)"):
+        model.trust(TEXTS)
+    with pytest.raises(ValueError, match="15 validation queries, at least 50 are needed"):
+        UncertainSentenceTransformer.fit(
+            StandIn(), TEXTS, LABELS, dim=3, steps=2, validation=([text + " u" for text in TEXTS], LABELS)
+        )
+    with pytest.raises(ValueError, match="rows of the gallery"):
+        UncertainSentenceTransformer.fit(
+            StandIn(), *sentences(90, 0), dim=3, steps=2, validation=sentences(90, 0)
+        )
+
+
+def test_the_calibration_is_saved_too(
+    calibrated: UncertainSentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StandIn, "save", lambda _, path: Path(path).mkdir(), raising=False)
+    calibrated.save(tmp_path / "m")
+    texts = sentences(60, 2)[0]
+    again = UncertainSentenceTransformer.load(tmp_path / "m", StandIn()).trust(texts)
+    np.testing.assert_array_equal(again.probability, calibrated.trust(texts).probability)
+    assert again.labels == calibrated.trust(texts).labels
+    # A folder of an earlier version has none.
+    shutil.rmtree(tmp_path / "m" / "trust")
+    assert UncertainSentenceTransformer.load(tmp_path / "m", StandIn()).calibration is None
 
 
 def test_saving_keeps_the_head_and_the_posterior(tmp_path: Path, model: UncertainSentenceTransformer) -> None:
