@@ -24,6 +24,7 @@ def card(title: str, config: Mapping[str, Any]) -> str:
         _about(config),
         _metrics(config["metrics"]),
         _how_to_load(config),
+        _calibration(config["trust"]),
         "## Licence\n\n"
         f"{_line(config['licence'])}, for the posterior. The encoder has a licence of its own.\n",
     ]
@@ -87,6 +88,39 @@ embedding = lam.embed(inputs)  # embedding.point, embedding.kappa, embedding.unc
 ```
 
 An encoder with other weights than those that the posterior was fitted to is refused.
+"""
+
+
+def _calibration(trust: Mapping[str, Any] | None) -> str:
+    """Return what the `Trust` in the folder is, how well it is calibrated, and how to load it."""
+    if trust is None:
+        return ""
+    error = trust["calibration_error"]
+    rows = {"gallery": f"{trust['items']} items" + (f" of {trust['classes']} classes" if error else "")}
+    if error:
+        rows["calibrated on"] = f"{error['queries']:.0f} labelled queries"
+        rows["expected calibration error"] = (
+            f"{error['value']:.3f} (95 % interval {error['low']:.3f} to {error['high']:.3f}), cross-validated on these "
+            "queries"
+        )
+    else:
+        rows["labels"] = "none: the answers say what is known, without a probability"
+    rows["out-of-distribution (OOD) queries"] = "not used"
+    result = "answer.probability, answer.labels, answer.reason" if error else "answer.known, answer.reason"
+    rows_of = "encoder.features(inputs)" if trust["has_head"] else "h"
+    return f"""## Which matches can be trusted
+
+The subfolder `trust` holds a calibrated `Trust` with its gallery: for each query the nearest item, {
+        "the probability that it is right," if error else "whether the query is like anything seen,"
+    } and the reason.
+
+{_table(("calibration", ""), rows)}
+```python
+from laplacian_metric.integrations.hub import load_trust
+
+trust = load_trust(folder)
+answer = trust({rows_of})  # rows of {trust["dimensions"]} numbers; {result}
+```
 """
 
 

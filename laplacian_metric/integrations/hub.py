@@ -1,7 +1,7 @@
 """Posteriors in folders as model hubs have them: a configuration, the weights, and a card that says what they are.
 
-A folder is ``config.json``, ``posterior.safetensors`` and ``README.md``. It holds no encoder, only where to get it:
-reading it runs nothing that is in it.
+A folder is ``config.json``, ``posterior.safetensors`` and ``README.md``, and the subfolder ``trust`` where a
+calibrated `Trust` is stored too. It holds no encoder, only where to get it: reading it runs nothing that is in it.
 """
 
 from __future__ import annotations
@@ -9,23 +9,66 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import ArtifactExistsError, Manifest
+from laplacian_metric.core.labelled_gallery import Head
+from laplacian_metric.core.manifest import (
+    ArtifactError,
+    ArtifactExistsError,
+    DamagedArtifactError,
+    Manifest,
+    MissingArtifactError,
+    Strict,
+)
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.stored_header import header_of
 from laplacian_metric.metrics import Evaluation
+from laplacian_metric.trust.storage import TrustManifest
+from laplacian_metric.trust.trust import Trust
 
 INSTALL = "laplacian-metric[hub]"
 LIBRARY = "laplacian_metric"
 CONFIG, POSTERIOR, CARD = "config.json", "posterior.safetensors", "README.md"
-FILES = (CONFIG, POSTERIOR, CARD)
+FILES, TRUST = (CONFIG, POSTERIOR, CARD), "trust"
+
+
+class TrustSummary(Strict):
+    """What the configuration says about the `Trust` in the subfolder.
+
+    Attributes:
+        items: of its gallery.
+        dimensions: of the rows that it takes.
+        has_head: whether these are features of the encoder, to which the head is applied.
+        classes: of the gallery; None without labels.
+        calibration_error: value, low, high and number of queries; None without labels.
+    """
+
+    items: int
+    dimensions: int
+    has_head: bool
+    classes: int | None
+    calibration_error: dict[str, float] | None
+
+    @staticmethod
+    def of(trust: Trust) -> TrustSummary:
+        """Return the summary of a `Trust`."""
+        gallery, error = trust.gallery, trust.calibration_error
+        return TrustSummary(
+            items=len(gallery),
+            dimensions=gallery.features.rows.shape[1],
+            has_head=trust.head is not None,
+            classes=None if gallery.names is None else len(gallery.names),
+            calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
+        )
 
 
 class PosteriorManifest(Manifest):
@@ -47,6 +90,7 @@ class PosteriorManifest(Manifest):
     loss: dict[str, Any]
     fit: dict[str, Any]
     encoder: dict[str, Any]
+    trust: TrustSummary | None = None
 
     @classmethod
     def version_of(cls, values: Mapping[str, Any]) -> Any:
@@ -73,6 +117,7 @@ def save_folder(
     metrics: Mapping[str, float | None] | Evaluation | None = None,
     licence: str = "unknown",
     title: str | None = None,
+    trust: Trust | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a fitted LAM into a folder, with what somebody else needs to know about it.
@@ -86,6 +131,8 @@ def save_folder(
         metrics: name -> value, or what `metrics.evaluate` returned.
         licence: of the posterior, as hubs abbreviate it: "apache-2.0", "cc-by-4.0".
         title: of the card; the folder's name by default.
+        trust: calibrated with the same encoder; stored with its gallery, features and labels, which whoever gets the
+            folder can read. The card says how well it is calibrated, and `load_trust` reads it.
         overwrite: replace a posterior that is there already.
 
     Returns:
@@ -105,6 +152,7 @@ def save_folder(
     """
     folder = Path(folder)
     _check_card(folder, overwrite)
+    _check_trust(trust, lam, folder, overwrite)
     header = header_of(lam, lam._fit())
     effective = {"n_effective": lam.n_effective, "prior_precision": lam.prior_precision}
     manifest = PosteriorManifest(
@@ -117,9 +165,16 @@ def save_folder(
         loss=header.loss.model_dump(by_alias=True),
         fit=header.fit.model_dump(),
         encoder=header.encoder.model_dump(),
+        trust=None if trust is None else TrustSummary.of(trust),
     )
     text = card(folder.resolve().name if title is None else title, manifest.model_dump())
-    return artifact.save(folder, manifest, {POSTERIOR: lam.save, CARD: text}, overwrite=overwrite)
+
+    def write(path: Path) -> None:
+        lam.save(path)
+        if trust is not None:  # beside the posterior, so that both are replaced in one step
+            trust.save(path.with_name(TRUST))
+
+    return artifact.save(folder, manifest, {POSTERIOR: write, CARD: text}, overwrite=overwrite)
 
 
 def load_folder(folder: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
@@ -132,6 +187,38 @@ def load_folder(folder: str | os.PathLike[str], encoder: Encoder, loss: PairLoss
     """
     with artifact.load(folder, PosteriorManifest) as opened:
         return LAM.load(opened.path(POSTERIOR), encoder, loss)
+
+
+def load_trust(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
+    """Return the calibrated `Trust` of a folder; it needs neither the encoder nor the posterior.
+
+    Args:
+        folder: what `save_folder` wrote with ``trust``.
+        mmap: leave the gallery's vectors in their files.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from hessians import ContrastiveLoss
+        >>> encoder, labels = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3)), torch.arange(200) % 4
+        >>> h = torch.eye(4)[labels] + 0.3 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+        >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(h, labels, check_mode=False)
+        >>> trust = Trust.fit((h[:100], labels[:100]), (h[100:], labels[100:]), encoder=encoder)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = load_trust(save_folder(lam, Path(folder) / "mine", trust=trust), mmap=False)
+        >>> loaded(h[100:]).labels == trust(h[100:]).labels
+        True
+    """
+    summary = artifact.read_manifest(folder, PosteriorManifest).trust
+    if summary is None:
+        raise MissingArtifactError(
+            f"{folder} was saved without a calibration: save_folder(lam, folder, trust=trust) stores one"
+        )
+    trust = Trust.load(Path(folder) / TRUST, mmap=mmap)
+    if TrustSummary.of(trust) != summary:
+        raise DamagedArtifactError(
+            f"{TRUST} in {folder} is not the one that {CONFIG} describes: copy the whole folder again"
+        )
+    return trust
 
 
 def check_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -148,7 +235,9 @@ def push(
     private: bool | None = None,
     message: str = "Posterior of laplacian_metric",
 ) -> str:
-    """Upload a folder's three files, and nothing else that is in it, to a repository of the Hugging Face hub.
+    """Upload a folder's three files, and its `Trust` if it has one, to a repository of the Hugging Face hub.
+
+    Nothing else that is in the folder is uploaded. A `Trust` holds the features and the labels of its gallery.
 
     Args:
         folder: what `save_folder` wrote; it is checked first.
@@ -160,7 +249,10 @@ def push(
     Returns:
         The address of the commit.
     """
-    check_folder(folder)
+    patterns = list(FILES)
+    if check_folder(folder)["trust"] is not None:
+        load_trust(folder)
+        patterns.append(f"{TRUST}/*")
     missing = [name for name in FILES if not (Path(folder) / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{Path(folder).name} lacks {', '.join(missing)}: save it again")
@@ -171,7 +263,7 @@ def push(
         folder_path=str(folder),
         repo_type="model",
         commit_message=message,
-        allow_patterns=list(FILES),
+        allow_patterns=patterns,
     )
     return str(getattr(done, "commit_url", done))
 
@@ -202,4 +294,25 @@ def _check_card(folder: Path, overwrite: bool) -> None:
     if not overwrite and any((folder / name).exists() for name in (CARD, POSTERIOR)):
         raise ArtifactExistsError(
             f"{folder} holds a saved posterior already: pass overwrite=True to replace it, or name another folder"
+        )
+
+
+def _check_trust(trust: Trust | None, lam: LAM, folder: Path, overwrite: bool) -> None:
+    """Refuse a calibration for another head, and to leave that of a replaced posterior behind."""
+    if trust is not None:
+        head = Head.of(lam)
+        if trust.head is not None and head is not None and not np.array_equal(trust.head.weight, head.weight):
+            raise ValueError(
+                "trust was calibrated with another head than lam's: fit it with encoder=lam.encoder"
+            )
+        artifact.check_target(folder / TRUST, TrustManifest, overwrite=overwrite)
+        return
+    try:
+        stored = artifact.read_manifest(folder, PosteriorManifest).trust
+    except ArtifactError:  # nothing there yet, or for `artifact.save` to refuse
+        return
+    if stored is not None:
+        raise ArtifactExistsError(
+            f"{folder} holds a calibration with the posterior that would be replaced: pass trust=trust, which may be "
+            "load_trust(folder), or name another folder"
         )

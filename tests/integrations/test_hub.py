@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,9 +17,9 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
-from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.core.manifest import ArtifactError, DamagedArtifactError, NewerArtifactError
-from laplacian_metric.integrations.hub import check_folder, load_folder, push, save_folder
+from laplacian_metric.integrations.hub import check_folder, load_folder, load_trust, push, save_folder
 from laplacian_metric.laplace.encoder_guard import EncoderChangedError
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.manifests import rewrite
@@ -111,6 +113,109 @@ def test_defaults_come_from_what_is_known(tmp_path: Path) -> None:
 
 class Scaled(ContrastiveLoss):
     """A loss that is not the library's."""
+
+
+def rows(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(number) % 4
+    noise = torch.randn(number, 4, generator=torch.Generator().manual_seed(seed))
+    return torch.eye(4)[labels] + 0.4 * noise, labels
+
+
+def calibrated(lam: LAM, seed: int = 0) -> Trust:
+    return Trust.fit(rows(120, seed), rows(100, seed + 1), encoder=lam.encoder)
+
+
+def test_a_trust_is_stored_beside_the_posterior(tmp_path: Path) -> None:
+    lam = fitted()
+    trust = calibrated(lam)
+    folder = save_folder(lam, tmp_path / "mine", trust=trust)
+    assert sorted(path.name for path in folder.iterdir()) == [*FILES, "trust"]
+    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
+    h = rows(50, 2)[0]
+    expected, answers = trust(h), [load_trust(folder)(h), Trust.load(folder / "trust")(h)]
+    for answer in answers:
+        np.testing.assert_array_equal(answer.probability, expected.probability)
+        assert answer.labels == expected.labels
+    error = trust.calibration_error
+    assert error is not None
+    assert check_folder(folder)["trust"] == {
+        "items": 120,
+        "dimensions": 4,
+        "has_head": True,
+        "classes": 4,
+        "calibration_error": {"value": error.value, "low": error.low, "high": error.high, "queries": 100},
+    }
+
+
+def test_the_card_says_how_well_the_trust_is_calibrated(tmp_path: Path) -> None:
+    lam = fitted()
+    trust = calibrated(lam)
+    folder = save_folder(lam, tmp_path / "mine", trust=trust)
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    error = trust.calibration_error
+    assert error is not None
+    assert "| gallery | 120 items of 4 classes |" in text
+    assert "| calibrated on | 100 labelled queries |" in text
+    assert f"| {error.value:.3f} (95 % interval {error.low:.3f} to {error.high:.3f})" in text
+    assert "| out-of-distribution (OOD) queries | not used |" in text
+    code = text.split("```python\n")[2].split("```")[0]
+    names: dict[str, Any] = {"encoder": lam.encoder, "folder": folder, "inputs": rows(5, 3)[0]}
+    exec(compile(code, "README.md", "exec"), names)
+    np.testing.assert_array_equal(names["answer"].probability, trust(rows(5, 3)[0]).probability)
+    assert "load_trust" not in (save_folder(lam, tmp_path / "b") / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_trust_without_labels_and_without_a_head(tmp_path: Path) -> None:
+    lam = fitted()
+    trust = Trust.fit((rows(120, 0)[0], None), (rows(100, 1)[0], None))
+    folder = save_folder(lam, tmp_path / "mine", trust=trust)
+    h = rows(5, 2)[0]
+    np.testing.assert_array_equal(load_trust(folder)(h).novelty, trust(h).novelty)
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| gallery | 120 items |" in text
+    assert "without a probability" in text
+    assert "trust(h)" in text
+    assert "calibration error" not in text
+
+
+def test_a_trust_is_replaced_with_its_posterior(tmp_path: Path) -> None:
+    lam = fitted()
+    first, second = calibrated(lam), calibrated(lam, 5)
+    folder = save_folder(lam, tmp_path / "mine", trust=first)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        save_folder(lam, folder, trust=second)
+    with pytest.raises(FileExistsError, match="pass trust=trust"):
+        save_folder(lam, folder, overwrite=True)
+    assert load_trust(folder).calibration_error == first.calibration_error
+    save_folder(lam, folder, trust=second, overwrite=True)
+    assert load_trust(folder).calibration_error == second.calibration_error
+    save_folder(lam, folder, trust=load_trust(folder), overwrite=True)
+    assert load_trust(folder).calibration_error == second.calibration_error
+
+
+def test_a_trust_that_does_not_belong_here_is_refused(tmp_path: Path) -> None:
+    lam, other = fitted(), Encoder(nn.Identity(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="another head than lam's"):
+        save_folder(lam, tmp_path / "a", trust=calibrated(LAM(other, ContrastiveLoss())))
+    assert not (tmp_path / "a").exists()
+    folder = save_folder(lam, tmp_path / "b")
+    with pytest.raises(FileNotFoundError, match=r"save_folder\(lam, folder, trust=trust\)"):
+        load_trust(folder)
+    (folder / "trust").mkdir()
+    (folder / "trust" / "notes.txt").write_text("mine", encoding="utf-8")
+    save_folder(lam, folder, overwrite=True)  # other files are left alone
+    with pytest.raises(FileExistsError, match="holds no trust"):
+        save_folder(lam, folder, trust=calibrated(lam), overwrite=True)
+    assert (folder / "trust" / "notes.txt").read_text(encoding="utf-8") == "mine"
+    # The calibration of another folder, and none.
+    folder = save_folder(lam, tmp_path / "c", trust=calibrated(lam))
+    calibrated(lam, 5).save(folder / "trust", overwrite=True)
+    with pytest.raises(DamagedArtifactError, match=r"trust in .* is not the one"):
+        load_trust(folder)
+    shutil.rmtree(folder / "trust")
+    with pytest.raises(ArtifactError, match="trust"):
+        load_trust(folder)
+    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
 
 
 def test_a_loss_that_is_not_the_library_s_is_passed(tmp_path: Path) -> None:
@@ -255,6 +360,16 @@ def test_three_files_are_uploaded(tmp_path: Path, calls: list[tuple[str, dict[st
     }
 
 
+def test_a_trust_is_uploaded_too(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine", trust=calibrated(lam))
+    push(folder, "owner/mine")
+    assert calls[-1][1]["allow_patterns"] == ["config.json", "posterior.safetensors", "README.md", "trust/*"]
+    (folder / "trust" / "h.npy").unlink()
+    with pytest.raises(DamagedArtifactError, match=r"h\.npy"):
+        push(folder, "owner/mine")
+
+
 def test_nothing_is_uploaded_of_a_folder_that_is_not_whole(
     tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
@@ -280,6 +395,8 @@ def test_the_calls_are_those_that_the_library_takes() -> None:
     inspect.signature(hub.HfApi).bind(token=None)
     found = hub.utils.filter_repo_objects([*FILES, "notes.txt", "more/README.md"], allow_patterns=FILES)
     assert list(found) == FILES
+    patterns, names = [*FILES, "trust/*"], [*FILES, "trust/h.npy", "other/h.npy"]
+    assert list(hub.utils.filter_repo_objects(names, allow_patterns=patterns)) == [*FILES, "trust/h.npy"]
 
 
 def test_without_the_library_only_pushing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
