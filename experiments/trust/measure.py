@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,17 @@ OWN = (TRUST, NOVELTY, "match", "known")
 MEASURES = ("R", "S", "near", "far", "O")
 
 Scores = dict[str, NDArray[np.float64]]
+Compress = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 # --- the inputs of all queries, computed once ---
 
 
-def inputs(setting: Setting) -> Arrays:
+def inputs(setting: Setting, compress: Compress | None = None) -> Arrays:
     """Return, by part, the match inputs "M", the novelty inputs "N", "right", and the free scores of its queries.
 
     Parts are "validation", which is calibrated on, "reference", by which novelty is judged in the gallery, "test" and
-    those of OOD queries.
+    those of OOD queries. With ``compress`` features are replaced before they are compared, and embeddings are not.
     """
     arrays: Arrays = {}
 
@@ -53,17 +55,26 @@ def inputs(setting: Setting) -> Arrays:
         if labels is not None:
             arrays[f"{part}:right"] = around.classes == gallery.codes_of(labels, len(labels))
 
+    def compressed(vectors: Vectors) -> Vectors:
+        return vectors if compress is None else Vectors.of("compressed features", compress(vectors.rows))
+
+    def gallery_of(part: str) -> LabelledGallery:
+        plain = LabelledGallery.of(setting.parts[f"{part}:h"], setting.labels(part), setting.head)
+        if compress is None:
+            return plain
+        features = compressed(plain.features)
+        embeddings = features if setting.head is None else plain.embeddings
+        return LabelledGallery(features, embeddings, plain.names, plain.codes)
+
     def surroundings(gallery: LabelledGallery, part: str) -> tuple[Surroundings, Vectors]:
         features = Vectors.of(part, setting.h(part))
-        embeddings = features if setting.head is None else setting.head.embed(features.rows)
-        return gallery.surroundings(features, embeddings), embeddings
+        shown = compressed(features)
+        embeddings = shown if setting.head is None else setting.head.embed(features.rows)
+        return gallery.surroundings(shown, embeddings), embeddings
 
-    gallery = LabelledGallery.of(setting.parts["gallery:h"], setting.labels("gallery"), setting.head)
-    fitted_on = gallery
+    gallery = fitted_on = gallery_of("gallery")
     if setting.zero_shot:
-        fitted_on = LabelledGallery.of(
-            setting.parts["calibration:h"], setting.labels("calibration"), setting.head
-        )
+        fitted_on = gallery_of("calibration")
         own = reference_items(gallery)
         items = (
             Vectors(np.asarray(vectors.rows[own]), vectors.norms[own])

@@ -196,7 +196,7 @@ def _scan(
             block = block[segments.order]  # cheaper than to sort the cosines of so many queries
         for first in range(0, num, queries_at_once):
             some = slice(first, first + queries_at_once)
-            cosines = directions[some] @ block.T
+            cosines = _products(directions[some], block)
             if segments is not None and segments.order is not None:
                 if num < block.shape[1]:
                     cosines = cosines[:, segments.order]
@@ -214,6 +214,14 @@ def _scan(
             if segments is not None:
                 pair.add(some, cosines, segments)
     return best.rows, pair
+
+
+def _products(directions: NDArray[np.float32], block: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the products (Q, B) of directions (Q, D) with a block (B, D); a matrix product would copy it for one."""
+    if len(directions) == 1:
+        return (block @ directions[0])[None]
+    products: NDArray[np.float32] = directions @ block.T
+    return products
 
 
 def _by_faiss(vectors: Vectors, directions: NDArray[np.float32], k: int, own: Rows | None) -> Rows | None:

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from experiments.trust.__main__ import cell
 from experiments.trust.ablation import ablation, scored_with
+from experiments.trust.compression import components, forms, quantised, table
 from experiments.trust.measure import NOVELTY, TRUST, inputs, measures, mixture_error, scored
 from experiments.trust.picture import draw
 from experiments.trust.promise import promise
@@ -122,3 +123,32 @@ def test_settings_with_trained_networks_have_three_seeds() -> None:
     assert len(NAMES) >= 10
     assert seeds_of("fashion-pooled") == (0, 1, 2)
     assert seeds_of("wordnet-minilm") == (0,)
+
+
+def test_compressed_features_are_compared_as_they_are_stored() -> None:
+    """All components are a rotation, and change nothing; codes replace the gallery's rows alone."""
+    content = synthetic(False)
+    plain = inputs(content)
+    gallery = content.parts["gallery:h"]
+    rotation, size = components(gallery, gallery.shape[1])
+    assert size == 2 * gallery.shape[1]
+    for name, values in inputs(content, rotation).items():
+        if name.endswith((":M", ":N")):
+            np.testing.assert_allclose(values, plain[name], atol=0.05)
+    coded, _ = quantised(gallery)
+    assert coded(gallery[:5]) is not None
+    np.testing.assert_array_equal(coded(gallery[:5]), gallery[:5])
+    assert not np.array_equal(coded(gallery), gallery)
+    assert list(forms(gallery)) == ["float32", "float16", "product quantiser"]
+
+
+def test_the_table_of_compression_has_the_worst_change() -> None:
+    results = {
+        name: {
+            "float32": {"R": 0.9, "S": 0.8, "O": 0.9, "ECE": 0.03, "bytes": 40},
+            "float16": {"R": 0.9 - loss, "S": 0.8, "O": 0.9, "ECE": 0.03 + loss, "bytes": 20},
+        }
+        for name, loss in {"a": 0.01, "b": 0.03}.items()
+    }
+    assert "| float16 | 50% | 2 | 0.880 (-0.020, worst -0.030) |" in table(results)
+    assert "0.050 (+0.020, worst +0.030) |" in table(results)
