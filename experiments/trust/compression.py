@@ -18,6 +18,7 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.linalg import svds
 
 from experiments.trust.__main__ import QUERIES, inputs_of
 from experiments.trust.measure import NOVELTY, TRUST, Compress, inputs, measures, scored
@@ -28,13 +29,17 @@ Rows = NDArray[Any]
 SHOWN = {"R": TRUST, "S": NOVELTY, "O": TRUST}
 COMPONENTS = (256, 128, 64)
 CODE_BYTES = 64
+SMALL = 2048  # columns, up to which all components are computed
 
 
 def components(gallery: Rows, count: int) -> tuple[Compress, int]:
     """Return the projection on the largest components, and the bytes of an item."""
-    rows = gallery.astype(np.float64)
+    rows = gallery.astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    basis = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :count].astype(np.float32)
+    if rows.shape[1] <= SMALL:
+        basis = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :count].astype(np.float32)
+    else:  # Lanczos' method: no matrix of all pairs of columns
+        basis = svds(rows, k=count, random_state=0, return_singular_vectors="vh")[2].T.astype(np.float32)
     return (lambda h: (h.astype(np.float32) @ basis).astype(np.float16)), 2 * count
 
 
