@@ -218,9 +218,8 @@ def _scan(
 
 def _products(directions: NDArray[np.float32], block: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the products (Q, B) of directions (Q, D) with a block (B, D); a matrix product would copy it for one."""
-    if len(directions) == 1:
-        return (block @ directions[0])[None]
-    products: NDArray[np.float32] = directions @ block.T
+    one = len(directions) == 1
+    products: NDArray[np.float32] = (block @ directions[0])[None] if one else directions @ block.T
     return products
 
 
