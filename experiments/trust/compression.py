@@ -113,7 +113,8 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
         "# What it costs Trust to keep features in fewer bytes",
         "",
         f"Means over {len(results)} settings, first seed. Changes are against float32 in the settings that have the "
-        "form, with the worst one. Embeddings keep float32. Made by `python -m experiments.trust.compression`.",
+        "form, with the worst one. Embeddings keep float32. Made by "
+        "`python -m experiments.trust.compression --data DATA --cache CACHE --out figures`.",
         "",
         "| features as | bytes of float32's | settings | R | S | O | ECE |",
         "| --- | --- | --- | --- | --- | --- | --- |",

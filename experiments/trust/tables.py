@@ -19,6 +19,12 @@ SIZES = ("100", "300", "1000")
 Result = dict[str, Any]
 
 
+ORIGIN = (
+    "Made by `python -m experiments.trust --data DATA --cache CACHE --out figures` from the files in "
+    "`figures/results/trust`."
+)
+
+
 def write_tables(results: Path, tables: Path) -> None:
     """Write the tables of all result files."""
     by_name: dict[str, list[Result]] = defaultdict(list)
@@ -37,7 +43,7 @@ def write_tables(results: Path, tables: Path) -> None:
         ("trust_posterior", posterior_table(further)),
     ):
         with atomic_write(tables / f"{name}.md") as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(f"{text.rstrip()}\n\n{ORIGIN}\n", encoding="utf-8")
 
 
 def mean_of(seeds: list[Result], value: Callable[[Result], float]) -> float:

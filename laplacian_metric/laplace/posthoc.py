@@ -338,8 +338,8 @@ class LAM:
     ) -> MatchConfidence:
         """Calibrate the first form of this library's confidence; from now on ``uncertainty`` is 1 minus it.
 
-        Deprecated: `laplacian_metric.Trust.fit` ranks right above wrong answers better on every data set that both
-        were measured on, needs no posterior, and says why. This one stays for files and tables that were made with it.
+        Deprecated: `laplacian_metric.Trust.fit` replaces it. It needs no posterior, was measured beside scores
+        that cost nothing (docs/trust.md), and gives reasons. It stays for files and tables that were made with it.
 
         Args:
             reference: labelled images of the classes that are retrieved: the training images, or the gallery.

@@ -128,8 +128,8 @@ def mc_info_nce(
 
     Kirchhof et al. (2023) average the ratio, which asks for concentrations that are too large. Gradients flow to the
     means and, by implicit reparametrisation, to the concentrations. The logarithm of a mean of few draws is too small
-    on average: the loss is biased upwards, the less the more draws there are. With 8 draws or fewer, concentrations can
-    grow without bound; `positivity_info_nce` computes the same loss without draws.
+    on average: the loss is biased upwards, the less the more draws there are. Concentrations can grow without
+    bound, with few draws or a small ``kappa_pos``; `positivity_info_nce` computes the same loss without draws.
 
     Args:
         mean: (N, Z), unit rows.

@@ -167,7 +167,8 @@ class VMFLearner(Learner):
                 mc_info_nce, kappa_pos=method.scale, samples=method.samples, generator=generator
             )
         else:
-            assert self.network.matching is not None
+            if self.network.matching is None:
+                raise ValueError('the network has no scale and offset of matches: make it with loss="hib"')
             log_scale, offset = self.network.matching
             contrast = partial(
                 contrastive_hib,
