@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import experiments.published  # noqa: F401 (registers what cells as published need)
 from laplacian_metric import runs
 
 CELLS = Path(__file__).resolve().parent / "cells"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Annotated
 
@@ -38,6 +39,20 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
+def _import(modules: list[str] | None) -> None:
+    """Import modules, also of the folder that the command is run in, as `python -m` does."""
+    sys.path.insert(0, "")
+    for module in modules or []:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            if not f"{module}.".startswith(f"{missing.name}."):
+                raise
+            raise typer.BadParameter(
+                f"there is no module {module!r} here: run the command in the folder that holds it"
+            ) from None
+
+
 @app.callback()
 def _common(
     version: Annotated[
@@ -46,6 +61,15 @@ def _common(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show where an error comes from: lam --debug COMMAND.")
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            callback=_import,
+            metavar="MODULE",
+            help="Import a module first, which registers methods or losses of your own; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Uncertainty for metric learning: which matches to trust, and retrieval that can refuse.
 

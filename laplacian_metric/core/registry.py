@@ -35,12 +35,12 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names, the library's first."""
-        return (*self._places, *self._registered)
+        return tuple(dict.fromkeys([*self._places, *self._registered]))
 
-    def register(self, name: str, kind: type[T]) -> None:
-        """Make a class known by a name, in this process; a name that another class has is refused."""
+    def register(self, name: str, kind: type[T], *, replace: bool = False) -> None:
+        """Make a class known by a name, in this process; another class of that name is refused or replaced."""
         taken = name in self._places or self._registered.get(name, kind) is not kind
-        if taken:
+        if taken and not replace:
             raise ValueError(f"a {self.noun} called {name!r} is there already: choose another name")
         self._registered[name] = kind
 

@@ -12,7 +12,6 @@ _LOSSES: Registry[PairLoss] = Registry(
     {
         "contrastive": "hessians:ContrastiveLoss",
         "triplet": "laplacian_metric.methods.pairs.triplet_loss:TripletLoss",
-        "published": "laplacian_metric.losses.published:PublishedContrastiveLoss",
     },
 )
 

@@ -63,8 +63,10 @@ def make(name: str, **options: Any) -> Method:
     return _METHODS.make(name, **options)
 
 
-def register(method: type[Method]) -> type[Method]:
+def register(method: type[Method], *, replace: bool = False) -> type[Method]:
     """Make a method of your own known by its ``name``, so that `make` and cells find it; also as a decorator.
+
+    With ``replace`` it takes the place of another of that name, for example of the one that it extends.
 
     Example:
         >>> register(find("deterministic"))
@@ -72,5 +74,5 @@ def register(method: type[Method]) -> type[Method]:
         ...
         ValueError: a method called 'deterministic' is there already: choose another name
     """
-    _METHODS.register(method.name, method)
+    _METHODS.register(method.name, method, replace=replace)
     return method

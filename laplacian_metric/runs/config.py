@@ -186,9 +186,18 @@ def completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(recorded.get("method"), Mapping):
         try:
             defaults = plain(asdict(methods.make(recorded["method"]["name"])))  # type: ignore[call-overload]
+            former = methods.find(recorded["method"]["name"]).former
         except (ValueError, TypeError):
-            defaults = {}
-        whole["method"] = {**defaults, **recorded["method"]}
+            defaults, former = {}, {}
+        gone = {
+            key
+            for key, value in former.items()
+            if key not in defaults and recorded["method"].get(key) == value
+        }
+        whole["method"] = {
+            **defaults,
+            **{key: value for key, value in recorded["method"].items() if key not in gone},
+        }
     if isinstance(recorded.get("base_config"), Mapping):
         whole["base_config"] = completed(recorded["base_config"])
     return whole

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from laplacian_metric import data, runs
+from laplacian_metric import data, losses, runs
 from tests.cli.running import lam, refused, worked
 from tests.data import miniatures
 from tests.runs.miniature import BASE, LAPLACE, folder_with
@@ -21,6 +21,16 @@ def options(tmp_path: Path) -> list[object]:
     folder = folder_with(tmp_path, laplace=LAPLACE)
     folder.write("mini/deterministic", small)
     return ["--cells-dir", folder.cells, "--work", folder.work, "--results", folder.results]
+
+
+def test_a_module_is_imported_before_cells_are_read(tmp_path: Path, options: list[object]) -> None:
+    listed = "experiment", "list", *options, "--json"
+    worked("--import", "experiments.published", *listed)
+    assert "published" in losses.names()
+    missing = lam("--import", "no_such_module", *listed)
+    assert missing.code == 2
+    assert "--import" in missing.err
+    assert "no_such_module" in missing.err
 
 
 def test_cells_are_run_listed_and_put_into_tables(tmp_path: Path, options: list[object]) -> None:

@@ -55,6 +55,19 @@ def test_what_is_registered_is_found_by_name_and_in_cells() -> None:
         LossSection(kind="wide", options={"widht": 1.0})
 
 
+@pytest.mark.usefixtures("registered")
+def test_what_extends_a_method_takes_its_place_when_it_is_asked_to() -> None:
+    @dataclass(frozen=True)
+    class Extended(Deterministic):
+        extra: int = 0
+
+    with pytest.raises(ValueError, match="choose another name"):
+        methods.register(Extended)
+    methods.register(Extended, replace=True)
+    assert methods.make("deterministic", extra=2) == Extended(extra=2)
+    assert methods.names().count("deterministic") == 1
+
+
 @pytest.mark.parametrize("name", [*losses.names(), *methods.names()])
 def test_the_library_has_what_it_names(name: str) -> None:
     registry = losses if name in losses.names() and name not in methods.names() else methods

@@ -159,7 +159,8 @@ def parse(command: str, *, whole: bool = True) -> None:
     while hasattr(group, "commands"):
         while words and words[0].startswith("-"):
             assert words[0] in options(group), f"there is no option {words[0]}"
-            words = words[1:]
+            takes_value = not all(flag.is_flag for flag in group.params if words[0] in flag.opts)
+            words = words[1 + takes_value :]
         if not words or (not whole and words[0].isupper()):  # COMMAND stands for any
             return
         name, *words = words

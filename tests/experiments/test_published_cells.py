@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+import experiments.published  # noqa: F401 (cells as published need what it registers)
 from laplacian_metric.runs import Cells
 from tests.data import miniatures
 from tests.runs.miniature import Folder

@@ -37,12 +37,14 @@ def a_batch(size: int = 12, classes: int = 3, seed: int = 0) -> tuple[Tensor, Te
     )
 
 
-def an_online(rate: float = 0.05, encoder: Encoder | None = None, **options: Any) -> OnlineLAM:
+def an_online(
+    rate: float = 0.05, encoder: Encoder | None = None, kind: type[OnlineLAM] = OnlineLAM, **options: Any
+) -> OnlineLAM:
     """With plain gradient descent, so that a step tells the gradient."""
     encoder = an_encoder() if encoder is None else encoder
     optimizer = torch.optim.SGD(encoder.parameters(), lr=rate, weight_decay=options.pop("weight_decay", 0.0))
     options = {"num_images": IMAGES, "warmup": 0, "memory": 0.2, "prior_precision": 30.0, **options}
-    return OnlineLAM(encoder, optimizer, options.pop("loss", LOSS), **options)
+    return kind(encoder, optimizer, options.pop("loss", LOSS), **options)
 
 
 def running(online: OnlineLAM) -> Tensor:

@@ -19,7 +19,6 @@ from laplacian_metric import LAM, Encoder, OnlineLAM
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.laplace.embedding_norms import FAR, PreparationWarning, warn_if_longer
 from laplacian_metric.laplace.storage import KEY
-from laplacian_metric.methods.laplace.summed import fit_summed
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +54,6 @@ def test_the_length_of_a_fit_is_the_root_mean_square(lam: LAM, images: tuple[Ten
     assert lam.fitted is not None
     lengths = torch.stack([u.double().norm() for u in raw(lam.encoder, images[0])])
     assert lam.fitted.length == pytest.approx(float(lengths.square().mean().sqrt()), rel=1e-6)
-
-
-def test_the_sum_over_batches_notes_the_same_length(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
-    other = LAM(an_encoder(), ContrastiveLoss(0.7))
-    fit_summed(other, other.features([images]), batch_size=100, triplets=50)
-    assert other.fitted is not None
-    assert lam.fitted is not None
-    assert other.fitted.length == pytest.approx(lam.fitted.length, rel=1e-6)
 
 
 def test_pixels_up_to_255_are_noticed_where_kappa_is_not_lower(

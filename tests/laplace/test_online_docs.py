@@ -6,8 +6,8 @@ import inspect
 from dataclasses import fields
 from pathlib import Path
 
+from experiments.published import Switches
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online.switches import Switches
 from tests.pages import run_page
 
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.published import PublishedOnlineLAM, Switches
 from hessians import Pairs
 from laplacian_metric.core.parallel import OtherProcessError
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.online.batch import chosen_pairs
-from laplacian_metric.laplace.online.switches import Switches
 from tests.laplace.online_cases import (
     IMAGES,
     LOSS,
@@ -93,16 +92,15 @@ def disagreement(**options: Any) -> str:
 def mined_run(rank: int) -> tuple[list[Tensor], Tensor]:
     """With a step in the middle that process 1 refuses before it has drawn its triplets; weights, and the triplets of
     one and the same batch."""
-    online = an_online(generator=a_generator(rank), switches=Switches(mined=6))
+    online = an_online(generator=a_generator(rank), kind=PublishedOnlineLAM, switches=Switches(mined=6))
     for step in range(STEPS):
         online.step(*shard(step, rank))
         refusal(online, rank)
     images, labels = shard(0, 0)
     pairs = Pairs.from_labels(labels)
     u = online.encoder.raw(images).detach()
-    mined, _ = chosen_pairs(
-        u, pairs, labels, miner=None, most_triplets=6, normalize=True, generator=a_generator(0)
-    )
+    online.generator = a_generator(0)
+    mined, _ = online._chosen_pairs(u, pairs, labels)
     first, second, times = next(mined.listed(positive=False))
     triplets = torch.stack([first, second, times])
     return [parameter.detach() for parameter in online.encoder.parameters()], triplets

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online.switches import Switches
 from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.online_cases import LOSS, a_batch, an_encoder, an_online, float64
 
@@ -29,7 +28,6 @@ from tests.laplace.online_cases import LOSS, a_batch, an_encoder, an_online, flo
         ({"memory": 0.0}, r"memory is 0\.0, the new batch's share in \(0, 1\]"),
         ({"memory": 1.5}, r"memory is 1\.5"),
         ({"memory": "long"}, r'memory is \'long\', a number in \(0, 1\] or "paper"'),
-        ({"memory": "paper", "switches": Switches()}, "sets the switches itself"),
         ({"samples": 0}, "samples is 0, a whole number of at least 1"),
         ({"warmup": -1}, "warmup is -1, a whole number of at least 0"),
         ({"approximation": "half"}, "approximation is 'half', one of"),
@@ -38,27 +36,11 @@ from tests.laplace.online_cases import LOSS, a_batch, an_encoder, an_online, flo
             'structure is "kron": online, only "diag" .* fit a LAM with structure="kron"',
         ),
         ({"structure": "dense"}, "structure is 'dense', one of"),
-        ({"miner": print, "switches": Switches(mined=5)}, "a miner is given and switches.mined too"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         an_online(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": "big"}, "scale is 'big', one of 'images', 'squared' is needed"),
-        ({"memory": "long"}, "memory is 'long', one of 'average', 'sum'"),
-        ({"start": "zero"}, "start is 'zero', one of 'prior', 'images' is needed, or None or a number"),
-        ({"start": -1.0}, r"start is -1\.0, a precision that is not negative"),
-        ({"mined": 0}, "mined is 0, at least 1 triplet"),
-    ],
-)
-def test_switches_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Switches(**options)
 
 
 def test_optimizers_that_do_not_fit_are_refused() -> None:

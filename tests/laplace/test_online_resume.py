@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.published import PublishedOnlineLAM
 from hessians import ContrastiveLoss
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
@@ -27,7 +28,7 @@ def adam(**options: Any) -> OnlineLAM:
 def published(**options: Any) -> OnlineLAM:
     encoder = an_encoder().float()
     optimizer = torch.optim.RMSprop(encoder.parameters(), lr=0.01)
-    return OnlineLAM.as_published(encoder, optimizer, LOSS, 300, **options)
+    return PublishedOnlineLAM.as_published(encoder, optimizer, LOSS, 300, **options)
 
 
 def steps(online: OnlineLAM, first: int, last: int) -> list[float]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.published import PublishedContrastiveLoss
+from experiments.published.triplets import random_triplets
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from hessians.checks import CurvatureWarning
-from laplacian_metric.laplace.online.triplets import random_triplets
-from laplacian_metric.losses.published import PublishedContrastiveLoss
 from tests.published.reference import (
     LastLayer,
     diagonal,

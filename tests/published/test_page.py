@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.laplace.online import Switches
-from laplacian_metric.losses.published import PublishedContrastiveLoss
+from experiments.published import PublishedContrastiveLoss, Switches
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions
 from tests.pages import run_page

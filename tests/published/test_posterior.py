@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.published import PublishedOnlineLAM, Switches
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.online import OnlineLAM, Switches
+from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.posthoc import LAM
 from tests.published.reference import LastLayer, every_triplet, float64, generator, normal
@@ -91,7 +92,7 @@ def test_scale_online_and_post_hoc_differ_by_a_temperature_of_a_million() -> Non
     summed = LAM(encoder_of(layer), loss, "positive", n_effective=batches * number, prior_precision=1.0)
     summed.fit_features(layer.features, pairs, check_mode=False)
     encoder = encoder_of(layer)
-    online = OnlineLAM.as_published(
+    online = PublishedOnlineLAM.as_published(
         encoder,
         torch.optim.SGD(encoder.parameters(), lr=0.0),
         loss,
@@ -160,7 +161,7 @@ def test_start_of_an_average_at_the_prior_counts_it_as_often_as_there_are_images
     """In an average of curvatures of mean losses, a start of 1 is a precision of n_effective until it is forgotten."""
     layer = LastLayer.random(9, 4, 3, classes=3)
     encoder = encoder_of(layer)
-    online = OnlineLAM(
+    online = PublishedOnlineLAM(
         encoder,
         torch.optim.SGD(encoder.parameters(), lr=0.0),
         ContrastiveLoss(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laplacian_metric import methods
 from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
 from laplacian_metric.runs import ConfigError
 from laplacian_metric.runs.config import completed, differences
@@ -189,6 +190,17 @@ def test_options_that_were_added_since_are_no_change(tmp_path: Path) -> None:
     # A value that is not the default of what was added is one.
     config["method"]["norm"] = False
     assert differences(completed(older), config) == ["method.norm was True and is now False"]
+
+
+def test_options_that_a_method_had_once_are_passed_over_where_they_had_their_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods._METHODS, "_registered", {})  # without those of experiments.published
+    recorded = {"method": {"name": "laplace", "rank": 50, "variant": "default", "triplets": 5000}}
+    recent = completed({"method": {"name": "laplace"}})
+    assert differences(completed(recorded), recent) == []
+    recorded["method"]["variant"] = "published"
+    assert differences(completed(recorded), recent) == ["method.variant was 'published' and is now None"]
 
 
 def test_the_triplet_loss_is_a_loss_too() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from laplacian_metric.laplace.online.switches import PAPER, PUBLISHED, Switches
 from laplacian_metric.laplace.online.trainer import OnlineLAM
 
-__all__ = ["PAPER", "PUBLISHED", "OnlineLAM", "Switches"]
+__all__ = ["OnlineLAM"]

@@ -17,8 +17,6 @@ from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.laplace.embedding_norms import sum_of_squares
 from laplacian_metric.laplace.layer import LayerPosterior
-from laplacian_metric.laplace.online.parallel import rank
-from laplacian_metric.laplace.online.triplets import random_triplets
 
 Labels = Tensor | Sequence[int] | Pairs
 Miner = Callable[[Tensor, Tensor], Sequence[Tensor] | Pairs]
@@ -38,44 +36,15 @@ def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
     return pairs, class_labels
 
 
-def chosen_pairs(
-    u: Tensor,
-    pairs: Pairs,
-    labels: Tensor | None,
-    *,
-    miner: Miner | None,
-    most_triplets: int | None,
-    normalize: bool,
-    generator: torch.Generator,
-) -> tuple[Pairs, Pairs]:
-    """The pairs of raw embeddings u (N, Z) that are trained on, and those that are curved.
-
-    Args:
-        u: at the first draw.
-        pairs: all of the batch.
-        labels: (N,), where there are any.
-        miner: chooses what is trained on.
-        most_triplets: so many random triplets are trained on and curved, instead of all pairs.
-        normalize: whether the miner is shown unit embeddings.
-        generator: of the triplets.
-    """
-    if miner is None and most_triplets is None:
-        return pairs, pairs
+def mined_pairs(u: Tensor, labels: Tensor | None, miner: Miner, normalize: bool) -> Pairs:
+    """Return the pairs of raw embeddings u (N, Z) that a miner chooses; it is shown unit ones if ``normalize``."""
     if labels is None:
         raise TypeError("labels are pairs, but a miner chooses pairs by labels: pass the labels (N,)")
-    if most_triplets is not None:
-        # Each process draws its own, and all take the same out of the generator, so that they go on drawing alike.
-        seed = int(torch.randint(2**48, (), generator=generator, device=generator.device)) + rank()
-        own = torch.Generator(labels.device).manual_seed(seed)
-        mined = Pairs.from_indices(random_triplets(labels, most_triplets, own), len(u))
-        return mined, mined
-    assert miner is not None
-    points = F.normalize(u.detach(), dim=1) if normalize else u.detach()
-    mined_pairs = miner(points, labels)
-    chosen = mined_pairs if isinstance(mined_pairs, Pairs) else Pairs.from_indices(tuple(mined_pairs), len(u))
+    mined = miner(F.normalize(u.detach(), dim=1) if normalize else u.detach(), labels)
+    chosen = mined if isinstance(mined, Pairs) else Pairs.from_indices(tuple(mined), len(u))
     if chosen.num_images != len(u):
         raise ValueError(f"the miner's pairs are over {chosen.num_images} images for a batch of {len(u)}")
-    return chosen, pairs
+    return chosen
 
 
 def embeddings_at_draws(

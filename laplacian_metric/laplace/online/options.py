@@ -6,24 +6,21 @@ import torch
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.layer import Structure
-from laplacian_metric.laplace.online.switches import PAPER, PAPER_SHARE, Switches
+
+PAPER_SHARE = 1e-4
 
 
-def checked_memory(memory: float | str, switches: Switches | None) -> tuple[float, Switches]:
-    """a, the share of a new batch, and the switches that go with it."""
+def checked_memory(memory: float | str) -> tuple[float, bool]:
+    """Return a, the share of a new batch, and whether batches are summed as in the paper instead of averaged."""
     if isinstance(memory, str):
         if memory != "paper":
             raise ValueError(f'memory is {memory!r}, a number in (0, 1] or "paper" is needed')
-        if switches is not None:
-            raise ValueError(
-                'memory="paper" sets the switches itself: give a number and switches, or "paper" alone'
-            )
-        return PAPER_SHARE, PAPER
+        return PAPER_SHARE, True
     if not 0 < memory <= 1:
         raise ValueError(
             f"memory is {memory}, the new batch's share in (0, 1] is needed: 0.005 covers 200 batches"
         )
-    return float(memory), Switches() if switches is None else switches
+    return float(memory), False
 
 
 def checked_images(num_images: int | None, n_effective: float | None) -> int:

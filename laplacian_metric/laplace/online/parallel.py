@@ -14,11 +14,6 @@ from laplacian_metric.core.parallel import check_agreement, reducer
 from laplacian_metric.encoder import Encoder
 
 
-def rank() -> int:
-    """Of this process; 0 where there is one only."""
-    return 0 if reducer() is None else distributed.get_rank()
-
-
 def same_start(encoder: Encoder, generator: torch.Generator, settings: Mapping[str, Any]) -> None:
     """Give every process the generator state of process 0; refuse settings and encoders that differ."""
     reduce = reducer()
@@ -41,14 +36,13 @@ def agreed_numbers(loss: Tensor, square: float, pairs: Pairs) -> tuple[float, fl
     return total[0] / processes, total[1] / processes, (total[2], total[3])
 
 
-def summed_batch(curvature: Tensor, gradient: Tensor, averages: bool) -> tuple[Tensor, Tensor]:
-    """The curvature added up over all processes (averaged where each is an average), and the gradient averaged."""
+def summed_batch(curvature: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the curvature added up over all processes, and the gradient averaged."""
     reduce = reducer()
     if reduce is None:
         return curvature, gradient
     total = reduce(torch.stack([curvature, gradient]))
-    mean = total / distributed.get_world_size()
-    return (mean if averages else total)[0], mean[1]
+    return total[0], total[1] / distributed.get_world_size()
 
 
 def average_gradients(module: nn.Module) -> None:

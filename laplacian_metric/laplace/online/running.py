@@ -36,6 +36,7 @@ class Running:
     def __init__(self, like: Tensor, share: float, summed: bool = False, start: float | None = None) -> None:
         self.share = share
         self.summed = summed
+        self.start = start
         self.corrected = not summed and start is None
         self.curvature = torch.full_like(like, start or 0.0, requires_grad=False)
         self.gradient = torch.zeros_like(like, requires_grad=False)

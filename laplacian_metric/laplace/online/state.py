@@ -10,6 +10,15 @@ from typing import Any
 from torch import Tensor
 
 VERSION = 2
+# How the running curvature is kept up; experiments.published has other ways, as in the published code.
+SWITCHES = {
+    "switches": "Switches",
+    "switches.scale": "images",
+    "switches.relu_per_batch": False,
+    "switches.mined": None,
+    "switches.memory": "average",
+    "switches.start": None,
+}
 
 
 def plain(value: Any) -> Any:

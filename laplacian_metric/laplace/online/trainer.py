@@ -37,6 +37,7 @@ from laplacian_metric.laplace.online import parallel as parallel
 from laplacian_metric.laplace.online.batch import Labels, Miner
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.online.state import (
+    SWITCHES,
     VERSION,
     check_architecture,
     check_settings,
@@ -44,7 +45,6 @@ from laplacian_metric.laplace.online.state import (
     defaults,
     described,
 )
-from laplacian_metric.laplace.online.switches import PUBLISHED, PUBLISHED_SHARE, Switches
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 
 DEFAULT_SHARE = 5e-3
@@ -73,7 +73,6 @@ class OnlineLAM:
         miner: takes unit embeddings (N, Z) and labels (N,), and returns pytorch-metric-learning's index tuple, or
             `hessians.Pairs`: the pairs that are trained on. The curvature is over all pairs.
         generator: of the draws, on the head's device; a new one that starts at 0 by default.
-        switches: what is done as in the published code; see `as_published`.
 
     Example:
         >>> from hessians import ContrastiveLoss
@@ -103,32 +102,26 @@ class OnlineLAM:
         samples: int = 1,
         miner: Miner | None = None,
         generator: torch.Generator | None = None,
-        switches: Switches | None = None,
     ) -> None:
         check_model(encoder, loss)
-        share, switches = options.checked_memory(memory, switches)
+        share, summed = options.checked_memory(memory)
         options.check_structure(structure)
-        if miner is not None and switches.mined is not None:
-            raise ValueError("a miner is given and switches.mined too: both say which pairs are trained on")
         self.encoder = encoder
         self.optimizer = optimizer
         self.pair_loss = loss
         self.num_images = options.checked_images(num_images, n_effective)
         self.share = share
-        self.switches = switches
         self.samples = options.at_least("samples", samples, 1)
         self.warmup = options.at_least(
             "warmup", min(WARMUP, math.ceil(1 / share)) if warmup is None else warmup, 0
         )
         self.miner = miner
-        if n_effective is None:
-            n_effective = float(self.num_images) ** (2 if switches.scale == "squared" else 1)
         # Unfitted: it holds scale and prior.
         self._lam = LAM(
             encoder,
             loss,
             approximation,
-            n_effective=n_effective,
+            n_effective=float(self.num_images) if n_effective is None else n_effective,
             temperature=temperature,
             prior_precision=prior_precision,
             weight_decay=options.checked_optimizer(encoder, optimizer),
@@ -141,35 +134,12 @@ class OnlineLAM:
             dtype=compute_dtype(weight),
             device=weight.device,
         )
-        start = switches.precision_at_start(self._lam.prior_precision, self.num_images)
-        self._running = Running(
-            like, share, switches.memory == "sum", None if start is None else start / self._lam.scale
-        )
+        # The paper's sum starts at the prior, and the prior is added all the same.
+        start = self._lam.prior_precision / self._lam.scale if summed else None
+        self._running = Running(like, share, summed, start)
         self.generator = options.checked_generator(generator, weight.device)
         self._said: set[str] = set()
         parallel.same_start(encoder, self.generator, self.settings())
-
-    @classmethod
-    def as_published(
-        cls,
-        encoder: Encoder,
-        optimizer: torch.optim.Optimizer,
-        loss: PairLoss,
-        num_images: int,
-        **others: Any,
-    ) -> OnlineLAM:
-        """As the published code does it, as far as the switches go; ``others`` are options of the class.
-
-        The precision starts at N, keeps 0.999 of itself in a step, and grows by N^2 times the mean curvature of at most
-        5,000 random triplets, on which the batch is trained too, negative entries set to 0. The prior precision is 1.
-        """
-        published = {
-            "memory": PUBLISHED_SHARE,
-            "warmup": 0,
-            "prior_precision": 1.0,
-            "switches": PUBLISHED,
-        }
-        return cls(encoder, optimizer, loss, num_images, **{**published, **others})
 
     # --- training ---
 
@@ -241,16 +211,14 @@ class OnlineLAM:
         )
         for u in us:
             batches.check_finite_step(self.steps + 1, embeddings=u)
-        trained, curved = batches.chosen_pairs(
-            us[0],
-            pairs,
-            class_labels,
-            miner=self.miner,
-            most_triplets=self.switches.mined,
-            normalize=self.encoder.normalize,
-            generator=self.generator,
-        )
+        trained, curved = self._chosen_pairs(us[0], pairs, class_labels)
         return h, us, trained, curved
+
+    def _chosen_pairs(self, u: Tensor, pairs: Pairs, labels: Tensor | None) -> tuple[Pairs, Pairs]:
+        """Return those of all pairs of raw embeddings u (N, Z) that are trained on, and those that are curved."""
+        if self.miner is None:
+            return pairs, pairs
+        return batches.mined_pairs(u, labels, self.miner, self.encoder.normalize), pairs
 
     def _drawn_from(self) -> DiagonalPosterior | None:
         """The posterior so far, or None while there is none to draw from.
@@ -259,17 +227,19 @@ class OnlineLAM:
         noise would be drawn from the prior, far from anything that was trained.
         """
         running = self._running
-        if running.steps < max(self.warmup, 1 if self.switches.start is None else 0):
+        if running.steps < max(self.warmup, int(running.start is None)):
             return None
         data = running.curvature.clamp(min=0)
         scale = self._lam.scale * running.factor
         return DiagonalPosterior(data, scale, self.prior_precision, (data.shape[0], data.shape[1]))
 
     def _population(self, pairs: Pairs, counts: Population) -> Population:
-        """What the batch's curvature is divided by: mined pairs have no population but themselves."""
-        if self.switches.mined is None:
-            return self._running.population(*counts)
-        return pairs.num_positives or 1.0, pairs.num_negatives or 1.0
+        """Return what the batch's curvature is divided by; ``counts`` are those of all processes."""
+        return self._running.population(*counts)
+
+    def _over_processes(self, curvature: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the curvature and the gradient of the batch over all processes."""
+        return parallel.summed_batch(curvature, gradient)
 
     def _take(
         self,
@@ -280,11 +250,8 @@ class OnlineLAM:
         counts: tuple[float, float],
     ) -> None:
         """Take a batch into the running averages, once all of it is known to be finite."""
-        # Mined pairs are divided by their own number in each process, all others by what the processes have together.
-        curvature, gradient = parallel.summed_batch(curvature, gradient, self.switches.mined is not None)
+        curvature, gradient = self._over_processes(curvature, gradient)
         batches.check_finite_step(self.steps + 1, curvature=curvature, gradient=gradient)
-        if self.switches.relu_per_batch:
-            curvature = curvature.clamp(min=0)
         self._running.add(curvature, gradient, value, square, counts)
 
     # --- the posterior ---
@@ -351,12 +318,13 @@ class OnlineLAM:
             "generator": self.generator.device.type,
             "miner": None if self.miner is None else type(self.miner).__name__,
             **described("loss", self.pair_loss),
-            **described("switches", self.switches),
+            **SWITCHES,
+            **({"switches.memory": "sum", "switches.start": "prior"} if self._running.summed else {}),
         }
 
     def check_settings(self, stored: Mapping[str, Any]) -> None:
         """Refuse the settings of another run; those that an older state lacks have their defaults."""
-        known = {**defaults("loss", self.pair_loss), **defaults("switches", self.switches)}
+        known = {**defaults("loss", self.pair_loss), **SWITCHES}
         check_settings(self.settings(), {**known, **stored})
 
     def running_state(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -22,11 +22,9 @@ from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.frozen_features import features_of
-from laplacian_metric.methods.laplace.summed import SampledEmbedder, fit_summed
 
 PRIORS = ("marginal", "validation", "decay")
 SCORES = ("1/kappa", "confidence")
-VARIANTS = ("default", "published")
 
 
 @dataclass(frozen=True)
@@ -40,19 +38,13 @@ class Laplace(Method):
         temperature: divides n_effective.
         prior: how the prior precision is found: "marginal" maximises the marginal likelihood, "validation" the
             likelihood of validation pairs, "decay" is the training's weight decay times n_effective/temperature; or a
-            number. None is "marginal", and 1 for the published variant.
+            number. None is "marginal".
         norm: whether the l2 norm has a part in the curvature.
         n_effective: how many independent observations the loss's average stands for; None is the number of training
-            images, and 1 for the published variant, whose curvature is a sum.
+            images.
         score: what the uncertainty is: 1/kappa, or 1 - the probability that a match can be trusted, calibrated on
             validation images.
         seed: of the draws of the fit.
-        variant: "published" does as the published code: the curvature is summed over random triplets of shuffled
-            batches, and images are embedded by ``samples`` draws of the weights, whose mean is the point and whose
-            standard deviations, summed over the dimensions, are the uncertainty (``score`` has no part in it).
-        triplets: of a batch at most, in the published variant.
-        batch_size: of the published variant's batches.
-        samples: of the published variant.
 
     Example:
         >>> Laplace(structure="kron").structure
@@ -62,6 +54,12 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     start: ClassVar[Start] = Start.FROZEN
     trains: ClassVar[bool] = False
+    former: ClassVar[Mapping[str, Any]] = {
+        "variant": "default",
+        "triplets": 5000,
+        "batch_size": 256,
+        "samples": 100,
+    }
 
     approximation: Approximation = Approximation.FIXED
     structure: Structure = Structure.DIAGONAL
@@ -72,19 +70,12 @@ class Laplace(Method):
     n_effective: float | None = None
     score: Literal["1/kappa", "confidence"] = "1/kappa"
     seed: int = 0
-    variant: Literal["default", "published"] = "default"
-    triplets: int = 5000
-    batch_size: int = 256
-    samples: int = 100
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "approximation", Approximation.parse(self.approximation))
         object.__setattr__(self, "structure", Structure.parse(self.structure))
-        for name, words in (("score", SCORES), ("variant", VARIANTS)):
-            if getattr(self, name) not in words:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, one of {', '.join(map(repr, words))} is needed"
-                )
+        if self.score not in SCORES:
+            raise ValueError(f"score is {self.score!r}, one of {', '.join(map(repr, SCORES))} is needed")
         if isinstance(self.prior, str) and self.prior not in PRIORS:
             raise ValueError(
                 f"prior is {self.prior!r}, one of {', '.join(map(repr, PRIORS))} or a number is needed"
@@ -92,28 +83,14 @@ class Laplace(Method):
         for name in ("temperature", "n_effective", "prior"):
             if not isinstance(getattr(self, name), str):
                 positive(name, getattr(self, name))
-        for name, least in {"rank": 1, "triplets": 1, "batch_size": 3, "samples": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least {least} is needed")
-        if self.variant == "published":
-            self._check_published()
-
-    def _check_published(self) -> None:
-        if self.structure is not Structure.DIAGONAL:
-            raise ValueError(
-                f'structure is "{self.structure.value}", but variant="published" has "diag" only'
-            )
-        if self.score != "1/kappa":
-            raise ValueError(
-                f'score is {self.score!r}, but variant="published" has an uncertainty of its own: leave score out'
-            )
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}, at least 1 is needed")
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return LaplaceLearner(only(encoders, self.name), self, setup)
 
     def lam(self, encoder: Encoder, setup: Setup) -> LAM:
         """The `LAM` of these options, not fitted yet."""
-        published = self.variant == "published"
         if self.prior == "decay" and not setup.weight_decay:
             raise ValueError(
                 'prior is "decay", but the training had no weight decay: take "marginal" or a number'
@@ -125,9 +102,9 @@ class Laplace(Method):
             self.approximation,
             self.structure,
             rank=self.rank,
-            n_effective=1.0 if published and self.n_effective is None else self.n_effective,
+            n_effective=self.n_effective,
             temperature=self.temperature,
-            prior_precision=1.0 if published and self.prior is None else number,
+            prior_precision=number,
             weight_decay=setup.weight_decay or None,
         )
 
@@ -170,40 +147,28 @@ class LaplaceLearner(Learner):
 
     def embedder(self, data: FitData) -> Embedder:
         method, lam = self.method, self.method.lam(self.encoder, self.setup)
-        train = self._features(data, "train")
-        if method.variant == "published":
-            fit_summed(
-                lam,
-                train,
-                batch_size=method.batch_size,
-                triplets=method.triplets,
-                generator=self._generator(),
-            )
-        else:
-            # The diagnostics are among the settings; a warning in between would be lost in a run of many cells.
-            lam.fit_features(train, generator=self._generator(), check_mode=False)
+        train = self.features(data, "train")
+        # The diagnostics are among the settings; a warning in between would be lost in a run of many cells.
+        lam.fit_features(train, generator=self.new_generator(), check_mode=False)
         judged = method.prior == "validation" or method.score == "confidence"
-        validation = self._features(data, "validation") if judged else None
-        self._choose_prior(lam, validation)
-        if method.variant == "published":
-            device = self.encoder.head.weight.device
-            return SampledEmbedder(lam, method.samples, torch.Generator(device).manual_seed(method.seed))
+        validation = self.features(data, "validation") if judged else None
+        self.choose_prior(lam, validation)
         if method.score == "confidence":
             assert validation is not None
             lam.set_confidence(MatchConfidence.fit(lam.head, train, validation))
         return LAMEmbedder(lam)
 
-    def _choose_prior(self, lam: LAM, validation: Features | None) -> None:
-        prior = self.method.prior
-        if prior is None and self.method.variant == "default":
-            prior = "marginal"
+    def choose_prior(self, lam: LAM, validation: Features | None) -> None:
+        """Choose the prior precision of a fitted LAM, unless the method says it."""
+        prior = self.method.prior or "marginal"
         if prior in ("marginal", "validation"):
-            lam.optimize_prior_precision(str(prior), validation, generator=self._generator())
+            lam.optimize_prior_precision(str(prior), validation, generator=self.new_generator())
 
-    def _features(self, data: FitData, name: Literal["train", "validation"]) -> Features:
-        """Of one of the sets: as they are, from the folder, or computed."""
+    def features(self, data: FitData, name: Literal["train", "validation"]) -> Features:
+        """Return the features of one of the sets: as they are, from the folder, or computed."""
         folder = None if data.folder is None else data.folder / name
         return features_of(self.encoder, getattr(data, name), folder)
 
-    def _generator(self) -> torch.Generator:
+    def new_generator(self) -> torch.Generator:
+        """Return a new generator that starts at the method's seed."""
         return torch.Generator().manual_seed(self.method.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,14 +17,11 @@ from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
 from laplacian_metric.laplace.online.options import at_least, checked_memory
-from laplacian_metric.laplace.online.switches import PUBLISHED, Switches
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.frozen_features import features_of
 
-PRESETS = ("default", "published")
 SCORES = ("1/kappa", "confidence")
-DEFECTS = tuple(field.name for field in fields(Switches))
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,22 @@ class OnlineLaplace(Method):
 
     Attributes:
         approximation: what is kept of the loss's Hessian.
-        memory: a new batch's share in the running curvature, or "paper"; None is what the preset has.
-        warmup: so many steps are taken without a draw; None is what the preset has.
+        memory: a new batch's share in the running curvature, or "paper"; None is what `OnlineLAM` has.
+        warmup: so many steps are taken without a draw; None is what `OnlineLAM` has.
         temperature: divides n_effective.
-        n_effective: how many independent observations the loss's average stands for; None is what the preset has.
-        prior_precision: of the weights; None is what the preset has.
-        preset: "default", or "published": as the published code does it, see `OnlineLAM.as_published`.
-        defects: single things that are done as in the published code, with everything else as it should be: those of
-            "scale", "relu_per_batch", "mined", "memory" and "start"; see `Switches`.
+        n_effective: how many independent observations the loss's average stands for; None is what `OnlineLAM` has.
+        prior_precision: of the weights; None is what `OnlineLAM` has.
         samples: how many draws a training step has.
         score: what the uncertainty is: 1/kappa, or 1 - the probability that a match can be trusted, calibrated on
             validation images.
 
     Example:
-        >>> OnlineLaplace(memory=0.01).preset
-        'default'
+        >>> OnlineLaplace(memory=0.01).samples
+        1
     """
 
     name: ClassVar[str] = "online-laplace"
+    former: ClassVar[Mapping[str, Any]] = {"preset": "default", "defects": []}
 
     approximation: Approximation = Approximation.FIXED
     memory: float | Literal["paper"] | None = None
@@ -60,31 +55,15 @@ class OnlineLaplace(Method):
     temperature: float = 1.0
     n_effective: float | None = None
     prior_precision: float | None = None
-    preset: Literal["default", "published"] = "default"
-    defects: tuple[str, ...] = ()
     samples: int = 1
     score: Literal["1/kappa", "confidence"] = "1/kappa"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "approximation", Approximation.parse(self.approximation))
-        for name, value, words in (("preset", self.preset, PRESETS), ("score", self.score, SCORES)):
-            if value not in words:
-                raise ValueError(f"{name} is {value!r}, one of {', '.join(map(repr, words))} is needed")
-        for defect in self.defects:
-            if defect not in DEFECTS:
-                raise ValueError(
-                    f"defects has {defect!r}, of {', '.join(map(repr, DEFECTS))} any are possible"
-                )
-        if self.defects and (self.preset == "published" or self.memory == "paper"):
-            raise ValueError(
-                f"defects are {list(self.defects)}, but the preset or the memory brings its own: leave one of both out"
-            )
+        if self.score not in SCORES:
+            raise ValueError(f"score is {self.score!r}, one of {', '.join(map(repr, SCORES))} is needed")
         if self.memory is not None:
-            checked_memory(self.memory, None)
-        if self.preset == "published" and self.memory == "paper":
-            raise ValueError(
-                'memory="paper" and preset="published" are two things: take one of them, or give memory a number'
-            )
+            checked_memory(self.memory)
         if self.warmup is not None:
             at_least("warmup", self.warmup, 0)
         at_least("samples", self.samples, 1)
@@ -101,24 +80,29 @@ class OnlineLaplace(Method):
         setup: Setup,
         generator: torch.Generator | None = None,
     ) -> OnlineLAM:
-        """The `OnlineLAM` of these options."""
-        options: dict[str, Any] = {
+        """Return the `OnlineLAM` of these options."""
+        return OnlineLAM(encoder, optimizer, setup.loss, setup.num_images, **self.options(setup, generator))
+
+    def options(self, setup: Setup, generator: torch.Generator | None) -> dict[str, Any]:
+        """Return the options of `OnlineLAM`; those that are None are left to it."""
+        own = ("memory", "warmup", "n_effective", "prior_precision")
+        return {
             "approximation": self.approximation,
             "temperature": self.temperature,
             "samples": self.samples,
-            "miner": _miner(setup),
+            "miner": miner_of(setup),
             "generator": generator,
+            **{name: getattr(self, name) for name in own if getattr(self, name) is not None},
         }
-        own = ("memory", "warmup", "n_effective", "prior_precision")
-        options |= {name: getattr(self, name) for name in own if getattr(self, name) is not None}
-        if self.defects:
-            options["switches"] = Switches(**{name: getattr(PUBLISHED, name) for name in self.defects})
-        make = OnlineLAM if self.preset == "default" else OnlineLAM.as_published
-        return make(encoder, optimizer, setup.loss, setup.num_images, **options)
 
 
-def _miner(setup: Setup) -> Miner | None:
-    """The pairs that are trained on; None where all are."""
+def miner_of(setup: Setup) -> Miner | None:
+    """Return what chooses the pairs that are trained on; None where all are.
+
+    Example:
+        >>> miner_of(Setup(loss=None, num_images=2)) is None
+        True
+    """
     return None if setup.pairs is all_pairs else setup.pairs
 
 
@@ -127,11 +111,6 @@ class OnlineLaplaceLearner(Learner):
 
     def __init__(self, encoder: Encoder, method: OnlineLaplace, setup: Setup) -> None:
         super().__init__(encoder)
-        if (method.preset == "published" or "mined" in method.defects) and _miner(setup) is not None:
-            raise ValueError(
-                "random triplets as in the published code are trained on, but other pairs are asked for: leave the "
-                "pairs at all of the batch"
-            )
         self.encoder = encoder
         self.method = method
         self.setup = setup

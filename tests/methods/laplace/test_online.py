@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from laplacian_metric.data import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
-from laplacian_metric.laplace.online.switches import PUBLISHED, Switches
 from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
@@ -83,7 +82,6 @@ NOTHING = FitData([], [])
     ("options", "by_hand"),
     [
         ({"warmup": 2, "memory": 0.1}, {"warmup": 2, "memory": 0.1}),
-        ({"preset": "published"}, None),
         (
             {"approximation": "positive", "samples": 2, "temperature": 0.1, "warmup": 0, "n_effective": 50.0},
             {"approximation": "positive", "samples": 2, "temperature": 0.1, "warmup": 0, "n_effective": 50.0},
@@ -91,16 +89,13 @@ NOTHING = FitData([], [])
         ({"memory": "paper", "prior_precision": 20.0}, {"memory": "paper", "prior_precision": 20.0}),
     ],
 )
-def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[str, Any] | None) -> None:
+def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[str, Any]) -> None:
     learner = a_learner(OnlineLaplace(**options))
     optimizer = an_optimizer(learner.encoder)
     learner.begin(optimizer, a_generator(5))
     encoder = an_encoder()
     plain = an_optimizer(encoder)
-    if by_hand is None:
-        online = OnlineLAM.as_published(encoder, plain, LOSS, 500, generator=a_generator(5))
-    else:
-        online = OnlineLAM(encoder, plain, LOSS, 500, generator=a_generator(5), **by_hand)
+    online = OnlineLAM(encoder, plain, LOSS, 500, generator=a_generator(5), **by_hand)
     assert train(learner, range(8), optimizer) == [online.step(*a_batch(seed)) for seed in range(8)]
     e = learner.embedder(NOTHING).embed(a_batch(9)[0])
     assert torch.equal(e.kappa, online.posterior().embed(a_batch(9)[0]).kappa)
@@ -136,9 +131,9 @@ def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
         assert torch.equal(value, again.state()[name])
 
 
-@pytest.mark.parametrize("preset", ["default", "published"])
-def test_a_checkpoint_embeds_without_an_optimizer(preset: str) -> None:
-    method = OnlineLaplace(preset=preset)  # type: ignore[arg-type]
+@pytest.mark.parametrize("memory", [None, "paper"])
+def test_a_checkpoint_embeds_without_an_optimizer(memory: Literal["paper"] | None) -> None:
+    method = OnlineLaplace(memory=memory)
     learner = a_learner(method)
     optimizer = an_optimizer(learner.encoder)
     learner.begin(optimizer, a_generator())
@@ -149,7 +144,7 @@ def test_a_checkpoint_embeds_without_an_optimizer(preset: str) -> None:
     x = a_batch(9)[0]
     one, other = learner.embedder(NOTHING), again.embedder(NOTHING)
     assert one.settings() == other.settings()
-    assert one.settings()["prior_precision"] == (0.5 if preset == "default" else 1.0)
+    assert one.settings()["prior_precision"] == 0.5
     assert torch.equal(one.embed(x).kappa, other.embed(x).kappa)
     drawn = one.embed(x, samples=3, generator=a_generator()).samples
     assert drawn is not None
@@ -256,15 +251,11 @@ def test_the_confidence_is_calibrated_on_validation_images(tmp_path: Path) -> No
         ({"approximation": "fixde"}, "approximation is 'fixde'"),
         ({"memory": 2.0}, "memory is 2.0"),
         ({"memory": "papre"}, "memory is 'papre'"),
-        ({"memory": "paper", "preset": "published"}, "take one of them"),
         ({"warmup": -1}, "warmup is -1"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"prior_precision": float("nan")}, "prior_precision is nan"),
-        ({"preset": "paper"}, "preset is 'paper'"),
         ({"score": "kappa"}, "score is 'kappa'"),
         ({"samples": 0}, "samples is 0"),
-        ({"defects": ("scael",)}, "defects has 'scael'"),
-        ({"defects": ("scale",), "preset": "published"}, "leave one of both out"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
@@ -273,21 +264,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_the_registry_knows_it() -> None:
-    assert find("online-laplace") is OnlineLaplace
-
-
-def test_the_published_preset_has_pairs_of_its_own() -> None:
-    with pytest.raises(ValueError, match="random triplets as in the published code"):
-        a_learner(OnlineLaplace(preset="published"), Setup(LOSS, num_images=5, pairs=some_triplets))
-
-
-def test_single_defects_are_those_of_the_published_code() -> None:
-    learner = a_learner(OnlineLaplace(defects=("scale", "start")))
-    learner.begin(an_optimizer(learner.encoder), a_generator())
-    assert learner.online is not None
-    assert learner.online.switches == Switches(scale=PUBLISHED.scale, start=PUBLISHED.start)
-    with pytest.raises(ValueError, match="random triplets as in the published code"):
-        a_learner(OnlineLaplace(defects=("mined",)), Setup(LOSS, num_images=5, pairs=some_triplets))
+    assert issubclass(find("online-laplace"), OnlineLaplace)
 
 
 def test_nothing_is_embedded_before_anything_was_learned() -> None:

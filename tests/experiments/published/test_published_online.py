@@ -10,10 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.published import PAPER, PUBLISHED, PublishedOnlineLAM, Switches
+from experiments.published.triplets import random_triplets
 from hessians import Pairs
+from laplacian_metric.core.method import Setup
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online.switches import PAPER, PUBLISHED, Switches
-from laplacian_metric.laplace.online.triplets import random_triplets
+from laplacian_metric.methods import make
+from laplacian_metric.methods.laplace.online import OnlineLaplaceLearner
 from tests.laplace.online_cases import (
     IMAGES,
     LOSS,
@@ -32,7 +35,7 @@ close = torch.testing.assert_close
 
 def as_published(rate: float = 0.05, **options: Any) -> OnlineLAM:
     encoder = an_encoder()
-    return OnlineLAM.as_published(
+    return PublishedOnlineLAM.as_published(
         encoder, torch.optim.SGD(encoder.parameters(), lr=rate), LOSS, IMAGES, **options
     )
 
@@ -122,7 +125,9 @@ def test_each_switch_by_itself() -> None:
         return total
 
     def precision(switches: Switches) -> tuple[OnlineLAM, Tensor]:
-        online = an_online(rate=0.0, warmup=10**6, approximation="full", switches=switches)
+        online = an_online(
+            rate=0.0, warmup=10**6, approximation="full", kind=PublishedOnlineLAM, switches=switches
+        )
         for images, labels in data:
             online.step(images, labels)
         return online, 1 / online.posterior().posterior.marginal_variance()
@@ -173,7 +178,14 @@ def test_few_triplets_are_trained_on_and_curved() -> None:
 def test_the_sum_of_the_paper_grows_to_the_average_over_its_memory() -> None:
     """H_0 = prior, H <- (1-a) H + H_batch, and the prior where it is used."""
     share = 0.05
-    online = an_online(rate=0.0, warmup=10**6, memory=share, switches=PAPER, approximation="positive")
+    online = an_online(
+        rate=0.0,
+        warmup=10**6,
+        memory=share,
+        kind=PublishedOnlineLAM,
+        switches=PAPER,
+        approximation="positive",
+    )
     images, labels = a_batch()
     batch = curvature_of(an_encoder(), images, Pairs.from_labels(labels), "positive").clamp(min=0)
     close(running(online), torch.full((3, 6), 30.0 / IMAGES, dtype=float64))
@@ -184,8 +196,97 @@ def test_the_sum_of_the_paper_grows_to_the_average_over_its_memory() -> None:
 
 
 def test_memory_paper_is_these_switches() -> None:
-    online = an_online(memory="paper")
+    online = an_online(memory="paper", kind=PublishedOnlineLAM)
+    assert isinstance(online, PublishedOnlineLAM)
+    assert an_online(memory="paper").settings() == online.settings()
     assert (online.share, online.switches) == (1e-4, PAPER) == (1e-4, Switches(memory="sum", start="prior"))
     assert (
         Switches(scale="squared", relu_per_batch=True, mined=5000, memory="sum", start="images") == PUBLISHED
     )
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "paper", "switches": Switches()}, "sets the switches itself"),
+        ({"miner": print, "switches": Switches(mined=5)}, "a miner is given and switches.mined too"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        an_online(kind=PublishedOnlineLAM, **options)
+
+
+def test_triplets_need_labels() -> None:
+    images, labels = a_batch()
+    with pytest.raises(TypeError, match="pass the labels"):
+        as_published().step(images, Pairs.from_labels(labels))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "big"}, "scale is 'big', one of 'images', 'squared' is needed"),
+        ({"memory": "long"}, "memory is 'long', one of 'average', 'sum'"),
+        ({"start": "zero"}, "start is 'zero', one of 'prior', 'images' is needed, or None or a number"),
+        ({"start": -1.0}, r"start is -1\.0, a precision that is not negative"),
+        ({"mined": 0}, "mined is 0, at least 1 triplet"),
+    ],
+)
+def test_switches_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Switches(**options)
+
+
+# --- the method ---
+
+SETUP = Setup(LOSS, num_images=IMAGES, weight_decay=1e-3)
+
+
+def test_the_method_as_published_is_the_preset() -> None:
+    learner = make("online-laplace", preset="published").learner([an_encoder()], SETUP)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.05)
+    learner.begin(optimizer, a_generator(0))
+    online, losses = as_published(), []
+    for seed in range(4):
+        loss = learner.loss(*a_batch(seed=seed))
+        optimizer.zero_grad()
+        loss.backward()
+        learner.step()
+        losses.append(float(loss.detach()))
+    assert losses == [online.step(*a_batch(seed=seed)) for seed in range(4)]
+    assert isinstance(learner, OnlineLaplaceLearner)
+    assert learner.posterior().prior_precision == 1.0
+
+
+def test_single_defects_are_those_of_the_published_code() -> None:
+    learner = make("online-laplace", defects=("scale", "start")).learner([an_encoder()], SETUP)
+    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.05), a_generator())
+    assert isinstance(learner, OnlineLaplaceLearner)
+    assert isinstance(learner.online, PublishedOnlineLAM)
+    assert learner.online.switches == Switches(scale=PUBLISHED.scale, start=PUBLISHED.start)
+
+
+@pytest.mark.parametrize("options", [{"preset": "published"}, {"defects": ("mined",)}])
+def test_triplets_do_not_go_with_other_pairs(options: dict[str, Any]) -> None:
+    setup = Setup(LOSS, num_images=5, pairs=lambda u, labels: Pairs.from_labels(labels))
+    with pytest.raises(ValueError, match="random triplets as in the published code"):
+        make("online-laplace", **options).learner([an_encoder()], setup)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory": "paper", "preset": "published"}, "take one of them"),
+        ({"preset": "paper"}, "preset is 'paper'"),
+        ({"defects": ("scael",)}, "defects has 'scael'"),
+        ({"defects": ("scale",), "preset": "published"}, "leave one of both out"),
+        ({"memory": 2.0, "preset": "published"}, "memory is 2.0"),
+    ],
+)
+def test_a_wrong_option_of_the_method_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make("online-laplace", **options)

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from experiments.published.triplets import random_triplets
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.loss_summary import summarise
 from laplacian_metric import vmf
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import pull_back
 from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.fit import layer_data
 from laplacian_metric.laplace.fit_inputs import features_and_labels
-from laplacian_metric.laplace.layer import DiagonalCurvature
-from laplacian_metric.laplace.online.triplets import random_triplets
+from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.state import Fitted
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.methods.laplace.laplace import Laplace, LaplaceLearner
+
+VARIANTS = ("default", "published")
 
 
 def fit_summed(
@@ -102,3 +109,74 @@ class SampledEmbedder(LAMEmbedder):
         drawn = self.lam.head.embed_with(encoded, *self.weights)
         mean, kappa = vmf.fit(drawn)
         return replace(e, point=mean, mean=mean, kappa=kappa, uncertainty=drawn.std(0).sum(1))
+
+
+@dataclass(frozen=True)
+class PublishedLaplace(Laplace):
+    """The method "laplace" with the variant of the published code.
+
+    Attributes:
+        variant: "published" does as the published code: the curvature is summed over random triplets of shuffled
+            batches, and images are embedded by ``samples`` draws of the weights, whose mean is the point and whose
+            standard deviations, summed over the dimensions, are the uncertainty (``score`` has no part in it). Prior
+            precision and n_effective are 1 there where they are not given.
+        triplets: of a batch at most, in the published variant.
+        batch_size: of the published variant's batches.
+        samples: of the published variant.
+
+    Example:
+        >>> PublishedLaplace(variant="published").triplets
+        5000
+    """
+
+    variant: Literal["default", "published"] = "default"
+    triplets: int = 5000
+    batch_size: int = 256
+    samples: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise ValueError(
+                f"variant is {self.variant!r}, one of {', '.join(map(repr, VARIANTS))} is needed"
+            )
+        for name, least in {"triplets": 1, "batch_size": 3, "samples": 2}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, at least {least} is needed")
+        if self.variant == "default":
+            return
+        if self.structure is not Structure.DIAGONAL:
+            raise ValueError(
+                f'structure is "{self.structure.value}", but variant="published" has "diag" only'
+            )
+        if self.score != "1/kappa":
+            raise ValueError(
+                f'score is {self.score!r}, but variant="published" has an uncertainty of its own: leave score out'
+            )
+
+    def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
+        if self.variant == "default":
+            return super().learner(encoders, setup)
+        n_effective = 1.0 if self.n_effective is None else self.n_effective
+        summed = replace(self, n_effective=n_effective, prior=1.0 if self.prior is None else self.prior)
+        return SummedLearner(only(encoders, self.name), summed, setup)
+
+
+class SummedLearner(LaplaceLearner):
+    """A trained encoder whose posterior is that of the published code."""
+
+    method: PublishedLaplace
+
+    def embedder(self, data: FitData) -> Embedder:
+        method, lam = self.method, self.method.lam(self.encoder, self.setup)
+        train = self.features(data, "train")
+        fit_summed(
+            lam,
+            train,
+            batch_size=method.batch_size,
+            triplets=method.triplets,
+            generator=self.new_generator(),
+        )
+        self.choose_prior(lam, self.features(data, "validation") if method.prior == "validation" else None)
+        device = self.encoder.head.weight.device
+        return SampledEmbedder(lam, method.samples, torch.Generator(device).manual_seed(method.seed))

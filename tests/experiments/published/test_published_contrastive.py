@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.published import PublishedContrastiveLoss
 from hessians import ContrastiveLoss, Pairs, ggn_diagonal, last_layer_ggn_diagonal
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.losses.published import PublishedContrastiveLoss
 from tests.published.reference import (
     LastLayer,
     diagonal,
