@@ -44,15 +44,21 @@ def posterior_inputs(setting: Setting, parts: list[str]) -> dict[str, np.ndarray
     return result
 
 
-def scored_with(arrays: Arrays, extra: dict[str, np.ndarray] | None, rows: slice) -> Scored:
-    """Return the probability and the novelty, with further inputs where ``extra`` has them."""
-    signs = np.array([*MATCH_INPUTS.values(), *([-1, -1] if extra else [])])
+def scored_with(
+    arrays: Arrays, extra: dict[str, np.ndarray] | None, rows: slice, *, novel: int = 1
+) -> Scored:
+    """Return the probability and the novelty, with further inputs (N, K) of each part where ``extra`` has them.
+
+    All of them, the greater the less sure, join the match inputs, and the first ``novel`` of them the novelty.
+    """
+    num_extra = next(iter(extra.values())).shape[1] if extra else 0
+    signs = np.array([*MATCH_INPUTS.values(), *([-1] * num_extra)])
 
     def both(part: str) -> tuple[np.ndarray, np.ndarray]:
         match, novelty = arrays[f"{part}:M"], arrays[f"{part}:N"]
         if extra:
             match = np.concatenate([match, extra[part]], axis=1)
-            novelty = np.concatenate([novelty, extra[part][:, :1]], axis=1)
+            novelty = np.concatenate([novelty, extra[part][:, :novel]], axis=1)
         return match, novelty
 
     match_inputs, novelty_inputs = (values[rows] for values in both("validation"))
@@ -70,8 +76,8 @@ def scored_with(arrays: Arrays, extra: dict[str, np.ndarray] | None, rows: slice
     for part in [name.split(":")[0] for name in arrays if name.endswith(":M")]:
         if part in ("validation", "reference"):
             continue
-        inputs, novel = both(part)
-        novelty = known.parts(novel).sum(axis=1)
+        inputs, novel_inputs = both(part)
+        novelty = known.parts(novel_inputs).sum(axis=1)
         logits = discounted(match.logit(inputs), known.log_soft_known(novelty))
         scores[part] = {"trust": -(a + b * logits), "novelty": novelty}
     empty = np.zeros(0)
