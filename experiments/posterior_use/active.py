@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from experiments.posterior_use.measure import fitted, votes
 from experiments.posterior_use.situations import TEST, drawn, trained_head
-from experiments.trust.features import lite0_features
+from experiments.trust.features import image_set_features
 
 FIRST, MORE, ROUNDS = 20, 40, 6
 STRATEGIES = ("random", "gallery distance", "margin", "vote", "1/kappa", "joint samples")
@@ -54,7 +54,7 @@ def curve(root: Path, cache: Path, source: str, strategy: str, seed: int) -> dic
     All strategies begin with the same 20 images, drawn at random, and take 40 more in each of six rounds; the head is
     trained anew, from the same start, after each. Batches are the images of highest priority, and nothing is tuned.
     """
-    pool, test = (lite0_features(root, cache, f"{source}-{split}") for split in ("train", "test"))
+    pool, test = (image_set_features(root, cache, f"{source}-{split}") for split in ("train", "test"))
     test = drawn(test, TEST, seed)
     h, queries = (torch.from_numpy(content["h"].astype(np.float32)) for content in (pool, test))
     generator = np.random.default_rng(seed)

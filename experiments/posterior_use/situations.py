@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.trust.features import IMAGE_SETS, Arrays, balanced, lite0_features
+from experiments.trust.features import IMAGE_SETS, Arrays, balanced, image_set_features
 from experiments.trust.settings import Setting, saved_head
 from hessians import ContrastiveLoss
 from laplacian_metric import data
@@ -51,7 +51,7 @@ def part(name: str, content: Arrays) -> Arrays:
 
 def far_parts(root: Path, cache: Path, source: str, seed: int) -> Arrays:
     """Return OOD queries of other data sets."""
-    sets = {name: lite0_features(root, cache, f"{name}-test") for name in FAR[source]}
+    sets = {name: image_set_features(root, cache, f"{name}-test") for name in FAR[source]}
     return {f"far/{name}:h": drawn(content, OOD, seed)["h"] for name, content in sets.items()}
 
 
@@ -63,7 +63,7 @@ def few_labels(
     With ``labels="worst"`` (CIFAR-10N) the gallery's labels are those of people, wrong where one of three was wrong;
     the queries have the right ones, so that an answer may be wrong because its item is named wrongly.
     """
-    train = lite0_features(root, cache, f"{source}-train")
+    train = image_set_features(root, cache, f"{source}-train")
     queries = drawn(train, VALIDATION, seed)
     rest = np.setdiff1d(
         np.arange(len(train["h"])), np.random.default_rng(seed).permutation(len(train["h"]))[:VALIDATION]
@@ -72,7 +72,7 @@ def few_labels(
     rows = rest[balanced(train["labels"][rest], per_class, seed)]
     gallery = {"h": train["h"][rows], "labels": names[rows]}
     head = trained_head(gallery["h"], gallery["labels"], seed)
-    test = drawn(lite0_features(root, cache, f"{source}-test"), TEST, seed)
+    test = drawn(image_set_features(root, cache, f"{source}-test"), TEST, seed)
     parts = saved_head(head) | part("gallery", gallery) | part("validation", queries) | part("test", test)
     return parts | far_parts(root, cache, source, seed)
 
@@ -89,7 +89,7 @@ def human_labels(root: Path, source: str, kind: str) -> NDArray[np.int64]:
 def few_items(root: Path, cache: Path, seed: int, *, per_class: int) -> Arrays:
     """Return sketches of classes that nothing was trained on, with ``per_class`` items of each in the gallery."""
     train, validation, test = (
-        lite0_features(root, cache, f"quickdraw-{split}") for split in ("train", "validation", "test")
+        image_set_features(root, cache, f"quickdraw-{split}") for split in ("train", "validation", "test")
     )
 
     def split(content: Arrays, most: int) -> tuple[Arrays, Arrays]:

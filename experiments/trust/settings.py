@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from experiments.trust.features import (
     Arrays,
     balanced,
     cached,
-    changed_lite0_features,
+    changed_features,
+    image_set_features,
     images,
-    lite0_features,
     minilm_features,
 )
 from hessians import ContrastiveLoss, Pairs
@@ -163,15 +164,17 @@ def network_setting(
     return parts
 
 
-def lite0_setting(root: Path, cache: Path, *, source: str, head: str, out: tuple[int, ...]) -> Arrays:
-    """Return a setting of EfficientNet-Lite0 with a head by PCA, or trained on other images of the known classes."""
-    train, test = (lite0_features(root, cache, f"{source}-{split}") for split in ("train", "test"))
+def frozen_setting(
+    root: Path, cache: Path, *, source: str, head: str, out: tuple[int, ...], encoder: str = "lite0"
+) -> Arrays:
+    """Return a setting of a frozen encoder with a head by PCA, or trained on other images of the known classes."""
+    features_of = partial(image_set_features, root, cache, encoder=encoder)
+    train, test = (features_of(f"{source}-{split}") for split in ("train", "test"))
     other = {"fashion": "cifar", "cifar": "fashion"}[source]
-    far = {
-        name: lite0_features(root, cache, name)["h"]
-        for name in ("mnist-test", f"{other}-test", "quickdraw-test")
+    far = {name: features_of(name)["h"] for name in ("mnist-test", f"{other}-test", "quickdraw-test")}
+    far |= {
+        change: changed_features(root, cache, f"{source}-test", change, encoder)["h"] for change in CHANGES
     }
-    far |= {change: changed_lite0_features(root, cache, f"{source}-test", change)["h"] for change in CHANGES}
     parts = {f"far/{name}:h": spaced(h, MOST_OOD) for name, h in far.items()}
     known = ~np.isin(train["labels"], out)
     h, labels = train["h"][known], train["labels"][known]
@@ -236,12 +239,11 @@ def contrastive_head(h: NDArray[Any], labels: NDArray[Any], dim: int = 64, steps
     return train_head(features, codes, loss, dim, steps=steps, images_per_class=8, generator=generator)
 
 
-def quickdraw_lite0(root: Path, cache: Path) -> Arrays:
-    """Return Quick, Draw! by EfficientNet-Lite0, zero-shot: a head trained on other classes."""
-    train, validation, test = (
-        lite0_features(root, cache, f"quickdraw-{split}") for split in ("train", "validation", "test")
-    )
-    far = {name: lite0_features(root, cache, f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
+def frozen_quickdraw(root: Path, cache: Path, encoder: str = "lite0") -> Arrays:
+    """Return Quick, Draw! by a frozen encoder, zero-shot: a head trained on other classes."""
+    features_of = partial(image_set_features, root, cache, encoder=encoder)
+    train, validation, test = (features_of(f"quickdraw-{split}") for split in ("train", "validation", "test"))
+    far = {name: features_of(f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
     head = contrastive_head(train["h"], train["labels"])
     return saved_head(head) | {"training:h": train["h"]} | zero_shot(validation, test, 0.25, far)
 
@@ -264,15 +266,16 @@ def quickdraw_network(root: Path, seed: int) -> Arrays:
     return parts | zero_shot(split["validation"], split["test"], 0.25, far)
 
 
-def grocery_lite0(root: Path, cache: Path) -> Arrays:
-    """Return photographs of fruit by EfficientNet-Lite0, zero-shot, with a PCA head."""
-    content = lite0_features(root, cache, "grocery")
+def frozen_grocery(root: Path, cache: Path, encoder: str = "lite0") -> Arrays:
+    """Return photographs of fruit by a frozen encoder, zero-shot, with a PCA head."""
+    features_of = partial(image_set_features, root, cache, encoder=encoder)
+    content = features_of("grocery")
     classes = np.random.default_rng(1).permutation(np.unique(content["labels"]))
     of_test = np.isin(content["labels"], classes[6:])
     validation, test = (
         {name: values[rows] for name, values in content.items()} for rows in (~of_test, of_test)
     )
-    far = {name: lite0_features(root, cache, f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
+    far = {name: features_of(f"{name}-test")["h"] for name in ("mnist", "fashion", "cifar")}
     head = whitening_head(torch.from_numpy(validation["h"].astype(np.float32)), 32)
     return saved_head(head) | zero_shot(validation, test, 0.25, far)
 
@@ -337,12 +340,16 @@ NETWORKS: dict[str, dict[str, Any]] = {
     | {"per_class": 50, "new_gallery": 0, "dim": 16, "steps": 150},
 }
 FROZEN: dict[str, Callable[[Path, Path], Arrays]] = {
-    "fashion-lite0": lambda root, cache: lite0_setting(root, cache, source="fashion", head="pca", out=OUT),
-    "cifar-lite0": lambda root, cache: lite0_setting(
-        root, cache, source="cifar", head="trained", out=(0, 3, 8)
+    "fashion-lite0": partial(frozen_setting, source="fashion", head="pca", out=OUT),
+    "cifar-lite0": partial(frozen_setting, source="cifar", head="trained", out=(0, 3, 8)),
+    "quickdraw-lite0": frozen_quickdraw,
+    "grocery-lite0": frozen_grocery,
+    "fashion-resnet50": partial(frozen_setting, source="fashion", head="pca", out=OUT, encoder="resnet50"),
+    "cifar-resnet50": partial(
+        frozen_setting, source="cifar", head="trained", out=(0, 3, 8), encoder="resnet50"
     ),
-    "quickdraw-lite0": quickdraw_lite0,
-    "grocery-lite0": grocery_lite0,
+    "quickdraw-resnet50": partial(frozen_quickdraw, encoder="resnet50"),
+    "grocery-resnet50": partial(frozen_grocery, encoder="resnet50"),
     "reuters-minilm": reuters_minilm,
     "wordnet-minilm": wordnet_minilm,
 }
