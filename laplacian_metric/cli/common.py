@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from typer.core import TyperGroup
 
 INTERRUPTED = 130
+PROGRESS = "laplacian_metric.progress"
 LONGEST = 2000
 AFTER_THE_FIRST = slice(1, None)
 # What the library calls an argument, and what the command line calls it.
@@ -77,18 +78,24 @@ def _short_warnings() -> Iterator[None]:
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        warn(f"{record.levelname.lower()}: {record.getMessage()}")
+        if record.name == PROGRESS:
+            note(record.getMessage())
+        elif record.levelno >= logging.WARNING:
+            warn(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
 @contextmanager
 def _short_log() -> Iterator[None]:
-    """Show the library's logged warnings on standard error."""
-    logger, handler = logging.getLogger("laplacian_metric"), _Handler(logging.WARNING)
+    """Show the library's logged warnings, and how far long work is, on standard error."""
+    logger, handler, progress = logging.getLogger("laplacian_metric"), _Handler(), logging.getLogger(PROGRESS)
+    level = progress.level
     logger.addHandler(handler)
+    progress.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        progress.setLevel(level)
 
 
 def message_of(mistake: BaseException) -> str:

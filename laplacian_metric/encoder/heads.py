@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix, check_varied
+from laplacian_metric.core.progress import track
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.trial import trial
 
@@ -126,6 +127,7 @@ def train_head(
     learning_rate: float = 1e-3,
     weight_decay: float = 1e-5,
     generator: torch.Generator | None = None,
+    progress: bool | None = None,
 ) -> nn.Linear:
     """Train a linear head (H -> Z) on features (N, H) with a loss over pairs; the features stay as they are.
 
@@ -145,6 +147,7 @@ def train_head(
         learning_rate: of the first step.
         weight_decay: the pull of the weights towards zero, apart from the gradient.
         generator: where the random head and the batches come from; a generator of the CPU.
+        progress: whether to show a bar; None asks the terminal.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -174,7 +177,7 @@ def train_head(
     optimizer = torch.optim.AdamW(head.parameters(), lr=learning_rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with torch.enable_grad():
-        for _ in range(steps):
+        for _ in track(range(steps), "head", show=progress, unit="training steps"):
             batch = _batch(rows, batch_size // images_per_class, images_per_class, generator).to(
                 features.device
             )

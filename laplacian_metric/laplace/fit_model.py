@@ -128,7 +128,7 @@ def fit_model(
     train_features = features_of(carrier, train, options.cache, progress)
     held_out = None if validation is None else features_of(carrier, validation, options.cache, progress)
     encoder = Encoder(
-        backbone, _head(options, carrier, loaded, train_features), normalize=carrier.normalize
+        backbone, _head(options, carrier, loaded, train_features, progress), normalize=carrier.normalize
     ).eval()
     if loaded is not None and loaded.encoder.recipe is not None:
         encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
@@ -211,7 +211,13 @@ def _kind(options: FitOptions, loaded: LoadedEncoder | None) -> str:
     return "keep" if options.dim in (None, loaded.encoder.dim) else "trained"
 
 
-def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, train: Features) -> nn.Linear:
+def _head(
+    options: FitOptions,
+    carrier: Encoder,
+    loaded: LoadedEncoder | None,
+    train: Features,
+    progress: bool | None,
+) -> nn.Linear:
     kind = _kind(options, loaded)
     if kind == "keep":
         return carrier.head
@@ -229,6 +235,7 @@ def _head(options: FitOptions, carrier: Encoder, loaded: LoadedEncoder | None, t
         dim,
         steps=options.steps,
         generator=torch.Generator().manual_seed(options.seed),
+        progress=progress,
     )
 
 

@@ -1,13 +1,14 @@
-"""The progress bar of a training: on a terminal only, with the loss and the last validation recall."""
+"""The progress of a training: a bar on a terminal, logged lines elsewhere, with loss and validation recall."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+from laplacian_metric.core.progress import Pace, on_terminal
 
 
 class Bar:
-    """Steps of an epoch, with what is known so far; does nothing where it is not shown.
+    """Steps of an epoch, with what is known so far; with ``show=False`` it shows and logs nothing.
 
     Example:
         >>> with Bar(1, show=False) as bar:
@@ -16,8 +17,10 @@ class Bar:
     """
 
     def __init__(self, epochs: int, show: bool | None = None) -> None:
-        on_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self.shown = on_terminal if show is None else show
+        self.shown = on_terminal() if show is None else show
+        self.logged = show is not False
+        self._pace: Pace | None = None
+        self._done = 0
         self.epochs = epochs
         self.recall = "-"
         self._bar: Any = None
@@ -47,6 +50,9 @@ class Bar:
 
     def begin(self, epoch: int, steps: int, done: int = 0) -> None:
         """An epoch, ``done`` of whose steps were taken before."""
+        if self.logged and self._pace is None:
+            left = (self.epochs - epoch + 1) * steps - done
+            self._pace = Pace("training", left, lines=not self.shown)
         if self._bar is None:
             return
         if self._task is not None:
@@ -56,6 +62,9 @@ class Bar:
 
     def step(self, loss: float) -> None:
         """One more step; the mean loss of the epoch so far."""
+        self._done += 1
+        if self._pace is not None:
+            self._pace.advance(self._done)
         if self._bar is not None:
             self._bar.update(self._task, advance=1, loss=f"{loss:.4f}")
 
