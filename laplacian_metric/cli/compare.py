@@ -25,7 +25,10 @@ def compare(
     level: Annotated[float, typer.Option(help="Level of the intervals of differences.")] = 0.95,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare results: means and spreads over seeds, and differences from the first, seed by seed.
+    """Compare results: means and spreads over seeds, and differences from the first, with intervals.
+
+    Differences are taken seed by seed. Of a single seed the intervals are by bootstrap over queries, the same for both
+    where both were evaluated on the same images.
 
     Example: lam compare diag.json lowrank.json --metric r_auroc
     """
@@ -55,9 +58,10 @@ def compare(
     rows.append(("seeds", *(", ".join(map(str, group.seeds)) for group in groups)))
     common.show(common.table(("", *(group.name for group in groups)), rows))
     if differences:
-        title = f"\nDifferences from {groups[0].name}, over the seeds that both have"
-        header = ("", "metric", "difference", f"{level:.0%} interval", "seeds")
-        common.show(title, common.table(header, map(_row, differences), slice(2, None)))
+        header = ("", "metric", "difference", f"{level:.0%} interval", "over")
+        common.show(
+            f"\nDifferences from {groups[0].name}", common.table(header, map(_row, differences), slice(2, 4))
+        )
 
 
 def _spread(group: Group, metric: str) -> dict[str, float | None] | None:
@@ -71,7 +75,10 @@ def _cell(group: Group, metric: str) -> str:
 
 
 def _row(difference: Difference) -> tuple[str, str, str, str, str]:
-    paired = difference.paired
-    interval = "-" if paired is None else f"{paired.low:+.4f} to {paired.high:+.4f}"
+    bounds = difference.paired or difference.interval
+    interval = "-" if bounds is None else f"{bounds.low:+.4f} to {bounds.high:+.4f}"
     seeds = ", ".join(map(str, difference.seeds))
-    return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, seeds
+    over = f"seeds {seeds}" if difference.paired is not None else f"seed {seeds}"
+    if difference.interval is not None:
+        over += ", the same queries" if difference.same_queries else ", separate queries"
+    return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, over

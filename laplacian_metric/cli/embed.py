@@ -16,7 +16,7 @@ def embed(
         str,
         typer.Argument(
             metavar="IMAGES",
-            help="A folder, of which every image is embedded; a data set's name; a file of features.",
+            help="A folder, of which every image is embedded; an image; a data set's name; a file of features.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="A new file: .npz, .safetensors or .parquet.")],
@@ -28,6 +28,8 @@ def embed(
     If the model was calibrated with fit --calibrate, the features are written too.
 
     Example: lam embed model photos --out photos.npz
+
+    Example: lam embed model new.jpg --out new.npz
     """
     common.check_new(out, output.force)
     from laplacian_metric.retrieval.embedding_files import Embedded, check_suffix
@@ -51,5 +53,6 @@ def embed(
         common.print_json(content)
     else:
         rows = [(name, common.number(value)) for name, value in least]
-        title = f"{out}: {len(items)} images. The least certain of them:"
+        count = "1 image" if len(items) == 1 else f"{len(items)} images"
+        title = f"{out}: {count}. The least certain of them:"
         common.show(title, common.table(("image", "uncertainty"), rows))

@@ -66,8 +66,8 @@ def evaluate(
     record = result.to_dict()
     if out is not None:
         common.write_json(out, record, output.force)
-    if output.as_json:
-        common.print_json(record)
+    if output.as_json:  # what was measured of each query is for files
+        common.print_json({**record, "queries": None})
         return
     rows = [
         (name, *_with_interval(result, name), MEANINGS[name]) for name in result.values if name in MEANINGS

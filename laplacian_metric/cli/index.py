@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from laplacian_metric.trust.trust import Trust
 
 
+NAMED = 5  # repeated images that a message names
+
+
 @dataclass(frozen=True)
 class Promise:
     """What an index is calibrated to, see `laplacian_metric.retrieval.calibrate`."""
@@ -47,6 +50,9 @@ def index(
         Literal["flat", "ivf", "hnsw"], typer.Option(help="Exact search, or faster ones for many items.")
     ] = "flat",
     clean: Annotated[float, typer.Option(help="Leave out this share of items, the least certain.")] = 0.0,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="Index each repeated image once.")
+    ] = False,
 ) -> None:
     """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
@@ -63,7 +69,7 @@ def index(
 
     check_target(out, IndexManifest, overwrite=output.force)
     loaded = images.model(model)
-    gallery = images.open(data, loaded, "train")
+    gallery = _once(images.open(data, loaded, "train"), drop_duplicates)
     queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
     if queries is not None:
         _check_queries(loaded, gallery, queries)
@@ -80,6 +86,33 @@ def index(
         common.print_json({"out": str(out), **_description(built)})
     else:
         common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
+
+
+def _once(gallery: Dataset, drop: bool) -> Dataset:
+    """Return the images without repeats if they are to be dropped; warn about them otherwise."""
+    import torch
+
+    from laplacian_metric.data.dataset import repeats
+
+    repeated = repeats(gallery.digests())
+    if not repeated:
+        return gallery
+    ids, names = gallery.ids, None if gallery.labels is None else gallery.label_names
+    pairs = [f"{ids[row]} repeats {ids[original]}" for row, original in repeated.items()]
+    named = ", ".join(pairs[:NAMED]) + (", ..." if len(pairs) > NAMED else "")
+    other = [] if names is None else [row for row, first in repeated.items() if names[row] != names[first]]
+    classes = f", {len(other)} of them with another class than the first" if other else ""
+    text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} are repeats{classes} ({named})"
+    if not drop:
+        common.warn(
+            f"warning: {text}: each finds its copy, so that answers look surer than they are; "
+            "--drop-duplicates indexes each once"
+        )
+        return gallery
+    common.note(f"{text}: each is indexed once")
+    keep = torch.ones(len(gallery), dtype=torch.bool)
+    keep[list(repeated)] = False
+    return gallery.select(keep)
 
 
 def _items(model: ModelFolder, features: Features, by_point: bool) -> Items:

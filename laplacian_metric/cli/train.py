@@ -9,17 +9,22 @@ import typer
 
 from laplacian_metric.cli import common, options
 
+REQUIRED = "Required unless --config has it."
+
 
 def train(
     out: Annotated[
         Path, typer.Option(help="The folder that is made; checkpoints are kept beside it until then.")
     ],
-    data: Annotated[str | None, typer.Option(help="A data set's name, or a folder of images.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"A data set's name, or a folder of images. {REQUIRED}")
+    ] = None,
     method: Annotated[
-        str | None, typer.Option(help="online-laplace, laplace, deterministic, pfe, hib, ensemble, ...")
+        str | None,
+        typer.Option(help=f"online-laplace, laplace, deterministic, pfe, hib, ensemble, ... {REQUIRED}"),
     ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="The network: fashion-mnist, cifar-10, timm:NAME, ...")
+        str | None, typer.Option(help=f"The network: fashion-mnist, cifar-10, timm:NAME, ... {REQUIRED}")
     ] = None,
     dim: Annotated[int | None, typer.Option(min=2, help="Dimensions of the embedding.")] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from published weights.")] = False,

@@ -62,7 +62,13 @@ class Pace:
         unit: str = "steps",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.description, self.total, self.lines, self.unit, self.clock = description, total, lines, unit, clock
+        self.description, self.total, self.lines, self.unit, self.clock = (
+            description,
+            total,
+            lines,
+            unit,
+            clock,
+        )
         self.begun = self.last = clock()
         self.first: tuple[int, float] | None = None
         self.estimated = False

@@ -407,6 +407,18 @@ def shared(one: Tensor, other: Tensor) -> int:
     return int(torch.isin(one, other).sum())
 
 
+def repeats(digests: Tensor) -> dict[int, int]:
+    """Return for each repeated input its position, and that of the first input with the same digest (N,).
+
+    Example:
+        >>> repeats(torch.tensor([7, 5, 7, 7]))
+        {2: 0, 3: 0}
+    """
+    first: dict[int, int] = {}
+    places = [(row, first.setdefault(digest, row)) for row, digest in enumerate(digests.tolist())]
+    return {row: original for row, original in places if row != original}
+
+
 def same_classes(one: Dataset, other: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of both as numbers that mean the same class, by the classes' names."""
     both = np.concatenate([one.label_names, other.label_names])

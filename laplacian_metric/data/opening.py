@@ -71,7 +71,7 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
         how: see `Opening`.
         default: the split that is taken where none is named, of data sets and of folders that have folders for splits;
             of other folders all images are.
-        every_image: take all images below a folder, whether there are folders for classes or not.
+        every_image: take all images below a folder, whether there are folders for classes or not, or a single image.
     """
     place, split = parse_place(text)
     if place in data.names() and place != "folder":
@@ -79,15 +79,19 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
     path = Path(place).expanduser()
     if array_files.is_array_file(path):
         return _features(path, split, how)
-    if not path.is_dir():
+    is_image = path.is_file() and path.suffix.lower() in EXTENSIONS
+    if not path.is_dir() and not (is_image and every_image):
         what = "is a file, but none of features" if path.exists() else "is no folder or file that is there"
+        if is_image:
+            what = "is a single image, which `lam embed` takes"
         raise FileNotFoundError(
             f"{place!r} {what}, and no data set is called so: give a folder of images, a file "
             f"({', '.join(array_files.SUFFIXES)}) or one of the names that `lam data list` shows"
         )
     if how.preparation is None:
+        what = "an image" if is_image else "a folder of images"
         raise ValueError(
-            f"{place!r} is a folder of images, but this model takes features: give a file of features "
+            f"{place!r} is {what}, but this model takes features: give a file of features "
             f"({', '.join(array_files.SUFFIXES)})"
         )
     if every_image:
@@ -145,12 +149,12 @@ def _folder(path: Path, split: str | None, how: Opening, default: str) -> Datase
 
 
 def _all_images(path: Path, how: Opening) -> Dataset:
-    """Every image below a folder; hidden files, and what is no image by its name, are passed over."""
+    """A single image, or every one below a folder; hidden files and what is no image by its name are passed over."""
     assert how.preparation is not None
-    root = path.resolve()
+    root = path.resolve() if path.is_dir() else path.absolute().parent
     names = sorted(
         file.relative_to(root).as_posix()
-        for file in root.rglob("*")
+        for file in (root.rglob("*") if path.is_dir() else [path.absolute()])
         if file.suffix.lower() in EXTENSIONS
         and not any(part.startswith(".") for part in file.relative_to(root).parts)
         and file.is_file()

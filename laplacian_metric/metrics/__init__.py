@@ -30,6 +30,7 @@ from laplacian_metric.metrics.out_of_distribution import (
     roc,
 )
 from laplacian_metric.metrics.positives import Positives
+from laplacian_metric.metrics.query_records import QueryRecord, paired_intervals
 from laplacian_metric.metrics.ranking import Ranking, rank
 from laplacian_metric.metrics.resampling import Interval, bootstrap
 from laplacian_metric.metrics.retrieval import map_at_k, map_at_r, r_precision, recall_at_k
@@ -49,6 +50,7 @@ __all__ = [
     "Interval",
     "PairedComparison",
     "Positives",
+    "QueryRecord",
     "Ranking",
     "Sparsification",
     "Uncertainties",
@@ -71,6 +73,7 @@ __all__ = [
     "ood_auroc",
     "ood_average_precision",
     "open_set_auroc",
+    "paired_intervals",
     "r_auroc",
     "r_precision",
     "rank",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -337,7 +337,7 @@ def evaluate_ranking(
         ood = {"ood": ood_uncertainty} if isinstance(ood_uncertainty, Tensor) else ood_uncertainty or {}
         scores = {OWN: Uncertainties(uncertainty, ood, crop_uncertainty), **scores}
     retrieval = (
-        _Group({}, (), torch.device("cpu")) if ranking is None else _retrieval(ranking, ks, normalisation)
+        Group({}, (), torch.device("cpu")) if ranking is None else _retrieval(ranking, ks, normalisation)
     )
     groups = {name: _score_groups(score, ranking, ks, label_entropy) for name, score in scores.items()}
     calibrated, predicted = [], None
@@ -367,7 +367,7 @@ def evaluate_ranking(
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Statistics by name over the same images: as many of each stratum as `sizes` says; `label` is an OOD set's."""
 
     statistics: dict[str, Statistic]
@@ -376,11 +376,37 @@ class _Group:
     label: str | None = None
 
     def values(self) -> dict[str, float]:
+        """Return the numbers by the names of ``statistics``."""
         ones = torch.ones(sum(self.sizes), dtype=torch.float64, device=self.device)
         return {name: float(statistic(ones)) for name, statistic in self.statistics.items()}
 
+    def named(self) -> dict[str, Statistic]:
+        """Return the statistics by the names of `Evaluation.values`, which have the OOD set in them."""
+        if self.label is None:
+            return self.statistics
+        return {ood_name(name, self.label): statistic for name, statistic in self.statistics.items()}
 
-def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation) -> _Group:
+    def named_values(self) -> dict[str, float]:
+        """Return the numbers by the names of `Evaluation.values`."""
+        return dict(zip(self.named(), self.values().values(), strict=True))
+
+
+def groups_of(
+    ranking: Ranking, own: Uncertainties, probability: Tensor | None, ks: Sequence[int]
+) -> list[Group]:
+    """Return the statistics of a search, of the method's uncertainty and of its probability, for other draws."""
+    groups = [_retrieval(ranking, ks, "min"), *_score_groups(own, ranking, ks, None)]
+    if probability is not None:
+        groups.append(_reliability(ranking.hits[:, 0].double(), probability))
+    merged: dict[tuple[str | None, tuple[int, ...]], Group] = {}
+    for group in groups:  # those of the same images meet the same draws
+        key = (group.label, group.sizes)
+        before = merged[key].statistics if key in merged else {}
+        merged[key] = replace(group, statistics={**before, **group.statistics})
+    return list(merged.values())
+
+
+def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation) -> Group:
     outcomes: dict[str, Tensor] = {}
     for k in ks:
         outcomes[f"recall@{k}"] = ranking.recall(k)
@@ -390,27 +416,27 @@ def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation
     means: dict[str, Statistic] = {
         name: partial(statistics.mean, values) for name, values in outcomes.items()
     }
-    return _Group(means, (int(ranking.answerable.sum()),), ranking.hits.device)
+    return Group(means, (int(ranking.answerable.sum()),), ranking.hits.device)
 
 
-def _calibration(agreed: Consensus) -> _Group:
+def _calibration(agreed: Consensus) -> Group:
     gap = partial(statistics.calibration_gap, agreed.right, agreed.confidence, agreed.bins, num_bins=NUM_BINS)
-    return _Group({"retrieval_ece": gap}, (len(agreed.right),), agreed.right.device)
+    return Group({"retrieval_ece": gap}, (len(agreed.right),), agreed.right.device)
 
 
-def _reliability(right: Tensor, probability: Tensor) -> _Group:
+def _reliability(right: Tensor, probability: Tensor) -> Group:
     predicted = probability.detach().double().to(right.device)
     bins = probability_bins(predicted)
     errors: dict[str, Statistic] = {
         "probability_ece": partial(statistics.calibration_gap, right, predicted, bins, num_bins=NUM_BINS),
         "brier": partial(statistics.mean, (predicted - right).square()),
     }
-    return _Group(errors, (len(right),), right.device)
+    return Group(errors, (len(right),), right.device)
 
 
 def _score_groups(
     score: Uncertainties, ranking: Ranking | None, ks: Sequence[int], entropy: Tensor | None
-) -> list[_Group]:
+) -> list[Group]:
     """What an uncertainty says of the answerable queries, of all queries, and of each set of OOD images."""
     device = score.queries.device if ranking is None else ranking.hits.device
     inside = check_uncertainty(
@@ -419,7 +445,7 @@ def _score_groups(
     groups = []
     if ranking is not None:
         errors = _errors(ranking, inside[ranking.answerable], ks)
-        groups.append(_Group(errors, (int(ranking.answerable.sum()),), device))
+        groups.append(Group(errors, (int(ranking.answerable.sum()),), device))
     whole: dict[str, Statistic] = {}
     if score.crops is not None:
         whole["crop_test"] = partial(statistics.mean, crop_outcome(inside, score.crops))
@@ -427,10 +453,10 @@ def _score_groups(
         reference = check_uncertainty("label_entropy", entropy, len(inside)).to(device)
         whole["rank_correlation"] = partial(statistics.spearman, inside, reference)
     if whole:
-        groups.append(_Group(whole, (len(inside),), device))
+        groups.append(Group(whole, (len(inside),), device))
     right = None if ranking is None else ranking.hits[:, 0]
     return groups + [
-        _Group(detection_statistics(inside, ood, right), (len(inside), len(ood)), device, label)
+        Group(detection_statistics(inside, ood, right), (len(inside), len(ood)), device, label)
         for label, ood in score.ood.items()
     ]
 
@@ -460,7 +486,7 @@ def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[st
     return errors
 
 
-def _score(groups: Sequence[_Group]) -> Score:
+def _score(groups: Sequence[Group]) -> Score:
     numbers: dict[str, float] = {}
     ood: dict[str, dict[str, float]] = {}
     for group in groups:
@@ -471,15 +497,11 @@ def _score(groups: Sequence[_Group]) -> Score:
     return Score.model_validate({**numbers, "ood": ood})
 
 
-def _intervals(groups: Sequence[_Group], **options: Any) -> dict[str, Interval]:
+def _intervals(groups: Sequence[Group], **options: Any) -> dict[str, Interval]:
     """All statistics of as many images meet the same draws."""
     by_size: dict[tuple[int, ...], dict[str, Statistic]] = {}
     for group in groups:
-        named = {
-            ood_name(name, group.label) if group.label is not None else name: statistic
-            for name, statistic in group.statistics.items()
-        }
-        by_size.setdefault(group.sizes, {}).update(named)
+        by_size.setdefault(group.sizes, {}).update(group.named())
     intervals: dict[str, Interval] = {}
     for sizes, named in by_size.items():
         if named:

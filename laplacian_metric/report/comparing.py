@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean
+from statistics import NormalDist, mean
 
 from laplacian_metric.core.checked import read_json, validated
+from laplacian_metric.metrics import Interval, QueryRecord
 from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+from laplacian_metric.metrics.query_records import paired_intervals
 from laplacian_metric.report.seeds import spread
 
 EVALUATION = "laplacian_metric evaluation"
@@ -19,11 +21,13 @@ USUAL = ("recall@1", "map@5", "r_auroc", "ausc", "retrieval_ece")
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of one result: whose, with which seed, and by name."""
+    """The numbers of one result: whose, with which seed, by name; and its intervals and queries where they are known."""
 
     name: str
     seed: int
     values: Mapping[str, float]
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    queries: QueryRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of one group less that of the first, over the seeds that both have."""
+    """A metric of one group less that of the first, over the seeds that both have.
+
+    Attributes:
+        paired: over seeds, where both have at least two.
+        interval: otherwise over the queries of a single seed; ``same_queries`` says whether they are the same images,
+            drawn together, or whether each has its own, so that the interval is wider than it need be.
+    """
 
     name: str
     against: str
@@ -53,6 +63,8 @@ class Difference:
     seeds: tuple[int, ...]
     difference: float
     paired: PairedComparison | None
+    interval: Interval | None = None
+    same_queries: bool = False
 
 
 def read_result(path: Path) -> Measured:
@@ -70,7 +82,9 @@ def read_result(path: Path) -> Measured:
         from laplacian_metric.report.model_evaluation import ModelEvaluation
 
         evaluation = validated(ModelEvaluation, content, path, "evaluate again")
-        return Measured(evaluation.name, evaluation.seed, evaluation.values)
+        return Measured(
+            evaluation.name, evaluation.seed, evaluation.values, evaluation.intervals, evaluation.queries
+        )
     if "cell" not in content:
         raise ValueError(f"{path} is no result: give files of `lam evaluate --out` or of runs")
     from laplacian_metric.runs.results import read_result as read_run
@@ -100,7 +114,7 @@ def grouped(results: Iterable[Measured], names: Sequence[str] = ()) -> list[Grou
                 f"two of the files are of {name!r} with seed {one.seed}: give each file a name with --name, or leave "
                 "one out"
             )
-        seeds[one.seed] = Measured(name, one.seed, one.values)
+        seeds[one.seed] = replace(one, name=name)
     return [Group(name, tuple(seeds[seed] for seed in sorted(seeds))) for name, seeds in by_name.items()]
 
 
@@ -116,21 +130,40 @@ def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]
 
 
 def differences(groups: Sequence[Group], metrics: Sequence[str], level: float = 0.95) -> list[Difference]:
-    """Every group less the first, seed by seed; an interval needs two seeds that both have."""
-    gaps = []
-    for group in groups[1:]:
-        first = {one.seed: one for one in groups[0].results}
-        for metric in metrics:
-            pairs = [
-                (one.seed, one.values[metric], first[one.seed].values[metric])
-                for one in group.results
-                if one.seed in first and metric in one.values and metric in first[one.seed].values
-            ]
-            pairs = [pair for pair in pairs if math.isfinite(pair[1]) and math.isfinite(pair[2])]
-            if not pairs:
-                continue
-            seeds, mine, theirs = zip(*pairs, strict=True)
-            paired = compare_paired(mine, theirs, level=level) if len(pairs) > 1 else None
-            gap = mean(a - b for a, b in zip(mine, theirs, strict=True))
-            gaps.append(Difference(group.name, groups[0].name, metric, seeds, gap, paired))
-    return gaps
+    """Return every group less the first, with intervals over the seeds that both have, or over the queries of one."""
+    return [gap for group in groups[1:] for gap in _from_first(groups[0], group, metrics, level)]
+
+
+def _from_first(first: Group, group: Group, metrics: Sequence[str], level: float) -> Iterator[Difference]:
+    by_seed = {one.seed: one for one in first.results}
+    common = [(one, by_seed[one.seed]) for one in group.results if one.seed in by_seed]
+    drawn: dict[str, Interval] = {}
+    if len(common) == 1 and (own := common[0][0].queries) and (other := common[0][1].queries):
+        drawn = paired_intervals(own, other, level=level)
+    for metric in metrics:
+        pairs = [
+            (one.seed, mine, theirs)
+            for one, other in common
+            if math.isfinite(mine := one.values.get(metric, math.nan))
+            and math.isfinite(theirs := other.values.get(metric, math.nan))
+        ]
+        if not pairs:
+            continue
+        seeds, mine, theirs = zip(*pairs, strict=True)
+        gap = mean(a - b for a, b in zip(mine, theirs, strict=True))
+        paired = compare_paired(mine, theirs, level=level) if len(pairs) > 1 else None
+        interval = drawn.get(metric)
+        if paired is None and interval is None and len(common) == 1:
+            interval = _apart(gap, [one.intervals.get(metric) for one in common[0]], level)
+        yield Difference(group.name, first.name, metric, seeds, gap, paired, interval, metric in drawn)
+
+
+def _apart(gap: float, intervals: Sequence[Interval | None], level: float) -> Interval | None:
+    """Return a normal interval of the difference of two numbers that were drawn apart, from the interval of each."""
+    variance = 0.0
+    for interval in intervals:
+        if interval is None or not math.isfinite(interval.high - interval.low):
+            return None
+        variance += ((interval.high - interval.low) / 2 / NormalDist().inv_cdf((1 + interval.level) / 2)) ** 2
+    reach = math.sqrt(variance) * NormalDist().inv_cdf((1 + level) / 2)
+    return Interval(gap - reach, gap + reach, level, 0)

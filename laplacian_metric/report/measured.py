@@ -36,7 +36,7 @@ class Measured:
     """The images of a run and their numbers, on the CPU.
 
     ``nearest`` (N,) is the nearest other image of each, None of a single one. Where no image has another of its class,
-    the evaluation has no retrieval, nothing is ``answerable`` (N,), and ``reason`` says so.
+    the evaluation has no retrieval, nothing is ``answerable`` (N,), there is no ``ranking``, and ``reason`` says so.
     """
 
     embedding: StochasticEmbedding
@@ -47,6 +47,7 @@ class Measured:
     evaluation: Evaluation
     ood: Mapping[str, OutOfDistribution]
     reason: str = ""
+    ranking: Ranking | None = None
 
     @property
     def least_certain_first(self) -> Tensor:
@@ -98,6 +99,7 @@ def measure(evaluated: Evaluated, *, resamples: int = 1000, seed: int = 0) -> Me
         evaluation=evaluation,
         ood=ood,
         reason=reason,
+        ranking=ranking,
     )
 
 

@@ -19,6 +19,7 @@ from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, features_of, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN, TEST
+from laplacian_metric.metrics.query_records import QueryRecord, images_digest
 from laplacian_metric.report.evaluated import Evaluated
 from laplacian_metric.report.measured import measure
 from laplacian_metric.trust import Answer
@@ -32,7 +33,8 @@ OF_RETRIEVAL = ("recall@", "map@", "r_precision")
 class ModelEvaluation(Evaluation):
     """What `lam evaluate --out` writes: an evaluation, and of what it is.
 
-    Its ``refusals`` are those of 0, 10, 20, 30 and 50 %. Files of version 1 are read as well.
+    Its ``refusals`` are those of 0, 10, 20, 30 and 50 %. ``queries`` has what was measured of each query, by which two
+    models are compared on the same images. Files of version 1 are read as well.
 
     Example:
         >>> file = {"name": "a", "seed": 0, "values": {"recall@1": 0.5}, "strangers": {}}
@@ -48,6 +50,7 @@ class ModelEvaluation(Evaluation):
     model: Mapping[str, Any] = Field(default_factory=dict)
     made_with: Mapping[str, str] = Field(default_factory=dict)
     settings: Mapping[str, int] = Field(default_factory=dict)
+    queries: QueryRecord | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -123,19 +126,25 @@ def evaluate(
     """
     source.require_classes("an evaluation")
     seen = warn_if_seen(model, source, CONSEQUENCE)
-    measured = measure(
-        _evaluated(model, source, ood, seen, samples=samples, seed=seed, progress=progress),
-        resamples=resamples,
-        seed=seed,
-    )
-    if not measured.evaluation.retrieval:
+    embedded = _evaluated(model, source, ood, seen, samples=samples, seed=seed, progress=progress)
+    measured = measure(embedded, resamples=resamples, seed=seed)
+    if measured.ranking is None:
         raise ValueError(f"{source.title} cannot be evaluated: {measured.reason}")
     numbers = dict(measured.evaluation) | {
         "curves": None,
         "refusals": tuple(measured.evaluation.refusals[share] for share in SHARES),
     }
+    others = {name: _which(images) for name, images in titled(ood).items()}
+    queries = QueryRecord.of(
+        _which(source),
+        measured.ranking,
+        measured.uncertainty,
+        embedded.probability,
+        {name: (digest, measured.ood[name].uncertainty) for name, digest in others.items()},
+    )
     return ModelEvaluation(
         **numbers,
+        queries=queries,
         name=name or source.name,
         seed=seed_of(model),
         data={"name": source.title, "images": len(source), "seen": seen},
@@ -143,6 +152,13 @@ def evaluate(
         made_with={"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
         settings={"samples": samples, "resamples": resamples, "seed": seed},
     )
+
+
+def _which(source: Dataset) -> str:
+    """Return a digest of which images these are: by their content, of features by their ids where these were given."""
+    by_id = source.holds_features and source.ids != tuple(map(str, range(len(source))))
+    ids = source.ids if by_id else [f"{digest:x}" for digest in source.digests().tolist()]
+    return images_digest(ids, None if source.labels is None else source.label_names.tolist())
 
 
 def seed_of(model: ModelFolder) -> int:

@@ -57,7 +57,9 @@ def test_the_sessions_of_the_page(
     asked = next(found for line, found in done.items() if line.endswith("--json"))
     assert len(json.loads(asked.out)["replies"]) == 1
     assert Path("model-report", "report.html").stat().st_size > 100_000
-    assert all(not found.err or found.err.startswith(("warning", "this index")) for found in done.values())
+    # Nothing else is said, but for how long it takes on a slow machine.
+    known = ("warning", "this index", "training: ", "features: ", "head: ", "embeddings: ")
+    assert all(not found.err or found.err.startswith(known) for found in done.values())
     run_page(page)
 
 

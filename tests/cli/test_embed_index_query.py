@@ -368,3 +368,38 @@ def test_places_and_splits(tmp_path: Path, place: Place, monkeypatch: pytest.Mon
     assert [part.split for part in parts] == ["train", "test"]
     assert shared(parts[0].digests(), parts[1].digests()) == 0
     assert shared(parts[0].digests(), open_source(str(place.photos), how).digests()) == 30
+
+
+def test_repeated_images_are_named_and_dropped_on_request(tmp_path: Path, place: Place) -> None:
+    features, labels = clusters(60, seed=5)
+    features[7], labels[7] = features[3], labels[4]
+    features[11], labels[11] = features[3], labels[3]
+    np.savez(tmp_path / "f.npz", features=features, labels=labels, ids=[f"f{row}" for row in range(60)])
+    done = worked("index", place.flat_model, tmp_path / "f.npz", "--out", tmp_path / "all")
+    assert "2 of the 60 images of f are repeats, 1 of them with another class" in done.err
+    assert "f7 repeats f3, f11 repeats f3" in done.err
+    assert "--drop-duplicates" in done.err
+    assert "60 items" in done.out
+    done = worked(
+        "index", place.flat_model, tmp_path / "f.npz", "--drop-duplicates", "--out", tmp_path / "once"
+    )
+    assert "58 items" in done.out
+    assert "--drop-duplicates" not in done.err
+    ids = load(tmp_path / "once").ids.tolist()
+    assert "f3" in ids
+    assert "f7" not in ids
+
+
+def test_a_single_image_is_embedded_as_it_is_among_others(tmp_path: Path, place: Place) -> None:
+    image = place.photos / "class 1" / "004.png"
+    assert "1 image." in worked("embed", place.model, image, "--out", tmp_path / "one.npz").out
+    worked("embed", place.model, place.photos, "--out", tmp_path / "all.npz")
+    one, every = np.load(tmp_path / "one.npz"), np.load(tmp_path / "all.npz")
+    assert one["ids"].tolist() == ["004.png"]
+    row = every["ids"].tolist().index("class 1/004.png")
+    assert np.allclose(one["mean"][0], every["mean"][row], atol=1e-5)
+    said = refused("evaluate", place.model, image, "--samples", 0)
+    assert "is a single image, which `lam embed` takes" in said
+    assert "is an image, but this model takes features" in refused(
+        "embed", place.flat_model, image, "--out", tmp_path / "no.npz"
+    )

@@ -31,7 +31,9 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
         *("--out", tmp_path / "e.json", "--json"),
     )
     found = done.json()
-    assert found == json.loads((tmp_path / "e.json").read_text())
+    written = json.loads((tmp_path / "e.json").read_text())
+    assert len(written["queries"]["uncertainty"]) == 240
+    assert found == {**written, "queries": None}  # what was measured of each query is for the file
     lam_ = ModelFolder.load(place.flat_model).lam
     features, labels = (torch.from_numpy(one) for one in clusters(240, seed=1))
     e = lam_.embed_features(features)
@@ -271,3 +273,41 @@ def test_two_models_on_one_data_set_are_told_apart_by_their_files(tmp_path: Path
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "diag.json").write_bytes(written.read_bytes())
     assert "with --name" in refused("compare", tmp_path / "diag.json", tmp_path / "other" / "diag.json")
+
+
+def test_two_models_with_one_seed_are_compared_query_by_query(tmp_path: Path, place: Place) -> None:
+    for number, temperature in enumerate((1, 100)):
+        worked(
+            *("fit", "--features", place.features, "--dim", 4, "--steps", 50, "--temperature", temperature),
+            *("--out", tmp_path / f"m{number}"),
+        )
+        worked(
+            *("evaluate", tmp_path / f"m{number}", place.test_features, *QUICK),
+            *("--ood", place.stranger_features, "--out", tmp_path / f"e{number}.json"),
+        )
+    done = worked("compare", tmp_path / "e0.json", tmp_path / "e1.json", "--json").json()
+    gaps = {gap["metric"]: gap for gap in done["differences"]}
+    assert gaps["recall@1"]["interval"]["low"] == gaps["recall@1"]["interval"]["high"] == 0
+    for metric in ("r_auroc", "auroc strangers"):
+        interval = gaps[metric]["interval"]
+        assert interval["low"] <= gaps[metric]["difference"] <= interval["high"]
+        assert gaps[metric]["same_queries"]
+    shown = worked("compare", tmp_path / "e0.json", tmp_path / "e1.json").out
+    assert "e0" in shown
+    assert "seed 0, the same queries" in shown
+
+
+def test_other_images_are_compared_by_the_interval_of_each(tmp_path: Path, place: Place) -> None:
+    halves = np.load(place.test_features)
+    for name, rows in (("first", slice(0, 120)), ("second", slice(120, 240))):
+        np.savez(tmp_path / f"{name}.npz", features=halves["features"][rows], labels=halves["labels"][rows])
+        worked(
+            *("evaluate", place.flat_model, tmp_path / f"{name}.npz", "--samples", 0, "--resamples", 200),
+            *("--out", tmp_path / f"{name}.json"),
+        )
+    done = worked("compare", tmp_path / "first.json", tmp_path / "second.json", "--json").json()
+    (gap,) = [gap for gap in done["differences"] if gap["metric"] == "ausc"]
+    own = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("first", "second")]
+    widths = [one["intervals"]["ausc"]["high"] - one["intervals"]["ausc"]["low"] for one in own]
+    assert gap["interval"]["high"] - gap["interval"]["low"] == pytest.approx(float(np.hypot(*widths)))
+    assert not gap["same_queries"]
