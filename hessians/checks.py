@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 COMPUTE_DTYPES = (torch.float32, torch.float64)
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
 
 
 class CurvatureOverflowError(ValueError):
@@ -86,3 +87,23 @@ def check_same_device(**tensors: Tensor | None) -> None:
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """float64 for float64, else float32: the half precisions have too few digits for a curvature."""
     return tensor.dtype if tensor.dtype in COMPUTE_DTYPES else torch.float32
+
+
+def has_float64(device: torch.device | str) -> bool:
+    """Whether a device has float64; Apple's GPUs do not.
+
+    Example:
+        >>> has_float64("cpu"), has_float64("mps")
+        (True, False)
+    """
+    return torch.device(device).type not in WITHOUT_FLOAT64
+
+
+def widest_dtype(device: torch.device | str) -> torch.dtype:
+    """float64 where the device has it, else float32.
+
+    Example:
+        >>> widest_dtype("cuda"), widest_dtype("mps")
+        (torch.float64, torch.float32)
+    """
+    return torch.float64 if has_float64(device) else torch.float32

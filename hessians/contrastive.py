@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning
+from hessians.checks import CurvatureWarning, widest_dtype
 from hessians.choices import Choice
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
@@ -171,18 +171,8 @@ class ContrastiveLoss(PairLoss):
         # 1/|u|^2 has to be finite too: the curvature divides by it.
         limit = torch.finfo(norm.dtype).tiny ** 0.5
         zero, large = norm.detach() < limit, norm.detach() > LARGEST_NORM / limit
-        if bool(zero.any()):
-            rows = zero.nonzero().flatten()
-            raise ValueError(
-                f"{len(rows)} of {len(u)} embeddings have norm zero, the first is row {int(rows[0])}: they have no "
-                "direction; remove those images, or use normalize=False"
-            )
-        if bool(large.any()):
-            raise ValueError(
-                f"{int(large.sum())} of {len(u)} embeddings are too long for {norm.dtype}, the first is row "
-                f"{int(large.nonzero()[0])} with norm {float(norm[large][0]):.2g}, and 1/|u|^2 would be rounded to 0: "
-                "divide the features by their standard deviation, or compute in float64"
-            )
+        if bool((zero | large).any()):  # both at once: a GPU is waited for here
+            _refuse_lengths(norm.detach(), zero, large)
         inverse = norm.reciprocal()
         return u * inverse[:, None], inverse
 
@@ -230,7 +220,7 @@ class ContrastiveLoss(PairLoss):
         """
         if not self.normalize and len(points):
             points = points - points.detach().mean(0)
-        return points.double() if self.power == 1 else points
+        return points.to(widest_dtype(points.device)) if self.power == 1 else points
 
     def gradient(self, u: Tensor, pairs: Pairs) -> Tensor:
         """d loss / du, (N, Z), in closed form, with the weights of the population (``negatives`` plays no part)."""
@@ -362,3 +352,18 @@ def _squared_distances(points: Tensor, start: int, stop: int) -> Tensor:
 def _outer(first: Tensor, second: Tensor) -> Tensor:
     """(P, Z) x (P, Z) -> (P, Z, Z)."""
     return first[:, :, None] * second[:, None, :]
+
+
+def _refuse_lengths(norm: Tensor, zero: Tensor, large: Tensor) -> None:
+    """Name the embeddings without a direction, or those that are too long, of (N,) norms."""
+    if bool(zero.any()):
+        rows = zero.nonzero().flatten()
+        raise ValueError(
+            f"{len(rows)} of {len(norm)} embeddings have norm zero, the first is row {int(rows[0])}: they have no "
+            "direction; remove those images, or use normalize=False"
+        )
+    raise ValueError(
+        f"{int(large.sum())} of {len(norm)} embeddings are too long for {norm.dtype}, the first is row "
+        f"{int(large.nonzero()[0])} with norm {float(norm[large][0]):.2g}, and 1/|u|^2 would be rounded to 0: "
+        "divide the features by their standard deviation, or compute in float64"
+    )

@@ -110,6 +110,7 @@ def fit(
     from laplacian_metric.core.artifact import check_target
     from laplacian_metric.data.opening import open_both
     from laplacian_metric.encoder.loading import load_encoder, preparation_for
+    from laplacian_metric.encoder.precision import compute_in
     from laplacian_metric.laplace.fit_model import FitOptions, fit_model
     from laplacian_metric.laplace.model_folder import ModelManifest, check_options
 
@@ -128,6 +129,7 @@ def fit(
             options=architecture,
             seed=posterior.seed,
         )
+        compute_in(images.precision, loaded.encoder.to(device))
         name = str((loaded.encoder.recipe or {}).get("name"))
         preparation = preparation_for(name, image_size=network.image_size, channels=network.channels)
     train, held_out = open_both(

@@ -90,7 +90,9 @@ DataDir = Annotated[
     typer.Option(help="Folder of the data sets; by default LAPLACIAN_METRIC_DATA, then the user's cache."),
 ]
 SkipBroken = Annotated[bool, typer.Option("--skip-broken", help="Leave out images that do not decode.")]
-Device = Annotated[str, typer.Option(help="Where networks compute: cpu, cuda, cuda:1, mps.")]
+Device = Annotated[
+    str, typer.Option(help="Where networks compute: auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random choices.")]
 Model = Annotated[Path, typer.Argument(help="A model folder, made by fit or train.")]
 
@@ -104,12 +106,19 @@ class Images:
     batch_size: Annotated[int, typer.Option(min=1, help="Images that are embedded at a time.")] = 100
     workers: Annotated[int, typer.Option(min=0, help="Processes that read image files.")] = 0
     device: Device = "cpu"
+    precision: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(help="What backbones compute in; bfloat16 only where the hardware has it."),
+    ] = "float32"
 
     def model(self, folder: Path) -> ModelFolder:
         """Load a model folder onto the device."""
+        from laplacian_metric.encoder.precision import compute_in
         from laplacian_metric.laplace.model_folder import ModelFolder
 
-        return ModelFolder.load(folder, device=checked_device(self.device))
+        model = ModelFolder.load(folder, device=checked_device(self.device))
+        compute_in(self.precision, model.encoder)
+        return model
 
     def opening(self, preparation: Preparation | None) -> Any:
         """Return how data are opened for a model with this preparation."""
@@ -207,7 +216,7 @@ class Output(Printing):
 
 
 def checked_device(name: str) -> Any:
-    """Return a torch device; a device that is not available is refused before anything is computed.
+    """Return a torch device, "auto" the best; one that is not available is refused before anything is computed.
 
     Example:
         >>> checked_device("cpu")
@@ -215,11 +224,15 @@ def checked_device(name: str) -> Any:
     """
     import torch
 
+    from laplacian_metric.core.devices import best_device
+
+    if name == "auto":
+        return best_device()
     try:
         device = torch.device(name)
         torch.empty(1, device=device).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"there is no device {name!r} that torch can use here: take cpu") from error
+        raise ValueError(f"there is no device {name!r} that torch can use here: take cpu, or auto") from error
     return device
 
 

@@ -271,7 +271,8 @@ def to_device(inputs: Any, module: nn.Module) -> Any:
 
 def _moved(inputs: Any, like: Tensor) -> Any:
     if isinstance(inputs, Tensor):
-        return inputs.to(like.device)
+        # Out of pinned memory the copy goes on while the GPU computes; the next kernel on it waits for the copy.
+        return inputs.to(like.device, non_blocking=inputs.is_pinned() if like.is_cuda else False)
     if isinstance(inputs, np.ndarray):
         # What is mapped from a file for reading only would make torch warn.
         tensor = torch.as_tensor(inputs if inputs.flags.writeable else inputs.copy(), device=like.device)

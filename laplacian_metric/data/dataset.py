@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.batch import Batch
+from laplacian_metric.core.devices import pins_memory
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.data.splits import Role, Split, parse_split
@@ -244,13 +245,18 @@ class Dataset(TorchDataset[Any]):
             unlabelled = replace(self, labels=None)
             batches = [positions.tolist() for positions in rows]
             yield from DataLoader(
-                unlabelled, batch_sampler=batches, num_workers=self.workers, generator=generator
+                unlabelled,
+                batch_sampler=batches,
+                num_workers=self.workers,
+                generator=generator,
+                pin_memory=pins_memory(),
             )
             return
         in_order = in_order and len(rows) > 0
         parts = self.inputs.split(self.batch_size) if in_order else (self.inputs[chosen] for chosen in rows)
         for part in parts:
-            yield part if preparation is None else preparation.batch(part)
+            inputs = part if preparation is None else preparation.batch(part)
+            yield inputs.pin_memory() if pins_memory() else inputs
 
     def floats(self) -> Tensor:
         """Return all inputs as a network takes them, without augmentation: images (N, C, H, W) as float32.

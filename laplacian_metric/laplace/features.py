@@ -27,6 +27,7 @@ from torch import Tensor
 from hessians.checks import check_finite
 from laplacian_metric.core import artifact
 from laplacian_metric.core.batch import Loader, read, to_device
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.manifest import (
     ArtifactError,
@@ -104,7 +105,7 @@ def collect_features(
         folder: where to keep the features, for later sessions too; each of many processes has a folder of its own
             in it. Without it they are kept in memory and, beyond ``memory_limit`` bytes, in a temporary folder that
             vanishes with them.
-        memory_limit: in bytes.
+        memory_limit: in bytes. Features in memory are at last on the backbone's device if it has float64.
         progress: whether to show a bar; None asks the terminal.
     """
     with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
@@ -139,6 +140,7 @@ class _Store:
         self.labels: list[Tensor] = []
         self.folder: Path | None = None
         self.dtype: torch.dtype | None = None
+        self.device = torch.device("cpu")
         self.noted = self.count = 0
         self.known = Features(torch.empty(0), torch.empty(0, dtype=torch.long))
         self._stack = ExitStack()
@@ -223,8 +225,10 @@ class _Store:
         size = (self.count + len(rows)) * self.width * rows.element_size()
         if not self._files and (self.persistent or size > self.limit):
             self._to_files()
+        self.device = exact_device(rows.device)
         if not self._files:
-            self.rows.append(rows)
+            # They leave a GPU at once, whose memory is for the backbone.
+            self.rows.append(rows.cpu())
             self.labels.append(labels)
             self.count += len(rows)
             return
@@ -295,7 +299,7 @@ class _Store:
     def finish(self) -> Features:
         """All features, in memory or mapped."""
         if self.folder is None:
-            return Features(torch.cat(self.rows), torch.cat(self.labels))
+            return Features(torch.cat(self.rows).to(self.device), torch.cat(self.labels))
         if self.count < self.noted:
             raise ValueError(
                 f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "

@@ -13,6 +13,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning, check_no_overflow, check_varied, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.parallel import check_agreement
 from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
@@ -76,7 +77,7 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         device=gradient.device,
     )
     num_images, num_batches, squares = (sums if reduce is None else reduce(sums)).tolist()
-    device, dtype = weight.device, compute_dtype(weight)
+    device, dtype = exact_device(weight.device), compute_dtype(weight)
     return Fitted(
         curvature=accumulated.curvature.to(device, dtype),
         num_images=round(num_images),

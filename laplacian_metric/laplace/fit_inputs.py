@@ -14,6 +14,7 @@ from hessians import Pairs
 from hessians.checks import CurvatureWarning, check_matrix
 from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
@@ -22,11 +23,12 @@ from laplacian_metric.laplace.features import Features
 def features_and_labels(
     features: Tensor | Features, labels: Labels | Pairs | None
 ) -> tuple[Tensor, Tensor | Pairs]:
-    """Rows (N, H) and labels (N,) or pairs that fit them."""
+    """Rows (N, H) and labels (N,) or pairs that fit them, on a device with float64."""
     if isinstance(features, Features):
         labels = features.labels if labels is None else labels
         features = features.features
     check_matrix("features", features)
+    features = features.to(exact_device(features.device))
     if labels is None:
         raise ValueError("labels are missing: they say which images are pairs")
     if isinstance(labels, Pairs):

@@ -129,7 +129,8 @@ def fit_model(
     held_out = None if validation is None else features_of(carrier, validation, options.cache, progress)
     encoder = Encoder(
         backbone, _head(options, carrier, loaded, train_features, progress), normalize=carrier.normalize
-    ).eval()
+    )
+    encoder = encoder.to(device).eval()
     if loaded is not None and loaded.encoder.recipe is not None:
         encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
     lam = LAM(

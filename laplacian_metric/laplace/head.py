@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.checks import check_finite, check_matrix, compute_dtype
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.layer import LayerPosterior
@@ -37,9 +38,9 @@ class HeadPosterior:
     """
 
     def __init__(self, head: nn.Linear, posterior: LayerPosterior, bias_is_random: bool) -> None:
-        dtype = compute_dtype(head.weight)
-        self.weight = head.weight.detach().to(dtype)
-        self.bias: Tensor | None = None if head.bias is None else head.bias.detach().to(dtype)
+        dtype, device = compute_dtype(head.weight), exact_device(head.weight.device)
+        self.weight = head.weight.detach().to(device, dtype)
+        self.bias: Tensor | None = None if head.bias is None else head.bias.detach().to(device, dtype)
         self.posterior = posterior
         self.bias_is_random = bias_is_random
 

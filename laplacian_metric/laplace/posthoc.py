@@ -17,6 +17,7 @@ from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together
@@ -240,7 +241,7 @@ class LAM:
         if self._watch is None or self._watch.encoder is not self.encoder:
             self._watch = Watch(self.encoder)
         self._watch.check(fitted.fingerprint)
-        device = self.encoder.head.weight.device
+        device = exact_device(self.encoder.head.weight.device)
         made_of = (fitted, self.encoder.head, device, self.scale, self.prior_precision)
         if self._head is None or self._head[0] != made_of:
             posterior = fitted.curvature.to(device).posterior(self.scale, self.prior_precision)
@@ -253,8 +254,12 @@ class LAM:
         return self.head.posterior
 
     def to(self, device: torch.device | str) -> LAM:
-        """Move the encoder and its posterior to a device, in place."""
+        """Move the encoder and its posterior to a device, in place.
+
+        The posterior of an encoder on a device without float64 stays on the processor, as do its embeddings.
+        """
         self.encoder.to(device)
+        device = exact_device(device)
         if self.fitted is not None:
             fitted = self.fitted
             self.fitted = replace(

@@ -163,7 +163,7 @@ def validated_prior(
     def value(log_prior: float) -> float:
         posterior = curvature.posterior(scale, math.exp(log_prior))
         sampled = HeadPosterior(head, posterior, fitted.bias_is_random)
-        same = torch.Generator(head.weight.device).manual_seed(seed)
+        same = torch.Generator(sampled.weight.device).manual_seed(seed)
         return pair_log_likelihood([u.cpu() for u in sampled.draws(rows, samples, same)], pairs, loss)
 
     low, high = centre - REACH, centre + REACH

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import tensor_file
+from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.manifest import DamagedArtifactError, ForeignArtifactError
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.encoder_guard import EncoderChangedError
@@ -103,7 +104,7 @@ def load(path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None =
         confidence = _confidence(judged, shape[0]) if judged else None
         curvature = _curvature(tensors, lam.structure, shape, fit.clamped)
         _check_shape("gradient", gradient, shape)
-    device = encoder.head.weight.device
+    device = exact_device(encoder.head.weight.device)
     lam.fitted = Fitted(
         curvature=curvature.to(device),
         gradient=gradient.to(device),

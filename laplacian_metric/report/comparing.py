@@ -21,7 +21,7 @@ USUAL = ("recall@1", "map@5", "r_auroc", "ausc", "retrieval_ece")
 
 @dataclass(frozen=True)
 class Measured:
-    """The numbers of one result: whose, with which seed, by name; and its intervals and queries where they are known."""
+    """The numbers of one result: whose, with which seed, by name; its intervals and queries where they are known."""
 
     name: str
     seed: int
@@ -141,11 +141,11 @@ def _from_first(first: Group, group: Group, metrics: Sequence[str], level: float
     if len(common) == 1 and (own := common[0][0].queries) and (other := common[0][1].queries):
         drawn = paired_intervals(own, other, level=level)
     for metric in metrics:
+        values = [(one.seed, one.values.get(metric), other.values.get(metric)) for one, other in common]
         pairs = [
-            (one.seed, mine, theirs)
-            for one, other in common
-            if math.isfinite(mine := one.values.get(metric, math.nan))
-            and math.isfinite(theirs := other.values.get(metric, math.nan))
+            (seed, own, first_own)
+            for seed, own, first_own in values
+            if own is not None and first_own is not None and math.isfinite(own) and math.isfinite(first_own)
         ]
         if not pairs:
             continue

@@ -180,7 +180,7 @@ def titled(sources: Sequence[Dataset]) -> dict[str, Dataset]:
 def _consensus(model: ModelFolder, inside: Images, samples: int, seed: int) -> Consensus | None:
     if not samples:
         return None
-    generator = torch.Generator(model.encoder.head.weight.device).manual_seed(seed)
+    generator = torch.Generator(model.lam.head.weight.device).manual_seed(seed)
     embeddings = model.lam.sample_embeddings(inside.features, samples, generator=generator)
     return metrics.consensus((z.cpu() for z in embeddings), inside.source.known_labels())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from laplacian_metric.core.method import Method, Start
+from laplacian_metric.encoder.precision import Precision
 from laplacian_metric.methods import find, names
 from laplacian_metric.report.seeds import Cell, seeds_in_words
 from laplacian_metric.runs.results import Result
-from laplacian_metric.training.options import Precision
 
 
 class Precisions:

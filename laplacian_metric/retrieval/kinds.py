@@ -23,7 +23,9 @@ def faiss() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
-        raise ImportError("an index is searched by FAISS: pip install faiss-cpu") from error
+        raise ImportError(
+            "an index is searched by FAISS: pip install faiss-cpu, or a faiss-gpu that fits your CUDA"
+        ) from error
 
 
 @dataclass(frozen=True)

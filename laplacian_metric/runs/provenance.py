@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import laplacian_metric
-from laplacian_metric.training.precision import has_bfloat16
+from laplacian_metric.encoder.precision import has_bfloat16
 
 ROOT = Path(laplacian_metric.__file__).resolve().parents[1]
 FRAMES = 6  # of a traceback, the innermost

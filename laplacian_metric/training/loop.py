@@ -20,12 +20,12 @@ from laplacian_metric.core.batch import Batch, device_of, to_device
 from laplacian_metric.core.method import Learner
 from laplacian_metric.core.modes import check_unused, evaluating
 from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.encoder.precision import computed_in, computing_in
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
 from laplacian_metric.training.options import Schedule, TrainingOptions, learning_rate, make_optimizer
 from laplacian_metric.training.order import epoch_batches
-from laplacian_metric.training.precision import computed_in, computing_in
 from laplacian_metric.training.validation import best_epoch, validate
 
 LOGGER = logging.getLogger(__name__)
@@ -162,6 +162,9 @@ class _Run:
         own = 0 if learner.same_draws else self.process
         self.generator = torch.Generator(self.device).manual_seed(seed + own)
         self.state = Progress()
+        self.unread: list[
+            tuple[int, Tensor, int]
+        ] = []  # steps whose losses were not read yet, with their images
         self.before: dict[str, Tensor] | None = None
         learner.begin(self.optimizer, self.generator)
         self.loss = processes.loss_function(learner)
@@ -212,7 +215,8 @@ class _Run:
             reading = torch.Generator().manual_seed(self._reading_seed(number))
             for batch in processes.read(self.images.batches(rows, reading)):
                 self._step(batch)
-                bar.step(state.total / state.images)
+                bar.step(state.total / max(1, state.images))
+            self._read_losses()
             self.optimizer.zero_grad()  # nobody needs the gradients while images are validated, or afterwards
             checks.check_finite(self.learner.parameters(), state.step, number + 1)
             state.seconds += time.perf_counter() - begun
@@ -258,19 +262,27 @@ class _Run:
         with processes.all_or_none():
             assert batch.labels is not None
             loss = self.loss(to_device(batch.inputs, learner.module), batch.labels.to(self.device))
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise FloatingPointError(
-                    f"the loss of step {state.step + 1} of epoch {len(state.history) + 1} is {value}: lower the "
-                    "learning rate, or look for what is wrong with the images"
-                )
+            self.unread.append((state.step, loss.detach(), len(batch)))
+            if len(self.unread) >= steps_between_reads(self.device):
+                self._read_losses()
         loss.backward()
         if self.options.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(learner.parameters(), self.options.clip_norm)
         learner.step()
         state.step += 1
-        state.total += value * len(batch)
-        state.images += len(batch)
+
+    def _read_losses(self) -> None:
+        """Add up the losses of the steps since the last time; refuse one that is not finite."""
+        unread, self.unread = self.unread, []
+        values = torch.stack([loss for _, loss, _ in unread]).tolist() if unread else []
+        for (step, _, images), value in zip(unread, values, strict=True):
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"the loss of step {step + 1} of epoch {len(self.state.history) + 1} is {value}: lower the "
+                    "learning rate, or look for what is wrong with the images"
+                )
+            self.state.total += value * images
+            self.state.images += images
 
     def _reading_seed(self, epoch: int) -> int:
         """Of what the images' readers draw from here on: another one in each process."""
@@ -358,6 +370,16 @@ class _Run:
                 checkpoint.save(self.folder / name, tensors, self.identity, self.state)
         if whole:
             self.before = None
+
+
+def steps_between_reads(device: torch.device) -> int:
+    """Return after how many steps losses are read: a GPU would otherwise wait for every step to end.
+
+    Example:
+        >>> steps_between_reads(torch.device("cpu")), steps_between_reads(torch.device("cuda"))
+        (1, 20)
+    """
+    return 1 if device.type == "cpu" else 20
 
 
 def _until(step: int, *periods: int | None) -> int:

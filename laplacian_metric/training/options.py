@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hessians import Pairs
 from hessians.choices import Choice
 from laplacian_metric.core.method import all_pairs
+from laplacian_metric.encoder.precision import Precision
 from laplacian_metric.laplace.fit_inputs import positive
 
 
@@ -47,14 +48,6 @@ class Sampling(Choice):
     """`images_per_class` images of each of batch_size/images_per_class classes."""
     PAIRS = "pairs"
     """`batch_size` pairs of images, half of which match; they alone are trained on, see `dealt_pairs`."""
-
-
-class Precision(Choice):
-    """What the network computes in; weights and optimizer are float32 in any case."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    """Where the processor or the GPU has instructions for it; elsewhere float32, which is faster there."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from hessians.checks import widest_dtype
 from laplacian_metric.core.batch import device_of
 from laplacian_metric.core.method import Learner
 from laplacian_metric.core.parallel import reducer, together
@@ -119,6 +120,6 @@ def mean_over_processes(total: float, count: int, learner: Learner) -> float:
     if processes()[1] == 1:
         return total / count
     device = device_of(learner.module)
-    both = torch.tensor([total, float(count)], dtype=torch.float64, device=device)
+    both = torch.tensor([total, float(count)], dtype=widest_dtype(device), device=device)
     dist.all_reduce(both)
     return float(both[0] / both[1])

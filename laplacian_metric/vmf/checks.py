@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hessians.checks import check_floating, check_same_device
+from hessians.checks import check_floating, check_same_device, widest_dtype
 
 LARGEST_KAPPA = 1e100
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -94,4 +94,4 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 
 def precise(tensor: Tensor) -> Tensor:
     """In float64 where the device has it: a number for each image costs nothing, and differences keep their digits."""
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.to(widest_dtype(tensor.device))

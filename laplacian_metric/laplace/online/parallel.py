@@ -10,6 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hessians import Pairs
+from hessians.checks import widest_dtype
 from laplacian_metric.core.parallel import check_agreement, reducer
 from laplacian_metric.encoder import Encoder
 
@@ -31,7 +32,7 @@ def agreed_numbers(loss: Tensor, square: float, pairs: Pairs) -> tuple[float, fl
     reduce = reducer()
     if reduce is None:
         return value, square, counts
-    numbers = torch.tensor([value, square, *counts], dtype=torch.float64, device=loss.device)
+    numbers = torch.tensor([value, square, *counts], dtype=widest_dtype(loss.device), device=loss.device)
     total, processes = reduce(numbers).tolist(), distributed.get_world_size()
     return total[0] / processes, total[1] / processes, (total[2], total[3])
 

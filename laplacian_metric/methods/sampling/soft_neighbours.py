@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hessians.checks import check_finite
+from hessians.checks import check_finite, widest_dtype
 
 ROWS_AT_ONCE = 256
 
@@ -41,7 +41,7 @@ def neighbour_disagreement(members: Tensor, references: Tensor, sharpness: float
         raise ValueError("there are no references: at least one image is needed beside which others are seen")
     check_finite("members", members.transpose(0, 1))
     check_finite("references", references.transpose(0, 1))
-    wide = torch.float32 if members.device.type == "mps" else torch.float64
+    wide = widest_dtype(members.device)
     disagreements = []
     for part in members.split(ROWS_AT_ONCE, dim=1):
         shares = torch.softmax(sharpness * (part @ references.mT).to(wide), dim=2)

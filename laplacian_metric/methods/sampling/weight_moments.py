@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hessians.checks import widest_dtype
+
 
 class WeightMoments:
     """Mean and variance (P,) of snapshots, and the last ``rank`` deviations (K, P), each from the mean at its time.
@@ -23,7 +25,7 @@ class WeightMoments:
     """
 
     def __init__(self, like: Tensor, rank: int) -> None:
-        wide = torch.float32 if like.device.type == "mps" else torch.float64
+        wide = widest_dtype(like.device)
         self.rank = rank
         self.count = 0
         self.mean = torch.zeros_like(like, dtype=wide)

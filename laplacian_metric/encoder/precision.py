@@ -11,11 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hessians.choices import Choice
 from laplacian_metric.core.batch import device_of
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.training.options import Precision
+from laplacian_metric.encoder.encoder import Encoder
 
 LOGGER = logging.getLogger(__name__)
+
+
+class Precision(Choice):
+    """What the network computes in; weights and optimizer are float32 in any case."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    """Where the processor or the GPU has instructions for it; elsewhere float32, which is faster there."""
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -51,28 +59,44 @@ def computing_in(precision: Precision, module: nn.Module) -> Iterator[None]:
     Heads and losses stay in float32: distances between embeddings that are close have no digits left in bfloat16. Where
     bfloat16 would only be imitated (see `has_bfloat16`) everything does.
     """
-    if precision is Precision.FLOAT32:
+    before = _lower(precision, module)
+    try:
         yield
-        return
+    finally:
+        for backbone, forward in before:
+            vars(backbone).pop("forward", None)
+            if forward is not None:
+                vars(backbone)["forward"] = forward
+
+
+def compute_in(precision: Precision | str, module: nn.Module) -> None:
+    """As `computing_in`, from now on.
+
+    Example:
+        >>> encoder = Encoder(nn.Linear(4, 3), nn.Linear(3, 2))
+        >>> compute_in("float32", encoder)
+        >>> encoder.features(torch.ones(1, 4)).dtype
+        torch.float32
+    """
+    _lower(Precision.parse(precision), module)
+
+
+def _lower(precision: Precision, module: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """Have the backbones compute in ``precision``; return those that do so, with the forward that each had."""
+    if precision is Precision.FLOAT32:
+        return []
     # Two encoders may have one backbone in common.
     backbones = {id(part.backbone): part.backbone for part in module.modules() if isinstance(part, Encoder)}
     if not backbones:
         raise ValueError("precision is 'bfloat16', but the module has no Encoder whose backbone could use it")
     if computed_in(precision, module) is Precision.FLOAT32:
         LOGGER.info("no bfloat16 in hardware: float32 is faster")
-        yield
-        return
-    before = {key: vars(backbone).get("forward") for key, backbone in backbones.items()}
-    try:
-        for backbone in backbones.values():
-            # A method of this object rather than a function: a copy of the module then has one of its own.
-            vars(backbone)["forward"] = MethodType(_lowered(backbone, device_of(module)), backbone)
-        yield
-    finally:
-        for key, backbone in backbones.items():
-            vars(backbone).pop("forward", None)
-            if before[key] is not None:
-                vars(backbone)["forward"] = before[key]
+        return []
+    before = [(backbone, vars(backbone).get("forward")) for backbone in backbones.values()]
+    for backbone in backbones.values():
+        # A method of this object rather than a function: a copy of the module then has one of its own.
+        vars(backbone)["forward"] = MethodType(_lowered(backbone, device_of(module)), backbone)
+    return before
 
 
 def _lowered(backbone: nn.Module, device: torch.device) -> Any:

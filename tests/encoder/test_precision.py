@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
 from laplacian_metric.core.method import Setup
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.training import TrainingOptions, precision, train
-from laplacian_metric.training.options import Precision
-from laplacian_metric.training.precision import computing_in, has_bfloat16
+from laplacian_metric.encoder import Encoder, precision
+from laplacian_metric.encoder.precision import Precision, computing_in, has_bfloat16
+from laplacian_metric.training import TrainingOptions, train
 from tests.training.cases import Case, an_encoder, clusters, plain, timeless
 
 LOW = Precision.BFLOAT16

@@ -1,0 +1,139 @@
+"""What can be tried of GPUs without one: which is chosen, what float64 is replaced by, and how batches get there."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hessians import ContrastiveLoss, checks
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.cli.options import checked_device
+from laplacian_metric.core import batch
+from laplacian_metric.core.devices import best_device, exact_device
+from laplacian_metric.data import dataset, from_arrays
+from laplacian_metric.laplace.features import collect_features
+from laplacian_metric.training import loop
+from laplacian_metric.vmf.checks import precise
+from tests.training.cases import Case
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"),
+    [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu"), (True, False, "cuda")],
+)
+def test_auto_takes_a_gpu_where_there_is_one(
+    cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert best_device().type == checked_device("auto").type == expected
+
+
+def test_a_device_that_is_not_there_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="take cpu, or auto"):
+        checked_device("cuda:7")
+
+
+def test_posteriors_are_computed_where_there_is_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exact_device("mps") == torch.device("cpu")
+    assert exact_device("cuda:1") == torch.device("cuda:1")
+    monkeypatch.setattr(checks, "WITHOUT_FLOAT64", ("meta",))
+    lam = LAM(Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3)), ContrastiveLoss())
+    features, labels = torch.eye(4).repeat(10, 1), torch.arange(40) % 4
+    kappa = lam.fit_features(features, labels, check_mode=False).embed_features(features).kappa
+    fitted = lam.fitted
+    # An encoder on a device without float64: its posterior stays on the processor, where the numbers are.
+    lam.to("meta")
+    assert lam.encoder.head.weight.device.type == "meta"
+    assert fitted is not None
+    assert lam.fitted is not None
+    assert {tensor.device.type for tensor in lam.fitted.curvature.tensors().values()} == {"cpu"}
+    assert len(kappa) == 40
+
+
+def test_concentrations_are_computed_in_float32_where_there_is_nothing_wider(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert precise(torch.ones(2)).dtype == torch.float64
+    monkeypatch.setattr(checks, "WITHOUT_FLOAT64", ("cpu",))
+    assert precise(torch.ones(2)).dtype == torch.float32
+    loss = ContrastiveLoss(power=1, distance="euclidean")
+    assert loss._centre(torch.randn(4, 3)).dtype == torch.float32
+
+
+def test_features_leave_the_device_as_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    own = torch.Tensor.cpu
+
+    def noted(self: torch.Tensor, *options: Any) -> torch.Tensor:
+        if self.shape == (5, 4):
+            moved.append(len(self))
+        return own(self, *options)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", noted)
+    encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3)).eval()
+    batches = [(torch.randn(5, 4), torch.arange(5) % 2) for _ in range(3)]
+    assert len(collect_features(encoder, batches)) == 15
+    assert moved == [5, 5, 5]
+
+
+def test_batches_are_pinned_where_there_is_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[bool] = []
+
+    class Loader(dataset.DataLoader[Any]):
+        def __init__(self, *arguments: Any, pin_memory: bool, **named: Any) -> None:
+            options.append(pin_memory)
+            super().__init__(*arguments, **named)
+
+    images = from_arrays(torch.zeros(4, 8, 8, dtype=torch.uint8), [0, 0, 1, 1], split="train")
+    augmented = images.prepared(augment=lambda image: image)
+    monkeypatch.setattr(dataset, "DataLoader", Loader)
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert len(list(augmented.batches([torch.arange(4)]))) == 1
+    assert options == [False, True]
+    pinned: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(len(self)) or self)
+    assert len(next(iter(images.batches()))) == 4
+    assert pinned == [4]
+
+
+@pytest.mark.parametrize(("pinned", "cuda"), [(True, True), (False, True), (True, False)])
+def test_only_pinned_batches_are_copied_while_a_gpu_computes(pinned: bool, cuda: bool) -> None:
+    class Inputs(torch.Tensor):
+        def is_pinned(self, device: Any = None) -> bool:
+            return pinned
+
+        def to(self, device: Any, non_blocking: bool = False) -> Any:  # type: ignore[override]
+            return non_blocking
+
+    like: Any = SimpleNamespace(device=torch.device("cpu"), is_cuda=cuda, dtype=torch.float32)
+    assert batch._moved(torch.ones(2).as_subclass(Inputs), like) == (pinned and cuda)
+
+
+def test_losses_that_are_read_later_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = Case(options={"epochs": 2}).run(tmp_path / "a", progress=False).history
+    monkeypatch.setattr(loop, "steps_between_reads", lambda device: 20)
+    later = Case(options={"epochs": 2}).run(tmp_path / "b", progress=False).history
+    assert [entry["loss"] for entry in later] == pytest.approx([entry["loss"] for entry in at_once])
+
+
+def test_a_loss_that_is_not_finite_is_named_by_its_step_even_if_it_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "steps_between_reads", lambda device: 20)
+    own, steps = loop.processes.loss_function, itertools.count(1)
+
+    def failing(learner: Any) -> Any:
+        loss = own(learner)
+        return lambda *batch: loss(*batch) * (torch.nan if next(steps) == 2 else 1)
+
+    monkeypatch.setattr(loop.processes, "loss_function", failing)
+    with pytest.raises(FloatingPointError, match=r"step 2 of epoch 1"):
+        Case(options={"epochs": 1}).run(tmp_path, progress=False)
+    assert not (tmp_path / "last.safetensors").exists()
