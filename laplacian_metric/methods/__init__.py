@@ -25,6 +25,8 @@ _METHODS: Registry[Method] = Registry(
         "triplet": f"{_FAMILIES}.pairs.triplet:Triplet",
         "triplet-regression": f"{_FAMILIES}.pairs.triplet_regression:TripletRegression",
         "btl": f"{_FAMILIES}.pairs.btl:BTL",
+        "loss-prediction": f"{_FAMILIES}.risk.loss_prediction:LossPrediction",
+        "joint-loss-prediction": f"{_FAMILIES}.risk.joint:JointLossPrediction",
     },
 )
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import JointEmbedder, scores_of
+from laplacian_metric.laplace.frozen_features import unlabelled_features
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.methods.laplace.frozen_features import unlabelled_features
 
 
 class LAMEmbedder(JointEmbedder):

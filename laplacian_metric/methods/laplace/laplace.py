@@ -18,10 +18,10 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.fit_inputs import positive
+from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
-from laplacian_metric.methods.laplace.frozen_features import features_of
 
 PRIORS = ("marginal", "validation", "decay")
 SCORES = ("1/kappa", "confidence")

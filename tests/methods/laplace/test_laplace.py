@@ -19,9 +19,9 @@ from laplacian_metric.core.method import FitData, Setup, Start
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.frozen_features import features_of, held_inputs, unlabelled_features
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
-from laplacian_metric.methods.laplace.frozen_features import features_of, held_inputs, unlabelled_features
 from laplacian_metric.methods.laplace.laplace import Laplace
 
 float64 = torch.float64

@@ -1,0 +1,19 @@
+"""Loss prediction: heads that predict from frozen features how likely an item is to be retrieved wrongly."""
+
+from __future__ import annotations
+
+from laplacian_metric.methods.risk.attached import RiskEncoder, with_head
+from laplacian_metric.methods.risk.fitting import RiskHistory, RiskOptions, fit_head
+from laplacian_metric.methods.risk.head import RiskHead
+from laplacian_metric.methods.risk.loss_prediction import LossPrediction, pretrain
+
+__all__ = [
+    "LossPrediction",
+    "RiskEncoder",
+    "RiskHead",
+    "RiskHistory",
+    "RiskOptions",
+    "fit_head",
+    "pretrain",
+    "with_head",
+]
