@@ -29,7 +29,7 @@ from laplacian_metric.core.method import Learner, Setup, Start
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, train
-from laplacian_metric.training.order import epoch_batches
+from laplacian_metric.training.pair_streams import epoch_batches
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos")
 BATCH = 256

@@ -17,7 +17,7 @@ from laplacian_metric import runs
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN
-from laplacian_metric.runs.scores import method_scores, trivial_scores
+from laplacian_metric.runs.measurements import method_scores, trivial_scores
 from laplacian_metric.runs.work import Work
 
 FOLDER = "embedded"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from laplacian_metric.encoder.before_head import BeforeHead, check_output
-from laplacian_metric.encoder.linear_layers import last_registered, last_run, linears, named_head, remedy
+from laplacian_metric.encoder.checks import is_tracing
+from laplacian_metric.encoder.linear_layers import (
+    StandIn,
+    ask,
+    last_registered,
+    last_run,
+    linears,
+    named_head,
+    remedy,
+)
 from laplacian_metric.encoder.trial import is_raw_or_unit, trial
 
 
@@ -121,3 +131,127 @@ def _verify_chain(head: nn.Linear, module: nn.Module, name: str, inputs: Any) ->
     finally:
         handle.remove()
     check_output(module, name, output, outputs[-1])
+
+
+# The first call of one thread at a time: its tap notes what passes.
+_FIRST_CALLS = threading.RLock()
+
+
+class _Reached(Exception):  # noqa: N818 - it is no error, and never seen outside of this file
+    """Carries what goes into the head out of a module's forward pass."""
+
+    def __init__(self, features: Any) -> None:
+        super().__init__("the head was reached")
+        self.features = features
+
+
+class Tap(StandIn):
+    """Stands in the place of the head, and asks the `BeforeHead` that it belongs to what to do."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__(head)
+        self.calls: list[tuple[Any, Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "held":  # while it is copied, there is nothing yet to ask
+            raise AttributeError(name)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.held[0], name)  # models read the dtype of the head's weight, for instance
+
+    def forward(self, features: Any) -> Any:
+        if self.calls is None:
+            raise _Reached(features)
+        result = self.held[0](features)
+        self.calls.append((features, result.detach().clone()))  # what follows may work in place
+        return result
+
+
+class BeforeHead(nn.Module):
+    """A module up to what goes into one of its linear layers.
+
+    The modules on the way to the head are shallow copies, so that the original keeps its head; parameters, buffers and
+    all other modules are the original's own. The first call runs the module to its end, and checks that the head's
+    output is what comes out of it.
+    """
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        super().__init__()
+        tapped = module.get_submodule(head)
+        assert isinstance(tapped, nn.Linear)
+        self.tap = (Tap(tapped),)  # a tuple, as it has its place inside of the module
+        self.module = _with_replaced(module, head.split("."), self.tap[0])
+        self.head_name = head
+        self.verified = False
+        self.training = module.training
+        self.tap[0].training = tapped.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self._to_the_end(args, kwargs, check=False)
+        if not self.verified:
+            with _FIRST_CALLS:
+                if not self.verified:
+                    return self._to_the_end(args, kwargs, check=True)
+        try:
+            self.module(*args, **kwargs)
+        except _Reached as reached:
+            return reached.features
+        raise ValueError(f"{self._label()} was not reached by this input")
+
+    def _to_the_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool) -> Any:
+        """Run the module as it is: the first time, and in a graph, which exceptions are no part of."""
+        (tap,) = self.tap
+        calls: list[tuple[Any, Any]] = []
+        tap.calls = calls
+        try:
+            output = self.module(*args, **kwargs)
+        finally:
+            tap.calls = None
+        if len(calls) != 1:
+            times = f"ran {len(calls)} times" if calls else "did not run as a module"
+            raise ValueError(f"{self._label()} {times}, once is needed: {ask(self.module)}")
+        features, raw = calls[0]
+        if check:
+            self.verified = check_output(self.module, self.head_name, output, raw)
+        return features
+
+    def _label(self) -> str:
+        return f"the head {self.head_name!r} of {type(self.module).__name__}"
+
+    def extra_repr(self) -> str:
+        return f"head={self.head_name!r}"
+
+
+def _with_replaced(module: nn.Module, path: list[str], replacement: nn.Module) -> nn.Module:
+    """A shallow copy of the modules along a path, with another one at its end."""
+    replaced = copy.copy(module)
+    # Not copied: the dictionaries of parameters and buffers, so that both modules see what is put into them.
+    vars(replaced)["_modules"] = dict(module._modules)
+    child = module._modules[path[0]]
+    assert child is not None
+    replaced._modules[path[0]] = (
+        _with_replaced(child, path[1:], replacement) if len(path) > 1 else replacement
+    )
+    return replaced
+
+
+def check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:
+    """Refuse an output that is not the head's; False where there is nothing to look at."""
+    kind = type(module).__name__
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"{kind} returns a {type(output).__name__}, its embeddings (N, Z) as one tensor are needed: wrap it in a "
+            "module that returns them, or name the layer and cut before it yourself, Encoder(backbone, head)"
+        )
+    try:
+        same = is_raw_or_unit(output.detach(), raw)
+    except RuntimeError:  # inside vmap, where no value may be looked at
+        return False
+    if not same:
+        raise ValueError(
+            f"the output of {kind}, of shape {tuple(output.shape)}, is neither the output of {name!r}, of shape "
+            f"{tuple(raw.shape)}, nor its l2 norm: {remedy(module, name)}"
+        )
+    return bool(raw.numel())

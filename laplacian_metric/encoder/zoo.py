@@ -12,7 +12,13 @@ from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.from_module import cut_module
 from laplacian_metric.encoder.linear_layers import linears, list_linears
 from laplacian_metric.encoder.networks import resnet
-from laplacian_metric.encoder.networks.scaling import IMAGENET_MEAN, IMAGENET_STD, PixelScaling
+from laplacian_metric.encoder.networks.layers import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PixelScaling,
+    pooling_layer,
+    replace_pooling,
+)
 from laplacian_metric.encoder.networks.small import (
     CIFAR_FEATURES,
     FASHION_FEATURES,
@@ -22,8 +28,7 @@ from laplacian_metric.encoder.networks.small import (
     n_digit_features,
     seeded,
 )
-from laplacian_metric.encoder.pooling_choice import pooling_layer, replace_pooling
-from laplacian_metric.encoder.published_names import efficientnet_names
+from laplacian_metric.encoder.weight_files import efficientnet_names
 
 VISION = 'pip install "laplacian-metric[vision]"'
 LIBRARIES = ("timm", "torchvision")

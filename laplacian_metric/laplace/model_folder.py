@@ -23,7 +23,7 @@ from laplacian_metric.core import artifact, tensor_file
 from laplacian_metric.core.manifest import DamagedArtifactError, Manifest, Strict
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.networks.scaling import PixelScaling
+from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
 from laplacian_metric.trust.trust import Trust

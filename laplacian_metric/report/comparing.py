@@ -10,8 +10,8 @@ from statistics import NormalDist, mean
 
 from laplacian_metric.core.checked import read_json, validated
 from laplacian_metric.metrics import Interval, QueryRecord
-from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
 from laplacian_metric.metrics.query_records import paired_intervals
+from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
 from laplacian_metric.report.seeds import spread
 
 EVALUATION = "laplacian_metric evaluation"

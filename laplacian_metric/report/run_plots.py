@@ -10,8 +10,7 @@ from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.metrics import Calibration, Evaluation
-from laplacian_metric.report.blocks.palette import ACCENT
-from laplacian_metric.report.blocks.texts import plain
+from laplacian_metric.report.blocks.texts import ACCENT, plain
 from laplacian_metric.report.curves import calibration_curves, draw_sparsification, roc_curves
 from laplacian_metric.report.evaluated import Evaluated
 from laplacian_metric.report.latent import latent_maps

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from laplacian_metric.metrics.comparison import compare_paired
+from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.report.descriptions import (
     PairDescription,
     PublishedTable,

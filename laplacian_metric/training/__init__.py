@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from laplacian_metric.training.checkpoint import OtherRunError, load_best
+from laplacian_metric.training.checks import validate
 from laplacian_metric.training.loop import Trained, train
 from laplacian_metric.training.options import TrainingOptions, pair_choice
-from laplacian_metric.training.validation import validate
 
 __all__ = [
     "OtherRunError",

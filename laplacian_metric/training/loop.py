@@ -24,9 +24,9 @@ from laplacian_metric.encoder.precision import computed_in, computing_in
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.bar import Bar
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
+from laplacian_metric.training.checks import best_epoch, validate
 from laplacian_metric.training.options import Schedule, TrainingOptions, learning_rate, make_optimizer
-from laplacian_metric.training.order import epoch_batches
-from laplacian_metric.training.validation import best_epoch, validate
+from laplacian_metric.training.pair_streams import epoch_batches
 
 LOGGER = logging.getLogger(__name__)
 # What may be changed when a run is continued.

@@ -17,9 +17,9 @@ from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.network import NetworkLAM
-from laplacian_metric.laplace.network.draws import Draws
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised
+from laplacian_metric.laplace.network.predictive import Draws
 from laplacian_metric.laplace.posthoc import LAM
 from tests.hessians.jacobians import jacobians, randomise
 from tests.hessians.networks import Shared, TextEncoder, VisionTransformer

@@ -27,7 +27,7 @@ from laplacian_metric.report.blocks import (
     Point,
     RefusalSlider,
     Scatter,
-    palette,
+    texts,
 )
 from laplacian_metric.report.blocks.refusal import _Axes
 from laplacian_metric.report.blocks.scatter import HEIGHT, WIDTH
@@ -372,13 +372,13 @@ def test_all_text_can_be_read(name: str) -> None:
 
 
 def test_plots_have_the_accent_of_the_page() -> None:
-    assert COLOURS["accent"] == palette.ACCENT
+    assert COLOURS["accent"] == texts.ACCENT
 
 
-@pytest.mark.parametrize("colour", [*palette.CLASSES, palette.OOD])
+@pytest.mark.parametrize("colour", [*texts.CLASSES, texts.OOD])
 def test_all_points_can_be_seen(colour: str) -> None:
     assert contrast(colour, COLOURS["paper"]) >= 4.5
-    assert len(set(palette.CLASSES)) == len(palette.CLASSES)
+    assert len(set(texts.CLASSES)) == len(texts.CLASSES)
 
 
 def test_the_style_uses_no_further_colours_for_text() -> None:

@@ -17,9 +17,9 @@ from laplacian_metric import metrics
 from laplacian_metric.data import Split, TestDataError
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, checkpoint, load_best, train, validate
+from laplacian_metric.training.checks import best_epoch, validation_loss
 from laplacian_metric.training.options import learning_rate
-from laplacian_metric.training.order import epoch_batches
-from laplacian_metric.training.validation import best_epoch, validation_loss
+from laplacian_metric.training.pair_streams import epoch_batches
 from tests.training.cases import LOSS, Case, Plain, an_encoder, clusters, pictures, plain, timeless
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from laplacian_metric.training import TrainingOptions
-from laplacian_metric.training.order import epoch_batches
+from laplacian_metric.training.pair_streams import epoch_batches
 
 LABELS = torch.arange(40) % 5
 

@@ -15,7 +15,7 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.core.method import Keep, Learner
 from laplacian_metric.training import TrainingOptions, pair_choice, validate
 from laplacian_metric.training.options import dealt_pairs
-from laplacian_metric.training.order import epoch_batches
+from laplacian_metric.training.pair_streams import epoch_batches
 from tests.training.cases import Case, assert_same_end, clusters, plain, timeless, train_and_die
 
 LABELS = torch.arange(40) % 5

@@ -22,7 +22,7 @@ from laplacian_metric.core.parallel import OtherProcessError
 from laplacian_metric.methods import make
 from laplacian_metric.training import checkpoint, load_best, train
 from laplacian_metric.training.options import learning_rate
-from laplacian_metric.training.order import epoch_batches
+from laplacian_metric.training.pair_streams import epoch_batches
 from tests.training.cases import (
     LOSS,
     Case,

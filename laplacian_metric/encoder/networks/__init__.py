@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from laplacian_metric.encoder.networks.pooling import GeM
+from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 from laplacian_metric.encoder.networks.resnet import original_v1, resnet50_gem, trunk
-from laplacian_metric.encoder.networks.scaling import PixelScaling
 from laplacian_metric.encoder.networks.small import (
     CIFAR_FEATURES,
     FASHION_FEATURES,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.pooling import GeM
+from laplacian_metric.encoder.networks.layers import GeM
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.networks.uncertainty import FLOOR, check_variance
 

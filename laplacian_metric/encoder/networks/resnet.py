@@ -6,8 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from laplacian_metric.encoder.networks.pooling import GeM
-from laplacian_metric.encoder.networks.scaling import PixelScaling
+from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 
 RESNET50_FEATURES = 2048
 TRUNK = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")

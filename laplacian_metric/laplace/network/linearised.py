@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessians.backward import Layer, LocalRule
 from hessians.backward.broadcast import BroadcastRule
@@ -28,8 +31,39 @@ from hessians.plan import make_plan, without
 from hessians.spot_check import failing_parameters
 from laplacian_metric.core.gaussian import Gaussians, symmetric
 from laplacian_metric.laplace.network.columns import Collected, gram
-from laplacian_metric.laplace.network.directional import by_forward_derivative, by_two_backward_passes
 from laplacian_metric.laplace.network.layers import RawNetwork
+
+
+def by_forward_derivative(
+    forward: Callable[[dict[str, Tensor]], Tensor], theta: dict[str, Tensor], deviation: Mapping[str, Tensor]
+) -> Tensor:
+    """By one pass with forward derivatives; a NotImplementedError where an operation has none."""
+    # The other kernels of attention have no forward derivative.
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        # About torch's own forward derivatives, which it compiles when they are first needed.
+        warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
+        primal_and_tangent: Any = jvp(forward, (theta,), (dict(deviation),))
+    u: Tensor = primal_and_tangent[0] + primal_and_tangent[1]
+    return u.detach()
+
+
+def by_two_backward_passes(
+    forward: Callable[[dict[str, Tensor]], Tensor], theta: dict[str, Tensor], deviation: Mapping[str, Tensor]
+) -> Tensor:
+    """J deviation is the derivative of (J^T v) . deviation, which is linear in v, with respect to v."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        leaves = {name: values.detach().requires_grad_() for name, values in theta.items()}
+        u = forward(leaves)
+        v = torch.zeros_like(u, requires_grad=True)
+        gradients = torch.autograd.grad(u, list(leaves.values()), v, create_graph=True, allow_unused=True)
+        inner = [
+            (gradient * deviation[name]).sum()
+            for name, gradient in zip(leaves, gradients, strict=True)
+            if gradient is not None
+        ]
+        (change,) = torch.autograd.grad(torch.stack(inner).sum(), v)
+    return (u + change).detach()
+
 
 LOGGER = logging.getLogger(__name__)
 

@@ -32,16 +32,21 @@ from laplacian_metric.laplace.fit_inputs import check_model
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online import batch as batches
-from laplacian_metric.laplace.online import options as options
 from laplacian_metric.laplace.online import parallel as parallel
 from laplacian_metric.laplace.online.batch import Labels, Miner
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.online.state import (
     SWITCHES,
     VERSION,
+    at_least,
     check_architecture,
     check_settings,
+    check_structure,
     check_version,
+    checked_generator,
+    checked_images,
+    checked_memory,
+    checked_optimizer,
     defaults,
     described,
 )
@@ -104,17 +109,15 @@ class OnlineLAM:
         generator: torch.Generator | None = None,
     ) -> None:
         check_model(encoder, loss)
-        share, summed = options.checked_memory(memory)
-        options.check_structure(structure)
+        share, summed = checked_memory(memory)
+        check_structure(structure)
         self.encoder = encoder
         self.optimizer = optimizer
         self.pair_loss = loss
-        self.num_images = options.checked_images(num_images, n_effective)
+        self.num_images = checked_images(num_images, n_effective)
         self.share = share
-        self.samples = options.at_least("samples", samples, 1)
-        self.warmup = options.at_least(
-            "warmup", min(WARMUP, math.ceil(1 / share)) if warmup is None else warmup, 0
-        )
+        self.samples = at_least("samples", samples, 1)
+        self.warmup = at_least("warmup", min(WARMUP, math.ceil(1 / share)) if warmup is None else warmup, 0)
         self.miner = miner
         # Unfitted: it holds scale and prior.
         self._lam = LAM(
@@ -124,7 +127,7 @@ class OnlineLAM:
             n_effective=float(self.num_images) if n_effective is None else n_effective,
             temperature=temperature,
             prior_precision=prior_precision,
-            weight_decay=options.checked_optimizer(encoder, optimizer),
+            weight_decay=checked_optimizer(encoder, optimizer),
         )
         head, weight = encoder.head, encoder.head.weight
         self._bias_is_random = head.bias is not None and bias_is_known(loss, self._lam.approximation)
@@ -137,7 +140,7 @@ class OnlineLAM:
         # The paper's sum starts at the prior, and the prior is added all the same.
         start = self._lam.prior_precision / self._lam.scale if summed else None
         self._running = Running(like, share, summed, start)
-        self.generator = options.checked_generator(generator, weight.device)
+        self.generator = checked_generator(generator, weight.device)
         self._said: set[str] = set()
         parallel.same_start(encoder, self.generator, self.settings())
 

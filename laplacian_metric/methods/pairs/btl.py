@@ -17,13 +17,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import LARGEST, MeanAndVariance, VarianceHead
 from laplacian_metric.encoder.networks.uncertainty import check_variance
 from laplacian_metric.laplace.fit_inputs import positive
-from laplacian_metric.methods.pairs.triplet_distance import (
-    expected_distances,
-    mean_and_spread,
-    squared_distances,
-)
-from laplacian_metric.methods.pairs.triplet_embedder import NeighbourEmbedder
-from laplacian_metric.methods.pairs.triplet_learner import TripletLearner, TripletMethod
+from laplacian_metric.methods.pairs.triplet_learner import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_likelihood import (
     Directed,
     Distances,
@@ -33,6 +27,11 @@ from laplacian_metric.methods.pairs.triplet_likelihood import (
     kl_to_gaussian_prior,
     kl_to_uniform,
     log_probability,
+)
+from laplacian_metric.methods.pairs.triplet_loss import (
+    expected_distances,
+    mean_and_spread,
+    squared_distances,
 )
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
 

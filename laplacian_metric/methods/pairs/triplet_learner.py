@@ -1,10 +1,10 @@
-"""What the methods that train on triplets have in common: their options, and a learner that mines."""
+"""What the methods that train on triplets have in common: their options, a learner that mines, and its embedder."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,51 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
-from laplacian_metric.core.batch import Batch, map_batches
-from laplacian_metric.core.method import Learner, Method, Setup, all_pairs, only
+from laplacian_metric.core.batch import Batch, Loader, map_batches
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only, scores_of
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods.pairs.triplet_loss import difference_covariance
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, laid_out, mined_batches
+
+COVARIANCE = "difference covariance"
+
+
+class NeighbourEmbedder(Embedder):
+    """An embedder whose scores tell how unsure the difference from the nearest training image is.
+
+    Args:
+        module: everything that has weights.
+        data: the training images are embedded when scores are asked for first, and kept.
+        expected: whether the nearest is that by the expected distance.
+    """
+
+    def __init__(self, module: nn.Module, data: FitData, *, expected: bool = False) -> None:
+        super().__init__(module)
+        self.expected = expected
+        self._train: Loader | None = data.train
+        self._gallery: StochasticEmbedding | None = None
+
+    def scores(self, inputs: Any) -> dict[str, Tensor]:
+        """As of every method, and "difference covariance": the trace of cov(x - y) with the nearest training image y.
+
+        It is left out where there were no training images.
+        """
+        e = self.embed(inputs)
+        gallery = self.gallery()
+        if gallery is None:
+            return scores_of(e)
+        covariance = difference_covariance(e, gallery, expected=self.expected)
+        return {**scores_of(e), COVARIANCE: covariance}
+
+    def gallery(self) -> StochasticEmbedding | None:
+        """The training images; None where there were none."""
+        if self._train is not None:
+            empty = isinstance(self._train, Sized) and not len(self._train)
+            self._gallery = None if empty else self.embed(self._train, progress=False)
+            self._train = None
+        return self._gallery
 
 
 class Mining(Choice):

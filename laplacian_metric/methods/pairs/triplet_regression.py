@@ -15,8 +15,7 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead, check_variance
-from laplacian_metric.methods.pairs.triplet_embedder import NeighbourEmbedder
-from laplacian_metric.methods.pairs.triplet_learner import TripletLearner, TripletMethod
+from laplacian_metric.methods.pairs.triplet_learner import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_loss import triplet_regression
 from laplacian_metric.methods.pairs.triplet_mining import pairwise
 

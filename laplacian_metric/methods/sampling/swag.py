@@ -20,7 +20,7 @@ from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics, tracking_layers
+from laplacian_metric.encoder.networks.layers import batch_norm_statistics, tracking_layers
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
 from laplacian_metric.methods.sampling.weight_moments import WeightMoments
 

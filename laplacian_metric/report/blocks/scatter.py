@@ -9,8 +9,7 @@ from html import escape
 from typing import ClassVar
 
 from laplacian_metric.report.blocks.gallery import Image
-from laplacian_metric.report.blocks.palette import class_look, ood_look
-from laplacian_metric.report.blocks.texts import attributes, data_script, plain
+from laplacian_metric.report.blocks.texts import attributes, class_look, data_script, ood_look, plain
 from laplacian_metric.report.page import INTERACTIVE, Enhancement
 
 WIDTH, HEIGHT, MARGIN = 760, 560, 16

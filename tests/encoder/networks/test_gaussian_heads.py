@@ -8,7 +8,7 @@ from torch import nn
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import FLOOR, LARGEST, MeanAndVariance, VarianceHead
-from laplacian_metric.encoder.networks.pooling import GeM
+from laplacian_metric.encoder.networks.layers import GeM
 
 
 def test_the_variance_is_two_layers_and_softplus() -> None:

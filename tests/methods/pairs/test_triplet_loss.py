@@ -15,15 +15,13 @@ from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
-from laplacian_metric.methods.pairs.triplet_distance import (
+from laplacian_metric.methods.pairs.triplet_loss import (
+    TripletLoss,
     difference_covariance,
     expected_distances,
     mean_and_spread,
-    squared_distances,
-)
-from laplacian_metric.methods.pairs.triplet_loss import (
-    TripletLoss,
     residuals,
+    squared_distances,
     triplet_hinge,
     triplet_regression,
 )
@@ -180,7 +178,7 @@ def test_the_expected_distance_prefers_the_sure(monkeypatch: pytest.MonkeyPatch)
     assert float(difference_covariance(first, rest)[0]) == pytest.approx(2.2)
     assert float(difference_covariance(first, rest, expected=True)[0]) == pytest.approx(0.4)
     whole = difference_covariance(e, rest)
-    monkeypatch.setattr("laplacian_metric.methods.pairs.triplet_distance.ENTRIES_AT_ONCE", 2)
+    monkeypatch.setattr("laplacian_metric.methods.pairs.triplet_loss.ENTRIES_AT_ONCE", 2)
     assert torch.equal(difference_covariance(e, rest), whole)
 
 

@@ -14,7 +14,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import metrics, vmf
 from laplacian_metric.core.method import Embedder, FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.batch_norm import batch_norm_statistics
+from laplacian_metric.encoder.networks.layers import batch_norm_statistics
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
 from tests.generators import seeded
