@@ -17,7 +17,7 @@ from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
-from laplacian_metric.laplace.online.options import at_least, checked_memory
+from laplacian_metric.laplace.online.state import at_least, checked_memory
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 
