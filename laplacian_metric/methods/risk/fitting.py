@@ -17,6 +17,7 @@ from laplacian_metric.methods.risk.losses import RiskLoss, check_loss, risk_loss
 from laplacian_metric.metrics.out_of_distribution import ood_auroc
 
 BLOCK = 64  # rows of a mapped file that are read one after the other
+LEAST_BATCH, LEAST_STEPS = 16, 50
 SHUFFLED_BLOCKS = 512  # whose rows are in random order; more would have to be in memory at a time
 
 
@@ -27,7 +28,7 @@ class RiskOptions:
     Attributes:
         loss: "bce" (of shares), "l2" or "ranking".
         epochs: passes over all views; the one that ranks validation items best is kept.
-        batch_size: rows of a step.
+        batch_size: rows of a step; fewer where there are fewer than 50 steps in an epoch, but 16 at least.
         learning_rate: of the first step; it falls to zero along a cosine.
         weight_decay: of AdamW.
         seed: of the initial weights and of the order of the rows.
@@ -36,7 +37,7 @@ class RiskOptions:
     loss: RiskLoss = "bce"
     epochs: int = 6
     batch_size: int = 256
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     weight_decay: float = 1e-4
     seed: int = 0
 
@@ -107,13 +108,14 @@ def fit_head(
     optimizer = torch.optim.AdamW(
         head.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
     )
-    steps = options.epochs * len(views) * -(-len(target) // options.batch_size)
+    size = min(options.batch_size, max(LEAST_BATCH, len(target) // LEAST_STEPS))
+    steps = options.epochs * len(views) * -(-len(target) // size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     best, losses, measured = copy.deepcopy(head.state_dict()), [], []
     for _ in track(range(options.epochs), "risk head", show=progress):
         total = 0.0
         with torch.enable_grad():
-            for view, rows in _batches(views, options.batch_size, generator):
+            for view, rows in _batches(views, size, generator):
                 optimizer.zero_grad(set_to_none=True)
                 logits = head.logits(views[view][rows].to(device))
                 value = risk_loss(options.loss, logits, target[rows].to(device), is_share=head.is_share)

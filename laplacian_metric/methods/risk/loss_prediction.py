@@ -49,7 +49,7 @@ class LossPrediction(Method):
         views: how many augmented copies of every training image the head is trained on; their features are computed
             once. With 1 the images are taken as they are.
         learning_rate: of the first step.
-        batch_size: rows of a step.
+        batch_size: rows of a step; fewer where there are fewer than 50 steps in an epoch, but 16 at least.
         seed: added to that of the setup.
 
     Example:
@@ -67,7 +67,7 @@ class LossPrediction(Method):
     hidden: int = 512
     epochs: int = 6
     views: int = 1
-    learning_rate: float = 2e-4
+    learning_rate: float = 1e-4
     batch_size: int = 256
     seed: int = 0
 
