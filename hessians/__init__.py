@@ -1,6 +1,7 @@
 """Curvature of pair losses: exact generalised Gauss-Newton matrices at the cost of a matrix product."""
 
 from hessians.contrastive import ContrastiveLoss
+from hessians.info_nce import InfoNCELoss
 from hessians.kronecker import KroneckerFactors, last_layer_kronecker
 from hessians.last_layer import last_layer_ggn_diagonal
 from hessians.network import ggn_diagonal
@@ -8,6 +9,7 @@ from hessians.pairs import Pairs
 
 __all__ = [
     "ContrastiveLoss",
+    "InfoNCELoss",
     "KroneckerFactors",
     "Pairs",
     "ggn_diagonal",

@@ -26,7 +26,7 @@ from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
 from hessians.output_hessian import (
     BlockHessian,
-    DenseHessian,
+    CoupledHessian,
     OutputHessian,
     StructuredHessian,
 )
@@ -155,8 +155,8 @@ class Total:
 def _pull_back(
     hessian: OutputHessian, reader: FeatureReader, pairs: Pairs, budget: int
 ) -> tuple[Tensor, Tensor]:
-    if isinstance(hessian, DenseHessian):
-        return _dense(hessian, reader)
+    if isinstance(hessian, CoupledHessian):
+        return _coupled(hessian, reader)
     if not isinstance(hessian, (StructuredHessian, BlockHessian, UnsquaredHessian)):
         raise TypeError(f"there is no closed form for an output Hessian of type {type(hessian).__name__}")
     base = hessian.base if isinstance(hessian, UnsquaredHessian) else hessian
@@ -231,11 +231,11 @@ def _subtract_listed_edges(
         total.weight.sub_(partial, alpha=2)
 
 
-def _dense(hessian: DenseHessian, reader: FeatureReader) -> tuple[Tensor, Tensor]:
-    """sum_{n,m} M_{nk,mk} x_nh x_mh for every k, from a dense M."""
+def _coupled(hessian: CoupledHessian, reader: FeatureReader) -> tuple[Tensor, Tensor]:
+    """sum_{n,m} M_{nk,mk} x_nh x_mh for every k, by one product with an N x N matrix for each."""
     total = Total(hessian.dim, reader)
     for k in range(hessian.dim):
-        coupling = hessian.matrix[:, k, :, k]
+        coupling = hessian.coupling(k)
         for columns in reader.column_blocks():
             block = reader.read_columns(columns)
             total.weight[k, columns] = (block * (coupling @ block)).sum(0).to(total.weight.dtype)

@@ -33,9 +33,9 @@ def summarise(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:
         (1.0, 0.0)
     """
     u = loss.checked(u, pairs).detach()
-    return (
-        _of_contrastive(loss, u, pairs) if isinstance(loss, ContrastiveLoss) else _by_autograd(loss, u, pairs)
-    )
+    if isinstance(loss, ContrastiveLoss):
+        return _of_contrastive(loss, u, pairs)
+    return (_of_whole_batch if loss.couples_batch else _by_autograd)(loss, u, pairs)
 
 
 def trained_gradient(loss: PairLoss, summary: LossSummary, num_negatives: float) -> Tensor:
@@ -71,6 +71,15 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
     value = (squares[0] + squares[1] + loss.margin**2 * total) / 2
     active = max(0.0, total / weights.negative) if weights.negative else 0.0
     return LossSummary(value, gradients[0], gradients[1], active)
+
+
+def _of_whole_batch(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:
+    """Of a loss that is no sum over pairs, all of which counts as the positives'."""
+    with torch.enable_grad():
+        leaf = u.clone().requires_grad_()
+        value = loss(leaf, pairs)
+        (gradient,) = torch.autograd.grad(value, leaf)
+    return LossSummary(float(value.detach()), gradient, torch.zeros_like(gradient), pairs.num_negatives)
 
 
 def _by_autograd(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:

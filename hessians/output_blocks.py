@@ -38,6 +38,8 @@ def output_blocks(hessian: OutputHessian, *, coupled: bool = False) -> OutputBlo
     """The blocks of an output Hessian; ``coupled`` asks for N x N matrices even where no two images are coupled."""
     if isinstance(hessian, UnsquaredHessian):
         hessian = hessian.exact()
+    if isinstance(hessian, OutputBlocks):
+        return hessian
     if isinstance(hessian, DenseHessian):
         return _DenseBlocks(hessian)
     if isinstance(hessian, BlockHessian):

@@ -278,7 +278,15 @@ class MatrixHessian(OutputHessian):
         return self._times(factor.to(vector.dtype), vector)
 
 
-class DenseHessian(MatrixHessian):
+class CoupledHessian(OutputHessian):
+    """An output Hessian that gives, for each dimension k, what it couples of two images: M_{nk,mk}."""
+
+    @abstractmethod
+    def coupling(self, k: int) -> Tensor:
+        """M_{nk,mk} of all images, (N, N)."""
+
+
+class DenseHessian(MatrixHessian, CoupledHessian):
     """An output Hessian stored as its matrix (N, Z, N, Z)."""
 
     def __init__(self, matrix: Tensor) -> None:
@@ -299,6 +307,9 @@ class DenseHessian(MatrixHessian):
 
     def dense(self) -> Tensor:
         return self.matrix
+
+    def coupling(self, k: int) -> Tensor:
+        return self.matrix[:, k, :, k]
 
 
 class BlockHessian(MatrixHessian):

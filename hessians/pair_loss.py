@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,9 +38,14 @@ class TypeWeights(NamedTuple):
 
 
 class PairLoss(ABC):
-    """2 [(1 - w) average over the positive pairs + w average over the negative pairs], w = ``negative_weight``."""
+    """2 [(1 - w) average over the positive pairs + w average over the negative pairs], w = ``negative_weight``.
+
+    Where ``couples_batch``, the value is no sum over pairs: it depends on which images share a batch, so that a data
+    set's curvature is one of batches whatever the approximation.
+    """
 
     negative_weight: float
+    couples_batch: ClassVar[bool] = False
 
     @abstractmethod
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:

@@ -227,6 +227,7 @@ class Learner(ABC):
     Attributes:
         same_draws: whether all of many processes have to draw the same numbers.
         keep: which epoch's weights are kept.
+        needs_labels: whether training images need labels; where not, labels have no part in the training.
         refresh: after how many steps of an epoch, at most, `choose` is asked again; None where batches are read as they
             were dealt.
         euclidean: whether points are compared by their distance as they are, rather than by their direction.
@@ -234,6 +235,7 @@ class Learner(ABC):
 
     same_draws: ClassVar[bool] = False
     keep: ClassVar[Keep] = Keep.RETRIEVAL
+    needs_labels: ClassVar[bool] = True
     refresh: int | None = None
     euclidean: bool = False
 

@@ -28,6 +28,7 @@ from laplacian_metric.encoder.networks.small import (
     n_digit_features,
     seeded,
 )
+from laplacian_metric.encoder.networks.small_resnet import STAGES, narrow_resnet18, small_cnn
 from laplacian_metric.encoder.weight_files import efficientnet_names
 
 VISION = 'pip install "laplacian-metric[vision]"'
@@ -75,12 +76,31 @@ def _cifar(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
 
 
 def _n_digit(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
-    known = {key: value for key, value in wanted.options.items() if key in ("digits", "channels")}
-    if len(known) < len(wanted.options):
-        unknown = ", ".join(key for key in wanted.options if key not in known)
-        raise TypeError(f"'n-digit' takes no option {unknown}; there are: digits, channels")
-    backbone = n_digit_backbone(**known)
-    return backbone, nn.Linear(n_digit_features(**known), wanted.dim or 2), ()
+    _check_names("n-digit", wanted.options, "digits", "channels")
+    backbone = n_digit_backbone(**wanted.options)
+    return backbone, nn.Linear(n_digit_features(**wanted.options), wanted.dim or 2), ()
+
+
+def _narrow_resnet18(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    _check_names("narrow-resnet18", wanted.options, "width", "channels", "stride")
+    width = wanted.options.get("width", 32)
+    return narrow_resnet18(**wanted.options), nn.Linear(STAGES[-1] * width, wanted.dim or 128), ()
+
+
+def _small_cnn(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    _check_names("small-cnn", wanted.options, "width", "channels")
+    return (
+        small_cnn(**wanted.options),
+        nn.Linear(4 * wanted.options.get("width", 32), wanted.dim or 128),
+        (),
+    )
+
+
+def _check_names(network: str, options: dict[str, Any], *known: str) -> None:
+    """Refuse options that a network does not have."""
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise TypeError(f"{network!r} takes no option {', '.join(unknown)}; there are: {', '.join(known)}")
 
 
 def _resnet50_gem(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
@@ -108,11 +128,13 @@ _MAKERS: dict[str, _Maker] = {
     "fashion-mnist": _fashion,
     "cifar-10": _cifar,
     "n-digit": _n_digit,
+    "small-cnn": _small_cnn,
+    "narrow-resnet18": _narrow_resnet18,
     "resnet50-gem": _resnet50_gem,
     "resnet50-gem-v1": _resnet50_gem_v1,
 }
 _WITH_WEIGHTS = ("resnet50-gem",)
-_WITH_OPTIONS = ("n-digit", "resnet50-gem", "resnet50-gem-v1")
+_WITH_OPTIONS = ("n-digit", "small-cnn", "narrow-resnet18", "resnet50-gem", "resnet50-gem-v1")
 _WITH_POOLING = ("resnet50-gem", "resnet50-gem-v1")
 
 
@@ -121,7 +143,7 @@ def encoder_names() -> tuple[str, ...]:
 
     Example:
         >>> encoder_names()
-        ('fashion-mnist', 'cifar-10', 'n-digit', 'resnet50-gem', 'resnet50-gem-v1')
+        ('fashion-mnist', 'cifar-10', 'n-digit', 'small-cnn', 'narrow-resnet18', 'resnet50-gem', 'resnet50-gem-v1')
     """
     return tuple(_MAKERS)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.approximations import Approximation
 from hessians.layer_ggn import LayerBatch, LayerGGN
-from hessians.output_hessian import DenseHessian, OutputHessian
+from hessians.output_hessian import CoupledHessian, MatrixHessian, OutputHessian
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.progress import track
 from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches, pair_counts
@@ -110,7 +110,7 @@ class _Part:
         if self._known:
             return self._known[0]
         hessian = self.data.loss.output_hessian(self.embeddings, self.pairs, self.approximation)
-        if self.keeps_dense or not isinstance(hessian, DenseHessian):
+        if self.keeps_dense or not isinstance(hessian, (MatrixHessian, CoupledHessian)):
             self._known.append(hessian)
         return hessian
 
@@ -150,7 +150,7 @@ def _parts(
         )
         pairs = labels.with_population(counts)
         return [_Part(data, None, pairs, approximation, keeps_dense=True)], counts
-    if batches is None and _in_batches(settings):
+    if batches is None and (data.loss.couples_batch or _in_batches(settings)):
         batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
     own = pair_counts(labels, None if batches is None else list(batches))
     population = _reduced_counts(own, data.embeddings, settings.reduce)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import Field, model_validator
 
-from hessians import ContrastiveLoss
+from hessians import ContrastiveLoss, InfoNCELoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import __version__
 from laplacian_metric.core.manifest import (
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from laplacian_metric.laplace.posthoc import LAM
 
 FORMAT = 1
-LOSSES: dict[str, type[PairLoss]] = {"hessians.ContrastiveLoss": ContrastiveLoss}
+LOSSES: dict[str, type[PairLoss]] = {
+    "hessians.ContrastiveLoss": ContrastiveLoss,
+    "hessians.InfoNCELoss": InfoNCELoss,
+}
 
 
 class LossEntry(Strict):

@@ -11,6 +11,7 @@ _LOSSES: Registry[PairLoss] = Registry(
     "loss",
     {
         "contrastive": "hessians:ContrastiveLoss",
+        "info-nce": "hessians:InfoNCELoss",
         "triplet": "laplacian_metric.methods.pairs.triplet_loss:TripletLoss",
     },
 )

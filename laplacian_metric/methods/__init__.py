@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laplacian_metric.core.method import Method
 from laplacian_metric.core.registry import Registry
+
+if TYPE_CHECKING:
+    from laplacian_metric.data.views import Augmentation
 
 _FAMILIES = "laplacian_metric.methods"
 _METHODS: Registry[Method] = Registry(
@@ -31,6 +34,10 @@ _METHODS: Registry[Method] = Registry(
         "sngp": f"{_FAMILIES}.softmax.sngp:SNGP",
         "loss-prediction": f"{_FAMILIES}.risk.loss_prediction:LossPrediction",
         "joint-loss-prediction": f"{_FAMILIES}.risk.joint:JointLossPrediction",
+        "unlabelled": f"{_FAMILIES}.self_supervised.two_views:Unlabelled",
+        "nt-xent": f"{_FAMILIES}.self_supervised.instances:NTXent",
+        "isif": f"{_FAMILIES}.self_supervised.instances:ISIF",
+        "umm": f"{_FAMILIES}.self_supervised.umm:UMM",
     },
 )
 
@@ -67,6 +74,27 @@ def make(name: str, **options: Any) -> Method:
         Deterministic()
     """
     return _METHODS.make(name, **options)
+
+
+def unlabelled(method: Method | str, augmentation: Augmentation | None = None) -> Method:
+    """Return a method that trains another one without labels, on two random views of each image.
+
+    The views of an image are a positive pair for it, and those of other images are negatives. Whatever labels the
+    training images have, the weights are the same to the bit, and a training can be resumed in the middle of an epoch.
+
+    Args:
+        method: a method, or its name, such as "deterministic", "vmf", "hib" or "online-laplace".
+        augmentation: (inputs, generator) -> one random view of each input; `data.views.ImageViews` by default.
+
+    Example:
+        >>> unlabelled("vmf").method.name
+        'vmf'
+    """
+    from laplacian_metric.data.views import ImageViews
+    from laplacian_metric.methods.self_supervised.two_views import TwoViews
+
+    wrapped = make(method) if isinstance(method, str) else method
+    return TwoViews(wrapped, ImageViews() if augmentation is None else augmentation)
 
 
 def register(method: type[Method], *, replace: bool = False) -> type[Method]:

@@ -90,6 +90,7 @@ def best_epoch(history: list[dict[str, Any]], keep: Keep = Keep.RETRIEVAL) -> in
     else:
         scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
     return scores.index(max(scores)) + 1 if scores else 0
+from laplacian_metric.training.options import Sampling, TrainingOptions
 
 
 def check_seed(seed: int) -> None:
@@ -98,14 +99,20 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {seed}, a number from 0 on is needed, below 2^63")
 
 
-def check_inputs(train: Dataset, validation: Dataset) -> None:
-    """Refuse test data, and validation images that cannot choose an epoch."""
+def check_inputs(train: Dataset, validation: Dataset, options: TrainingOptions, learner: Learner) -> None:
+    """Refuse test data, missing labels, and validation images that cannot choose an epoch."""
+    if not learner.needs_labels and options.sampling is not Sampling.SHUFFLED:
+        raise ValueError(
+            f"sampling is {options.sampling.value!r}, which goes by labels, but {type(learner).__name__} learns without "
+            "them: take sampling 'shuffled'"
+        )
     for inputs, purpose, other in ((train, "train", "train"), (validation, "choose an epoch", "validation")):
         if not isinstance(inputs, Dataset):
             raise TypeError(
                 f"the {other} images are a {type(inputs).__name__}: make a data.Dataset of a tensor and labels"
             )
-        inputs.known_labels(by_class=False)
+        if learner.needs_labels or other == "validation":
+            inputs.known_labels(by_class=False)
         if inputs.role is Role.EVALUATION and inputs.split is not None:
             raise TestDataError(
                 f"the split {inputs.split.value!r} of {inputs.name} must not be used to {purpose}; take its split "

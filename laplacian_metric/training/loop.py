@@ -95,7 +95,7 @@ def train(
     folder = Path(folder)
     with processes.all_or_none():
         checks.check_seed(seed)
-        checks.check_inputs(train, validation)
+        checks.check_inputs(train, validation, options, learner)
         checks.check_parameters(learner)
         checks.check_folder(folder)
         plain_identity = checks.plain(identity or {})
@@ -151,7 +151,7 @@ class _Run:
         self.process, self.processes = processes.processes()
         self.identity = {
             **_plain(options, chosen=learner.refresh is not None),
-            "images": _described(images),
+            "images": _described(images, learner.needs_labels),
             **identity,
             "seed": seed,
             "processes": self.processes,
@@ -202,7 +202,12 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batches = epoch_batches(
-            self.images.labels, self.options, self.seed, number, self.process, self.processes
+            self.images.labels if self.learner.needs_labels else torch.zeros(len(self.images)),
+            self.options,
+            self.seed,
+            number,
+            self.process,
+            self.processes,
         )
         bar.begin(number + 1, len(batches), state.step)
         # Whoever goes on in the middle of an epoch has to give the images' readers the seeds that they had.
@@ -260,8 +265,10 @@ class _Run:
         learner.train_mode()
         self.optimizer.zero_grad()
         with processes.all_or_none():
-            assert batch.labels is not None
-            loss = self.loss(to_device(batch.inputs, learner.module), batch.labels.to(self.device))
+            # Where labels have no part in the training the learner gets positions in the batch in their place.
+            labels = batch.labels if learner.needs_labels else torch.arange(len(batch))
+            assert labels is not None
+            loss = self.loss(to_device(batch.inputs, learner.module), labels.to(self.device))
             self.unread.append((state.step, loss.detach(), len(batch)))
             if len(self.unread) >= steps_between_reads(self.device):
                 self._read_losses()
@@ -387,8 +394,10 @@ def _until(step: int, *periods: int | None) -> int:
     return min(period - step % period for period in periods if period is not None)
 
 
-def _described(images: Dataset) -> dict[str, int]:
-    """How many images there are, and a checksum of their labels in their order."""
+def _described(images: Dataset, labelled: bool) -> dict[str, int]:
+    """How many images there are, and a checksum of their labels in their order, where these have a part."""
+    if not labelled:
+        return {"number": len(images)}
     labels = images.labels.cpu().contiguous()
     return {"number": len(images), "labels": zlib.crc32(labels.view(torch.uint8).numpy().data)}
 
