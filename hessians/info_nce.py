@@ -75,7 +75,7 @@ class InfoNCELoss(PairLoss):
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FIXED
     ) -> OutputHessian:
-        """The GGN in u (N, Z): "fixed" with constant keys, one block for each image; "full" and "clipped" with both sides."""
+        """The GGN in u (N, Z): "fixed" has constant keys, one block for each image; "full" and "clipped" both sides."""
         approximation = Approximation.parse(approximation)
         if approximation is Approximation.POSITIVE:
             raise ValueError(
@@ -94,12 +94,14 @@ class InfoNCELoss(PairLoss):
         number = pairs.num_images
         if number > MOST_IMAGES:
             raise ValueError(
-                f"{number} images are one batch of InfoNCE, at most {MOST_IMAGES} are possible: take batches, as LAM does"
+                f"{number} images in one batch of InfoNCE, at most {MOST_IMAGES} are possible: take smaller batches"
             )
         positives, negatives = pairs.block(0, number)
         others = (positives + negatives) > 0
         if bool((others.sum(1) == 0).any()):
-            raise ValueError("an image has no other one that it could be told from: take batches of at least 2 images")
+            raise ValueError(
+                "an image has no other one that it could be told from: take batches of at least 2 images"
+            )
         return positives, others
 
     def pair_values(self, first: Tensor, second: Tensor, positive: bool) -> Tensor:
@@ -119,11 +121,11 @@ class Softmax:
         norm = torch.linalg.vector_norm(wide, dim=1)
         check_finite("1/|u|", norm.reciprocal())
         self.like = u
-        self.unit = wide / norm[:, None]
-        self.scale = (temperature * norm).reciprocal()
-        self.cosine = self.unit @ self.unit.T
+        self.unit: Tensor = wide / norm[:, None]
+        self.scale: Tensor = (temperature * norm).reciprocal()
+        self.cosine: Tensor = self.unit @ self.unit.T
         logits = (self.cosine / temperature).masked_fill(~others, -torch.inf)
-        self.probability = logits.softmax(1)
+        self.probability: Tensor = logits.softmax(1)
         self.weight = weight
 
     @cached_property
@@ -199,10 +201,10 @@ class BothSides(CoupledHessian, OutputBlocks):
         self.like = softmax.like
         s = softmax
         # p_in r_n, and the same times the cosine: row i's part in the Jacobian of image n.
-        self._u = s.probability * s.scale
-        self._v = self._u * s.cosine
+        self._u: Tensor = s.probability * s.scale
+        self._v: Tensor = self._u * s.cosine
         # w_n p_nm + w_m p_mn, what both rows of a pair weigh.
-        self._q = s.joint + s.joint.T
+        self._q: Tensor = s.joint + s.joint.T
 
     def _project(self, vector: Tensor) -> Tensor:
         s = self.softmax

@@ -1,8 +1,8 @@
 """Random views of images, a batch at a time: what methods that learn without labels take in place of classes.
 
 All draws of a batch come from one generator, so that the same generator gives the same views. Windows, mirror images
-and the resampling are one `grid_sample`; brightness, contrast, saturation and hue are one 3 x 3 matrix and one shift for
-each image, in the YIQ space of colours, in which a change of hue is a rotation.
+and the resampling are one `grid_sample`; brightness, contrast, saturation and hue are one 3 x 3 matrix and one shift
+for each image, in the YIQ space of colours, in which a change of hue is a rotation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ImageViews:
         for name, largest in (("area", 1.0), ("ratio", math.inf), ("deviation", 1.0)):
             low, high = getattr(self, name)
             if not 0 < low <= high <= largest or math.isinf(high):
-                raise ValueError(f"{name} is ({low}, {high}): two positive numbers in order, up to {largest:g}")
+                raise ValueError(
+                    f"{name} is ({low}, {high}): two positive numbers in order, up to {largest:g}"
+                )
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one view of each image (N, C, H, W), floats in [0, 1], grey (C = 1) or in colour (C = 3)."""
@@ -184,7 +186,9 @@ def views_of(
                 "to return all its views in one size"
             )
     if len(first) != len(inputs):
-        raise ViewError(f"the augmentation returned {len(first)} views of {len(inputs)} inputs: one of each is needed")
+        raise ViewError(
+            f"the augmentation returned {len(first)} views of {len(inputs)} inputs: one of each is needed"
+        )
     return Batch(first, views=tuple(others))
 
 

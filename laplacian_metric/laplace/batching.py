@@ -18,13 +18,12 @@ def class_balanced_batches(
 
     Every class is cut into random groups of about equal size (so many images that a batch would hold every class
     once, but about four at least), and the groups are dealt out so that those of one class lie far apart: a batch has
-    positives even where there are more classes than it could hold. Where no class has more than four images, as with two
-    views of each image, none of them is parted.
+    positives even where there are more classes than it could hold. Where every class is two to four images, as with two
+    views of each image, no class is parted.
 
     Args:
         labels: (N,).
-        batch_size: how many images a batch has at most, up to a whole class more where none is parted; all have about
-            as many.
+        batch_size: how many images a batch has at most; all have about as many.
         generator: of the random partition.
 
     Returns:
@@ -54,15 +53,16 @@ def class_balanced_batches(
     offset = torch.rand(len(sizes), generator=generator, dtype=torch.float64)
     place = (group + offset[sorted_class]) / groups[sorted_class]
     dealt = order[torch.argsort(place, stable=True)]
-    number = -(-num // batch_size)
-    if int(sizes.max()) > FEWEST_PER_CLASS:
-        return [part.to(device) for part in dealt.tensor_split(number)]
-    # Every class is one group, and lies together: cut where one ends, as near as possible to even batches.
-    ends = (class_of[dealt][1:] != class_of[dealt][:-1]).nonzero()[:, 0] + 1
-    wanted = torch.arange(1, number) * num / number
-    after = torch.searchsorted(ends, wanted).clamp(max=max(0, len(ends) - 1))
-    cuts = torch.unique(ends[after]) if len(ends) else ends
-    return [part.to(device) for part in dealt.tensor_split(cuts.tolist())]
+    views = int(sizes[0])
+    if (
+        not 2 <= views <= min(FEWEST_PER_CLASS, batch_size)
+        or int(sizes.max()) > views
+        or int(sizes.min()) < views
+    ):
+        views = 1
+    # Views of an image lie together: they are kept in one batch.
+    images, most = dealt.view(-1, views), batch_size // views
+    return [part.flatten().to(device) for part in images.tensor_split(-(-len(images) // most))]
 
 
 def on_host(generator: torch.Generator | None) -> torch.Generator | None:

@@ -103,8 +103,8 @@ def check_inputs(train: Dataset, validation: Dataset, options: TrainingOptions, 
     """Refuse test data, missing labels, and validation images that cannot choose an epoch."""
     if not learner.needs_labels and options.sampling is not Sampling.SHUFFLED:
         raise ValueError(
-            f"sampling is {options.sampling.value!r}, which goes by labels, but {type(learner).__name__} learns without "
-            "them: take sampling 'shuffled'"
+            f"sampling is {options.sampling.value!r}, which goes by labels, and {type(learner).__name__} learns "
+            "without them: take sampling 'shuffled'"
         )
     for inputs, purpose, other in ((train, "train", "train"), (validation, "choose an epoch", "validation")):
         if not isinstance(inputs, Dataset):

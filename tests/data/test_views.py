@@ -33,7 +33,9 @@ def test_any_size_grey_and_colour(number: int, channels: int, height: int, width
     images = _images(number, channels, height, width)
     augment = ImageViews(blur=0.5)
     one, other = augment(images, _generator(seed)), augment(images, _generator(seed))
-    assert torch.equal(one, other) and one.shape == images.shape and one.dtype == images.dtype
+    assert torch.equal(one, other)
+    assert one.shape == images.shape
+    assert one.dtype == images.dtype
     assert number == 0 or (float(one.min()) >= 0 and float(one.max()) <= 1)
 
 
@@ -57,7 +59,8 @@ def test_windows_are_parts_of_the_image() -> None:
         side = viewed[:, channel].flatten(1).amax(1) - viewed[:, channel].flatten(1).amin(1)
         assert bool(((side - 0.5).abs() < 0.03).all())
         place = viewed[:, channel].flatten(1).mean(1)
-        assert 0.24 < float(place.min()) < 0.3 and 0.7 < float(place.max()) < 0.76
+        assert 0.24 < float(place.min()) < 0.3
+        assert 0.7 < float(place.max()) < 0.76
 
 
 def test_shares_of_images_are_as_asked_for() -> None:
@@ -91,7 +94,8 @@ def test_brightness_and_contrast_of_grey_images() -> None:
     only = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, "jitter": 1.0}
     bright = ImageViews(**{**STILL, **only, "brightness": 0.4})(images, _generator())
     factor = bright.mean((1, 2, 3)) / images.mean((1, 2, 3))
-    assert 0.6 < float(factor.min()) < 0.63 and 1.37 < float(factor.max()) < 1.4
+    assert 0.6 < float(factor.min()) < 0.63
+    assert 1.37 < float(factor.max()) < 1.4
     contrast = ImageViews(**{**STILL, **only, "contrast": 0.4})(images, _generator())
     torch.testing.assert_close(contrast.mean((1, 2, 3)), images.mean((1, 2, 3)), atol=1e-9, rtol=0)
 
@@ -112,7 +116,8 @@ def test_blur_is_a_convolution_with_a_gaussian() -> None:
 def test_two_views_differ_and_are_alike_in_size() -> None:
     images = _images(5, 3, 8, 8)
     batch = views_of(images, generator=_generator(), count=3)
-    assert len(batch.views) == 2 and batch.inputs.shape == images.shape
+    assert len(batch.views) == 2
+    assert batch.inputs.shape == images.shape
     assert not torch.equal(batch.inputs, batch.views[0])
 
 
@@ -138,7 +143,14 @@ def test_bad_inputs_are_named() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"flip": 1.5}, {"hue": 0.6}, {"area": (0.0, 1.0)}, {"area": (0.5, 1.5)}, {"ratio": (2.0, 1.0)}, {"grey": -0.1}],
+    [
+        {"flip": 1.5},
+        {"hue": 0.6},
+        {"area": (0.0, 1.0)},
+        {"area": (0.5, 1.5)},
+        {"ratio": (2.0, 1.0)},
+        {"grey": -0.1},
+    ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

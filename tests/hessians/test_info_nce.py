@@ -71,8 +71,12 @@ def test_contractions_are_those_of_the_dense_matrix(images: int, dim: int, views
         hessian = loss.output_hessian(u, pairs, approximation)
         dense = output_blocks(DenseHessian(hessian.dense()))
         blocks = output_blocks(hessian, coupled=True)
-        torch.testing.assert_close(blocks.sum_over_images(inner), dense.sum_over_images(inner), atol=1e-11, rtol=0)
-        torch.testing.assert_close(blocks.inner_products(output), dense.inner_products(output), atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            blocks.sum_over_images(inner), dense.sum_over_images(inner), atol=1e-11, rtol=0
+        )
+        torch.testing.assert_close(
+            blocks.inner_products(output), dense.inner_products(output), atol=1e-11, rtol=0
+        )
     fixed = loss.output_hessian(u, pairs, "fixed")
     assert isinstance(fixed, BlockHessian)
     torch.testing.assert_close(
@@ -129,11 +133,14 @@ def test_value_is_info_nce_and_batches_sum_up_to_the_data_set() -> None:
     assert abs(float(value - expected)) < 1e-12
     summary = summarise(loss, u, Pairs.from_labels(ids))
     (gradient,) = torch.autograd.grad(loss(leaf := u.clone().requires_grad_(), Pairs.from_labels(ids)), leaf)
-    assert summary.value == pytest.approx(float(value)) and torch.equal(summary.positive_gradient, gradient)
+    assert summary.value == pytest.approx(float(value))
+    assert torch.equal(summary.positive_gradient, gradient)
     # Two batches of the same views, with the counts of both, are the mean of their losses.
     twice = Pairs.from_labels(ids, population=(10, 90))
     assert float(2 * loss(u, twice)) == pytest.approx(float(value))
-    first, second = (loss.output_hessian(u, pairs, "fixed").dense() for pairs in (twice, Pairs.from_labels(ids)))
+    first, second = (
+        loss.output_hessian(u, pairs, "fixed").dense() for pairs in (twice, Pairs.from_labels(ids))
+    )
     torch.testing.assert_close(2 * first, second)
 
 
@@ -162,4 +169,5 @@ def test_what_it_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="finite"):
         loss.output_hessian(torch.zeros(4, 4), pairs)
     none = Pairs.from_labels([0, 1, 2, 3])
-    assert float(loss(u, none)) == 0 and float(loss.output_hessian(u, none).dense().abs().max()) == 0
+    assert float(loss(u, none)) == 0
+    assert float(loss.output_hessian(u, none).dense().abs().max()) == 0

@@ -20,9 +20,29 @@ def test_each_image_is_in_one_batch(labels: list[int], batch_size: int, seed: in
     batches = class_balanced_batches(torch.tensor(labels), batch_size, generator=seeded(seed))
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(labels)))
     sizes = [len(batch) for batch in batches]
-    assert len(batches) == -(-len(labels) // batch_size)
+    views = _views(labels, batch_size)
+    assert len(batches) == -(-len(labels) // views // (batch_size // views))
     assert all(size <= batch_size for size in sizes)
-    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert not sizes or max(sizes) - min(sizes) <= views
+
+
+def _views(labels: list[int], batch_size: int) -> int:
+    """How many images every class has, where these are kept together; else 1."""
+    counts = {labels.count(label) for label in labels}
+    views = counts.pop() if len(counts) == 1 else 1
+    return views if 2 <= views <= min(4, batch_size) else 1
+
+
+@pytest.mark.parametrize(
+    ("images", "views", "batch_size"), [(300, 2, 64), (301, 2, 64), (50, 3, 16), (7, 2, 5)]
+)
+def test_views_of_an_image_are_not_parted(images: int, views: int, batch_size: int) -> None:
+    ids = torch.arange(images).repeat(views)
+    batches = class_balanced_batches(ids, batch_size, generator=seeded(0))
+    for batch in batches:
+        assert len(batch) <= batch_size
+        assert bool((torch.bincount(ids[batch])[ids[batch]] == views).all())
+    assert sum(map(len, batches)) == len(ids)
 
 
 @given(sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8), batch_size=st.integers(8, 64))

@@ -54,7 +54,11 @@ def narrow_resnet18(width: int = 32, channels: int = 3, stride: int = 2) -> nn.S
         for stage in range(len(STAGES))
         for block in range(2)
     ]
-    stem = [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    stem = [
+        nn.Conv2d(channels, width, 3, stride, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+    ]
     return _pooled(*stem, *blocks)
 
 

@@ -1,1 +1,1 @@
-"""Learning without labels: two random views of an image are a positive pair, views of different images are negatives."""
+"""Learning without labels: two views of an image are a positive pair, views of different images are negatives."""

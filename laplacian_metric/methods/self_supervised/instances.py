@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +39,7 @@ class NTXent(Method):
 
     temperature: float = 0.1
     spread: float = 0.0
-    views: ImageViews = ImageViews()
+    views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
         check_weights(self, "temperature", "spread")

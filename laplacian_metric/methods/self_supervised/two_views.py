@@ -54,7 +54,7 @@ class Unlabelled(Method):
 
     method: str = "deterministic"
     options: dict[str, Any] = field(default_factory=dict)
-    views: ImageViews = ImageViews()
+    views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
         methods.make(self.method, **self.options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -36,7 +36,8 @@ class UMM(Method):
     """Trains a mean and a diagonal covariance of every image; samples of its two views have to find each other.
 
     The mean is a unit vector, W h + b over its length; log sigma^2 is another linear layer of the same features, whose
-    variances are all ``trace``/D at first. The loss is L_S + ``consistency`` L_N + ``ranking`` L_R, each a mean over images.
+    variances are all ``trace``/D at first. The loss is L_S + ``consistency`` L_N + ``ranking`` L_R, all means over
+    images.
 
     Attributes:
         temperature: tau of L_S, the softmax of set similarities (Eq. 5 and 6), over both views.
@@ -65,7 +66,7 @@ class UMM(Method):
     bins: int = 20
     components: int = 1
     spread: float = 0.0
-    views: ImageViews = ImageViews()
+    views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
         check_weights(self, "temperature", "consistency", "ranking", "spread")
@@ -156,16 +157,22 @@ class UMMLearner(Learner):
         if method.ranking and drawn is not None:
             # One query of every view; candidates are all samples of both, since with k = 1 a view has no others.
             candidates = drawn.transpose(1, 2).reshape(-1, mean.shape[2])
-            ids, itself = labels.repeat(len(candidates) // len(labels)), torch.arange(len(labels), device=labels.device)
+            ids, itself = (
+                labels.repeat(len(candidates) // len(labels)),
+                torch.arange(len(labels), device=labels.device),
+            )
             queries = candidates[: len(labels)]
-            value = value + method.ranking * ranking_loss(queries, labels, candidates, ids, itself, bins=method.bins)
+            value = value + method.ranking * ranking_loss(
+                queries, labels, candidates, ids, itself, bins=method.bins
+            )
         return value
 
     def end_epoch(self) -> None:
         self.epoch += 1
 
     def points(self, inputs: Any) -> Tensor:
-        return self.network(inputs)[0].mean(1)
+        means: Tensor = self.network(inputs)[0]
+        return means.mean(1)
 
     def state(self) -> dict[str, Tensor]:
         return {"epoch": torch.tensor(self.epoch)}

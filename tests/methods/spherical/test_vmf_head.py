@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
+from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.spherical.vmf_contrast import (
     contrastive_hib,
     elk_info_nce,
-    info_nce,
     log_kernel,
     mc_info_nce,
     positivity_info_nce,
