@@ -19,6 +19,7 @@ from laplacian_metric.core.method import Keep, Learner
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import Role, TestDataError
 from laplacian_metric.metrics.nearest import rank_by_distance
+from laplacian_metric.training.options import Sampling, TrainingOptions
 
 KS = (1, 5, 10)
 
@@ -90,7 +91,6 @@ def best_epoch(history: list[dict[str, Any]], keep: Keep = Keep.RETRIEVAL) -> in
     else:
         scores = [sum(value for name, value in entry.items() if name.startswith("map@")) for entry in history]
     return scores.index(max(scores)) + 1 if scores else 0
-from laplacian_metric.training.options import Sampling, TrainingOptions
 
 
 def check_seed(seed: int) -> None:
