@@ -42,6 +42,24 @@ def log_density(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
     return value
 
 
+def log_densities(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    """Return the published form of every point for every distribution, (N, C), from the exact one.
+
+    Args:
+        x: (N, D), unit vectors.
+        mean: (C, D), unit vectors.
+        log_scale: log K, (C, D).
+
+    Example:
+        >>> x, log_scale = torch.eye(3), torch.full((1, 3), 2.0)
+        >>> torch.allclose(log_densities(x, x[:1], log_scale)[:, 0], log_density(x, x[0], log_scale[0]))
+        True
+    """
+    squares = (2 * log_scale).exp()
+    length, kt = (x.square() @ squares.T).log() / 2, (mean.square() * squares).sum(1).log() / 2
+    return vmf.nivmf.log_density(x, mean, log_scale) + x.shape[1] * length - kt
+
+
 def log_masses(dim: int, kt: float, sigma: float, points: int = 200_000) -> tuple[float, float]:
     """Return the log mass of the published and of the exact form, by uniform points, at a drawn mean and K."""
     generator = torch.Generator().manual_seed(0)

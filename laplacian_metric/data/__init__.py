@@ -5,6 +5,7 @@ from __future__ import annotations
 from laplacian_metric.data.archives import UnsafeArchiveError
 from laplacian_metric.data.dataset import Dataset, from_arrays
 from laplacian_metric.data.download import DownloadError
+from laplacian_metric.data.drawn_labels import DrawnLabels
 from laplacian_metric.data.embedded import embedded_sample
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
 from laplacian_metric.data.lookup import MissingDataError, cache_folder, data_folders
@@ -18,6 +19,7 @@ __all__ = [
     "DataSetInfo",
     "Dataset",
     "DownloadError",
+    "DrawnLabels",
     "ImageFiles",
     "MissingDataError",
     "Preparation",

@@ -252,20 +252,24 @@ class ProxyLearner(Learner):
         network.check_labels(labels)
         mean, kappa = network(inputs)
         with torch.autocast(mean.device.type, enabled=False):
-            proxy = network.directions.to(mean.dtype), network.log_scale.to(mean.dtype)
-            similarity = log_similarity(
-                method.metric,
-                (mean, kappa),
-                proxy,
-                samples=method.samples,
-                generator=getattr(self, "generator", None),
-            )
+            similarity = self.log_similarity(mean, kappa)
             loss = F.cross_entropy(
                 similarity.masked_fill(~network.has_images, -torch.inf) / method.scale, labels
             )
             if network.anchor is not None:
                 loss = loss + method.anchor_weight * network.anchor(mean, labels)
         return loss
+
+    def log_similarity(self, mean: Tensor, kappa: Tensor) -> Tensor:
+        """Return -d of images and proxies, (N, C), from directions (N, Z) and concentrations (N,)."""
+        network, method = self.network, self.method
+        return log_similarity(
+            method.metric,
+            (mean, kappa),
+            (network.directions.to(mean.dtype), network.log_scale.to(mean.dtype)),
+            samples=method.samples,
+            generator=getattr(self, "generator", None),
+        )
 
     def points(self, inputs: Any) -> Tensor:
         return self.network.encoder.raw(inputs)
