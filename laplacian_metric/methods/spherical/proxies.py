@@ -23,6 +23,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.methods.spherical.vmf_head import LARGEST_LOG, VMFEmbedder
+from laplacian_metric.vmf.checks import check_dim
 
 if TYPE_CHECKING:
     from laplacian_metric.data.dataset import Dataset
@@ -91,6 +92,7 @@ class Proxies(Method):
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)
+        check_dim(encoder.dim)
         if setup.num_classes is None:
             raise ValueError("proxies need the number of classes: give Setup num_classes")
         if setup.num_classes < 2:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from laplacian_metric import vmf
 from laplacian_metric.core.info_nce import Negatives, info_nce, mean_of_chosen, pair_masks
+from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.vmf.bessel import relative_log_normalizer
 from laplacian_metric.vmf.bessel_expansion import log_uniform_density
 from laplacian_metric.vmf.checks import check_distribution
@@ -90,6 +91,7 @@ def mc_info_nce(
         tensor(True)
     """
     _check(mean, kappa, labels)
+    positive("kappa_pos", kappa_pos)
     similar = kappa_pos * draw_cosines(mean, kappa, samples, generator)
     return info_nce(similar.logsumexp((2, 3)) - 2 * math.log(samples), labels, negatives=negatives)
 
@@ -139,6 +141,8 @@ def contrastive_hib(
 
 def draw_cosines(mean: Tensor, kappa: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """Return z_i^k . z_j^l of all draws of all images, (N, N, K, K)."""
+    if samples < 1:
+        raise ValueError(f"samples is {samples}, at least 1 is needed")
     drawn = vmf.sample(mean, kappa, samples, generator=generator)
     return torch.einsum("kiz,ljz->ijkl", drawn, drawn)
 
@@ -161,6 +165,7 @@ def elk_info_nce(
         tensor(True)
     """
     _check(mean, kappa, labels)
+    positive("scale", scale)
     return info_nce(scale * log_kernel(mean, kappa, mean, kappa), labels, negatives=negatives)
 
 

@@ -24,6 +24,7 @@ from laplacian_metric.methods.spherical.vmf_contrast import (
     mc_info_nce,
     positivity_info_nce,
 )
+from laplacian_metric.vmf.checks import check_dim
 
 LOSSES = ("positivity", "mc-infonce", "elk", "hib")
 # exp(13) is 4e5: a spread of a thousandth of a radian, beyond which nothing is told apart.
@@ -89,6 +90,7 @@ class VMFHead(Method):
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)
+        check_dim(encoder.dim)
         if setup.pairs is not all_pairs:
             raise ValueError(
                 "vmf contrasts every positive pair with all negatives of its image, but a choice of pairs is given: "

@@ -286,6 +286,37 @@ def test_wrong_inputs_are_named() -> None:
             elk_info_nce(*wrong)
     with pytest.raises(ValueError, match="labels has 2 entries for 3"):
         info_nce(torch.zeros(3, 3), torch.zeros(2))
+    with pytest.raises(ValueError, match="scale is -1"):
+        elk_info_nce(mean, kappa, labels, scale=-1.0)
+    with pytest.raises(ValueError, match="samples is 0"):
+        mc_info_nce(mean, kappa, labels, kappa_pos=1.0, samples=0)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("bad", [-4.0, math.inf, math.nan])
+def test_bad_concentrations_are_named(loss: str, bad: float) -> None:
+    mean, kappa, labels = distributions()
+    kappa[2] = bad
+    with pytest.raises(ValueError, match=f"kappa has the value {bad:g} at index 2"):
+        loss_by_name(loss)(mean, kappa, labels)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 0.0, math.inf, math.nan])
+def test_a_bad_concentration_of_positives_is_named(bad: float) -> None:
+    mean, kappa, labels = distributions()
+    with pytest.raises(ValueError, match="kappa_pos"):
+        mc_info_nce(mean, kappa, labels, kappa_pos=bad, samples=2)
+    with pytest.raises(ValueError, match="kappa_pos"):
+        positivity_info_nce(mean, kappa, labels, kappa_pos=bad)
+    with pytest.raises(ValueError, match="kappa1 has the value 0"):
+        positivity_info_nce(mean, 0 * kappa, labels, kappa_pos=1.0)
+
+
+@pytest.mark.parametrize("name", ["vmf", "proxies"])
+def test_one_dimension_is_refused(name: str) -> None:
+    encoder = Encoder(nn.Identity(), nn.Linear(4, 1))
+    with pytest.raises(ValueError, match="dim is 1, at least 2"):
+        make(name).learner([encoder], Setup(ContrastiveLoss(), 6, num_classes=3))
 
 
 # --- the method ---
