@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Network:
-    """The encoder."""
+class Weights:
+    """The weights of an encoder, and what it takes."""
 
-    encoder: Annotated[
-        str | None, typer.Option(help="fashion-mnist, resnet50-gem-v1, timm:NAME, torchvision:NAME, ...")
-    ] = None
     weights: Annotated[Path | None, typer.Option(help="File of the encoder's weights.")] = None
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Download published weights.")] = False
     encoder_option: Annotated[
@@ -28,6 +25,15 @@ class Network:
     ] = None
     image_size: Annotated[int | None, typer.Option(min=1, help="Images are scaled to this size.")] = None
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour.")] = None
+
+
+@dataclass(frozen=True)
+class Network(Weights):
+    """The encoder."""
+
+    encoder: Annotated[
+        str | None, typer.Option(help="fashion-mnist, resnet50-gem-v1, timm:NAME, torchvision:NAME, ...")
+    ] = None
 
 
 @dataclass(frozen=True)

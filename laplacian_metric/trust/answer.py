@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ class Answer:
             "known" in place of the last and the first.
         because: (Q,), the input that spoke loudest for the reason.
         novelty_parts: (Q, 3 or 4), what each of `NOVELTY_INPUTS` adds to the novelty.
-        match_parts: (Q, 8), what each of `MATCH_INPUTS` adds to the logit of the match, beside the mean validation
-            query; None without labels.
+        match_parts: (Q, 8), what each of `MATCH_INPUTS`, or of the inputs that were chosen, adds to the logit of the
+            match, beside the mean validation query; None without labels.
         labels: the labels of the nearest items; None without labels.
     """
 
@@ -81,9 +81,14 @@ def reasons(known: Floats, match: Floats | None) -> NDArray[Any]:
     return named
 
 
-def loudest(reason: NDArray[Any], novelty_parts: Floats, match_parts: Floats | None) -> NDArray[Any]:
-    """Return the name of the input that adds most to each query's reason."""
-    novelty_names, match_names = np.array(NOVELTY_INPUTS), np.array(list(MATCH_INPUTS))
+def loudest(
+    reason: NDArray[Any],
+    novelty_parts: Floats,
+    match_parts: Floats | None,
+    names: Iterable[str] = MATCH_INPUTS,
+) -> NDArray[Any]:
+    """Return the name of the input that adds most to each query's reason; ``names`` are those of the match inputs."""
+    novelty_names, match_names = np.array(NOVELTY_INPUTS), np.array(list(names))
     for_known = novelty_names[novelty_parts.argmin(axis=1)]
     if match_parts is not None:
         against, supporting = match_names[match_parts.argmin(axis=1)], match_names[match_parts.argmax(axis=1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.trust.inputs import MATCH_INPUTS
+from laplacian_metric.trust.inputs import match_signs
 
 RIDGE = 1.0
 TAIL = 0.05  # the share of the reference beyond which a tail is exponential
@@ -240,18 +241,19 @@ def discounted(logits: Floats, log_known: Floats) -> Floats:
 
 
 def fit_match(
-    inputs: Floats, log_known: Floats, right: NDArray[np.bool_]
+    inputs: Floats, log_known: Floats, right: NDArray[np.bool_], names: Mapping[str, int] | None = None
 ) -> tuple[Logistic, tuple[float, float], CalibrationError]:
     """Fit the logistic of the match, the last sigmoid, and the calibration error to expect.
 
     The sigmoid sees logits that were cross-validated in five folds, so that it learns how sure the logistic may be.
 
     Args:
-        inputs: the match inputs of validation queries, (N, 8).
+        inputs: the match inputs of validation queries, (N, D).
         log_known: the logarithm of what their novelty leaves of the match, (N,).
         right: whether the nearest item of each is of its class, (N,).
+        names: of the inputs, with the sign of each weight; those of `match_signs` by default.
     """
-    signs, fold = np.array(list(MATCH_INPUTS.values())), folds_of(right)
+    signs, fold = np.array(list((names or match_signs()).values())), folds_of(right)
     crossed, probability = np.empty(len(right)), np.empty(len(right))
     for number in range(fold.max() + 1):
         inside = fold == number

@@ -20,6 +20,7 @@ MATCH_INPUTS = {
     "feature vote": 1,
 }
 UNLABELLED_INPUTS = 4  # the first of them need no labels
+RISK_INPUT = "risk of the features"  # after the others, where there is a risk head
 NOVELTY_INPUTS = (
     "distance in the features",
     "distance to the 10th in the features",
@@ -40,8 +41,24 @@ def logit(p: Floats) -> Floats:
     return np.log(p) - np.log1p(-p)
 
 
-def match_inputs(around: Surroundings) -> Floats:
+def match_signs(*, labelled: bool = True, risk: bool = False) -> dict[str, int]:
+    """Return the names of the match inputs, each with the sign that its weight may have.
+
+    Example:
+        >>> list(match_signs(labelled=False, risk=True))[2:]
+        ['LOF in the embedding', 'LOF in the features', 'risk of the features']
+    """
+    names = list(MATCH_INPUTS)[: None if labelled else UNLABELLED_INPUTS]
+    return {**{name: MATCH_INPUTS[name] for name in names}, **({RISK_INPUT: -1} if risk else {})}
+
+
+def match_inputs(around: Surroundings, *, labelled: bool = True, risk: Floats | None = None) -> Floats:
     """Return the eight match inputs (Q, 8) of section 3, or without labels the first four.
+
+    Args:
+        around: what surrounds the queries.
+        labelled: whether labels count, where the gallery has them.
+        risk: of the queries' features, (Q,): a further input.
 
     Example:
         >>> from laplacian_metric.core.labelled_gallery import LabelledGallery
@@ -51,9 +68,11 @@ def match_inputs(around: Surroundings) -> Floats:
     """
     z, h = around.z, around.h
     columns = [log_distance(z.nearest), log_distance(h.nearest), z.outlier_factor, h.outlier_factor]
-    if around.classes is not None:
+    if labelled and around.classes is not None:
         share = np.clip(z.share(around.classes), SHARE_LIMIT, 1 - SHARE_LIMIT)
         columns += [z.margin, h.margin, logit(share), h.vote(around.classes)]
+    if risk is not None:
+        columns.append(risk)
     return np.stack(columns, axis=1)
 
 

@@ -18,6 +18,7 @@ from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, Tail
 from laplacian_metric.trust.novelty import Novelty
+from laplacian_metric.trust.risk import FeatureRisk
 from laplacian_metric.trust.trust import Trust
 
 PLAIN = (str, int, float, bool)
@@ -48,6 +49,7 @@ class TrustManifest(Manifest):
     """What a saved `Trust` says about itself."""
 
     FORMAT: ClassVar[str] = "laplacian_metric trust"
+    VERSION: ClassVar[int] = 2  # version 1 had no risk head and always used labels
 
     arrays: dict[str, Stored]
     numbers: dict[str, float]
@@ -96,6 +98,8 @@ def to_payloads(trust: Trust, prefix: str = "") -> tuple[TrustEntry, dict[str, a
     }
     if novelty.moment is not None:
         numbers |= {"moment.rest": novelty.moment.rest, "moment.main": novelty.moment.main}
+    if not trust.use_labels:
+        numbers["use_labels"] = 0.0
     if trust.match is not None:
         numbers["match.intercept"] = trust.match.intercept
     error = trust.calibration_error
@@ -165,6 +169,8 @@ def from_payloads(
         None
         if error is None
         else CalibrationError(error["value"], error["low"], error["high"], int(error["queries"])),
+        FeatureRisk.of_stored(arrays),
+        bool(numbers.get("use_labels", 1.0)),
     )
 
 
@@ -186,6 +192,8 @@ def _arrays(trust: Trust) -> dict[str, NDArray[Any]]:
         arrays |= {"moment.directions": novelty.moment.directions, "moment.moments": novelty.moment.moments}
     if trust.match is not None:
         arrays["match"] = np.stack([trust.match.center, trust.match.scale, trust.match.weights])
+    if trust.risk is not None:
+        arrays |= trust.risk.stored()
     return {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
 
 

@@ -17,8 +17,9 @@ from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Floats, Rows, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, discounted, fit_match, sigmoid
-from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
+from laplacian_metric.trust.inputs import match_inputs, match_signs, novelty_inputs
 from laplacian_metric.trust.novelty import Novelty, moment_of, reference_items
+from laplacian_metric.trust.risk import FeatureRisk
 
 LEAST_QUERIES = 50
 SAME = 1e-6  # 1 - cosine of rows that are one and the same but for rounding
@@ -38,6 +39,8 @@ class Trust:
         match: the logistic of the match inputs; None without labels.
         slope: a and b of the last sigmoid.
         calibration_error: how far the probability is expected to be off, with an interval; None without labels.
+        risk: a risk head whose prediction is a further input of the match, or None.
+        use_labels: whether the labels of a gallery are inputs of the match; without, galleries need none.
 
     Example:
         >>> generator = np.random.default_rng(0)
@@ -58,6 +61,8 @@ class Trust:
     match: Logistic | None = None
     slope: tuple[float, float] = (0.0, 1.0)
     calibration_error: CalibrationError | None = None
+    risk: FeatureRisk | None = None
+    use_labels: bool = True
 
     @staticmethod
     def fit(
@@ -69,6 +74,8 @@ class Trust:
         alpha: float = 0.05,
         training_h: Any = None,
         gallery_trained_head: bool | None = None,
+        risk: Any = None,
+        use_labels: bool = True,
     ) -> Trust:
         """Calibrate on queries whose classes are known and that nothing was trained on.
 
@@ -85,6 +92,10 @@ class Trust:
                 moment counts to the novelty, too; it hardly changes anything where the gallery is large.
             gallery_trained_head: without queries, whether the head was trained on the gallery. It has to be answered:
                 items that trained the head are nearer to each other than new queries will be.
+            risk: a risk head for these features, such as `laplacian_metric.methods.risk.load` returns: what it predicts
+                is a further input of the match.
+            use_labels: False leaves votes and margins out of the inputs, so that the calibration, which needs labels,
+                holds for galleries without labels too; see `with_gallery`.
         """
         if not 0 < alpha < 0.5:
             raise ValueError(f"alpha is {alpha}: the share of known queries to flag, such as 0.05, is needed")
@@ -105,12 +116,22 @@ class Trust:
             _check_not_items(around)
             codes = None if items.codes is None else _query_codes(items, labels, len(known))
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), alpha, moment)
-        trust = Trust(items, head, alpha, novelty)
+        predicted = FeatureRisk.of(risk)
+        if predicted is not None:
+            predicted.check_width(items.features.rows.shape[1])
+        if codes is None and (predicted is not None or not use_labels):
+            raise ValueError(
+                "risk and use_labels=False are of the match, which is calibrated with labels: pass a gallery and "
+                "queries with labels; afterwards with_gallery takes a gallery without"
+            )
+        trust = Trust(items, head, alpha, novelty, risk=predicted, use_labels=use_labels)
         if codes is not None and around.classes is not None:
             right = around.classes == codes
             _check_enough(right)
             soft = novelty.log_soft_known(trust._novelty_parts(around).sum(axis=1))
-            trust.match, trust.slope, trust.calibration_error = fit_match(match_inputs(around), soft, right)
+            trust.match, trust.slope, trust.calibration_error = fit_match(
+                trust._match_inputs(around), soft, right, trust._match_signs()
+            )
         return trust
 
     def __call__(
@@ -159,8 +180,9 @@ class Trust:
         """Return the same calibration over another gallery, whose classes may be others.
 
         What counts as known is measured anew on the items, each compared with the others; the match's weights stay.
+        Labels may be left out where the calibration has ``use_labels=False``.
         """
-        if (labels is None) != (self.gallery.names is None):
+        if self.use_labels and (labels is None) != (self.gallery.names is None):
             raise ValueError(
                 "labels: a gallery with labels is needed where the calibration has them, else one without"
             )
@@ -209,20 +231,28 @@ class Trust:
     def _novelty_parts(self, around: Surroundings) -> Floats:
         return self.novelty.parts(novelty_inputs(around.h, around.queries, self.novelty.moment))
 
+    def _match_inputs(self, around: Surroundings) -> Floats:
+        risk = None if self.risk is None else self.risk(around.queries.rows)
+        return match_inputs(around, labelled=self.use_labels, risk=risk)
+
+    def _match_signs(self) -> dict[str, int]:
+        return match_signs(labelled=self.use_labels, risk=self.risk is not None)
+
     def _answer(self, around: Surroundings) -> Answer:
         parts = self._novelty_parts(around)
         novelty = parts.sum(axis=1)
         known = self.novelty.known(novelty)
         probability = match = match_parts = labels = None
-        if self.match is not None and around.classes is not None and self.gallery.names is not None:
-            inputs = match_inputs(around)
+        if self.match is not None:
+            inputs = self._match_inputs(around)
             match_parts, logits = self.match.contributions(inputs), self.match.logit(inputs)
             match = sigmoid(logits)
             a, b = self.slope
             probability = sigmoid(a + b * discounted(logits, self.novelty.log_soft_known(novelty)))
+        if around.classes is not None and self.gallery.names is not None:
             labels = [self.gallery.names[code] for code in around.classes]
         reason = reasons(known, match)
-        because = loudest(reason, parts, match_parts)
+        because = loudest(reason, parts, match_parts, self._match_signs())
         distance = around.z.nearest.copy()
         return Answer(
             around.nearest,

@@ -15,7 +15,7 @@ from laplacian_metric.report import model_evaluation
 from tests.cli.conftest import Place
 from tests.cli.running import lam, refused, worked
 
-COMMANDS = ("demo", "fit", "train", "embed", "index", "query", "evaluate", "report", "compare")
+COMMANDS = ("demo", "fit", "train", "pretrain-risk", "embed", "index", "query", "evaluate", "report", "compare")
 PARTS = {"experiment": ("run", "list", "tables"), "data": ("list", "check", "where")}
 
 

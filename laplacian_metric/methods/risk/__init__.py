@@ -6,6 +6,7 @@ from laplacian_metric.methods.risk.attached import RiskEncoder, with_head
 from laplacian_metric.methods.risk.fitting import RiskHistory, RiskOptions, fit_head
 from laplacian_metric.methods.risk.head import RiskHead
 from laplacian_metric.methods.risk.loss_prediction import LossPrediction, pretrain
+from laplacian_metric.methods.risk.shipped import card, load, names
 
 __all__ = [
     "LossPrediction",
@@ -13,7 +14,10 @@ __all__ = [
     "RiskHead",
     "RiskHistory",
     "RiskOptions",
+    "card",
     "fit_head",
+    "load",
+    "names",
     "pretrain",
     "with_head",
 ]

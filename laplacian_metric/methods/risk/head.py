@@ -96,9 +96,8 @@ class RiskHead(nn.Module):
                 f"features has shape {tuple(features.shape)}, (N, {self.width}) is needed: this head is for another "
                 "encoder"
             )
-        logits: Tensor = self.layers(
-            F.normalize(features.to(self.layers[0].weight), dim=1) * self.width**0.5
-        ).squeeze(1)
+        rows = F.normalize(features.to(next(self.parameters())), dim=1) * self.width**0.5
+        logits: Tensor = self.layers(rows).squeeze(1)
         return logits
 
     def forward(self, features: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ def entropy(log_p: Tensor) -> Tensor:
         >>> entropy(torch.tensor([[0.5, 0.5]]).log())
         tensor([0.6931])
     """
-    return torch.special.entr(log_p.exp()).sum(-1)
+    value: Tensor = torch.special.entr(log_p.exp()).sum(-1)
+    return value
 
 
 def scores(logits: Tensor) -> dict[str, Tensor]:

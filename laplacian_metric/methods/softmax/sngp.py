@@ -139,7 +139,8 @@ class SNGPNetwork(SoftmaxNetwork):
         if self._factor is None or self._factor[0] != version:
             self._factor = version, torch.linalg.cholesky(self.precision)
         rows = torch.linalg.solve_triangular(self._factor[1], phi.to(self.precision).mT, upper=False)
-        return rows.square().sum(0).to(phi)
+        variance: Tensor = rows.square().sum(0).to(phi)
+        return variance
 
     def points(self, inputs: Any) -> Tensor:
         return self.encoder.raw(inputs)
