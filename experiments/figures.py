@@ -39,7 +39,7 @@ from laplacian_metric.report.descriptions import (
     read_published,
 )
 from laplacian_metric.report.latent import latent_maps
-from laplacian_metric.report.pictures import PictureRow, extreme_pictures
+from laplacian_metric.report.plots import PictureRow, extreme_pictures
 from laplacian_metric.report.seeds import Cell, cells_record
 from laplacian_metric.report.styles import Style, styles
 from laplacian_metric.report.summary import summary_figure

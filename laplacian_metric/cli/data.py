@@ -50,7 +50,7 @@ def check(name: Names = None, data_dir: options.DataDir = None, as_json: options
     Example: lam data check fashion-mnist cub-200-2011 --data-dir datasets
     """
     from laplacian_metric import data
-    from laplacian_metric.data.availability import state
+    from laplacian_metric.data.registry import state
 
     states = [state(one, data_dir) for one in name or data.names()]
     if as_json:

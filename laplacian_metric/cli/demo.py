@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laplacian_metric.cli import common, options
-from laplacian_metric.demo.settings import ALPHA, EPOCHS, REPORT_NAME
+from laplacian_metric.demo.compute import ALPHA, EPOCHS, REPORT_NAME
 
 if TYPE_CHECKING:
     from laplacian_metric.demo.compute import DemoResult

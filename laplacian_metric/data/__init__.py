@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from laplacian_metric.data.archives import UnsafeArchiveError
 from laplacian_metric.data.dataset import Dataset, from_arrays
 from laplacian_metric.data.download import DownloadError
 from laplacian_metric.data.drawn_labels import DrawnLabels

@@ -8,13 +8,15 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.data.lookup import data_folders
+from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.splits import Split, parse_split
 
@@ -168,3 +170,50 @@ def _check_options(source: Source, options: dict[str, object]) -> None:
     for option, parameter in parameters.items():
         if option != "request" and parameter.default is parameter.empty and option not in options:
             raise ValueError(f"{source.INFO.name} needs the option {option!r}")
+
+
+# --- which data sets are there ---
+
+INSTALLED = "installed with the package"
+
+
+class _FoundError(Exception):
+    """Where a data set is; what ends the reading before it begins."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(str(place))
+        self.place = place
+
+
+class _Probe(Request):
+    """A request that stops once the files were found."""
+
+    def find(self, *arguments: Any, **options: Any) -> Path:
+        raise _FoundError(super().find(*arguments, **options))
+
+
+@dataclass(frozen=True)
+class State:
+    """Whether a data set is there: where, or what to do."""
+
+    name: str
+    found: bool
+    place: str
+    problem: str = ""
+
+
+def state(name: str, data_dir: Path | None = None) -> State:
+    """Whether the files of a data set are in the data folders."""
+    described = info(name)
+    if name == "folder":
+        return State(name, True, "any folder of images")
+    probe = _Probe(described, described.splits[0], data_folders(data_dir))
+    try:
+        _source(name).read(probe)
+    except _FoundError as found:
+        return State(name, True, str(found.place))
+    except MissingDataError as error:
+        return State(name, False, "", str(error))
+    except (ValueError, OSError) as error:
+        return State(name, False, "", f"it is there, but damaged: {error}")
+    return State(name, True, INSTALLED)

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.archives import unpack
-from laplacian_metric.data.download import DownloadError, fetch, lock_beside
+from laplacian_metric.data.download import DownloadError, fetch, lock_beside, unpack
 from laplacian_metric.data.images import ImageFiles
 from laplacian_metric.data.lookup import VARIABLE, MissingDataError, locate
 from laplacian_metric.data.splits import STANDARD, Split

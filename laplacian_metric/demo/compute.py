@@ -18,7 +18,6 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, Trust, data, methods, metrics
 from laplacian_metric.core.method import Setup
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.demo import settings
 from laplacian_metric.demo.curvature import Curvature, curvatures
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.laplace.features import Features
@@ -26,6 +25,23 @@ from laplacian_metric.metrics import Evaluation, Uncertainties
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
 from laplacian_metric.training import Trained, TrainingOptions, train
 from laplacian_metric.trust import Answer
+
+EPOCHS = 25
+BATCH_SIZE = 128
+LEARNING_RATE = 3e-3
+WEIGHT_DECAY = 1e-4
+MARGIN = 1.3
+WIDTH, DIM = 16, 32  # channels of the first convolution, dimensions of the embedding
+
+ALPHA, DELTA = 0.1, 0.1  # at most this share of the answers is wrong, but for this probability
+PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
+
+COMPARED_IMAGES = 24
+EXAMPLES = 6  # images shown for each reason
+NEIGHBOURS = 5
+
+REPORT_NAME = "report.html"
+
 
 LOGGER = logging.getLogger(__name__)
 OOD = "MNIST"
@@ -117,14 +133,14 @@ def right(answered: Answered) -> NDArray[np.bool_]:
 
 def network(seed: int) -> Encoder:
     """Return a small convolutional network for 28 x 28 grey images, with a linear head."""
-    width = settings.WIDTH
+    width = WIDTH
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
         for before, after in ((1, width), (width, 2 * width), (2 * width, 4 * width)):
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(), nn.MaxPool2d(2)]
-        return Encoder(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4 * width * 9, settings.DIM))
+        return Encoder(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4 * width * 9, DIM))
 
 
 def trained_network(
@@ -134,10 +150,10 @@ def trained_network(
     encoder = network(seed)
     options = TrainingOptions(
         epochs=epochs,
-        batch_size=settings.BATCH_SIZE,
+        batch_size=BATCH_SIZE,
         optimizer="adamw",  # type: ignore[arg-type]
-        learning_rate=settings.LEARNING_RATE,
-        weight_decay=settings.WEIGHT_DECAY,
+        learning_rate=LEARNING_RATE,
+        weight_decay=WEIGHT_DECAY,
         schedule="cosine",  # type: ignore[arg-type]
     )
     learner = methods.make("deterministic").learner([encoder], Setup(loss, num_images=len(images)))
@@ -160,7 +176,7 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
         data.load("sample-fashion-mnist", split) for split in ("train", "validation", "test")
     )
     digits = data.load("sample-mnist", "test")
-    loss = ContrastiveLoss(margin=settings.MARGIN, negatives="active")
+    loss = ContrastiveLoss(margin=MARGIN, negatives="active")
     on_stage("training")
     encoder, trained = trained_network(gallery, validation, loss, epochs, seed)
 
@@ -170,7 +186,7 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
         lam.features(images.in_memory(), progress=False) for images in (gallery, validation, test, digits)
     )
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
-    promising, calibrating = order[: settings.PROMISING], order[settings.PROMISING :]
+    promising, calibrating = order[:PROMISING], order[PROMISING:]
     trust = Trust.fit(
         (h.features, h.labels),
         (held_out.features[calibrating], held_out.labels[calibrating]),
@@ -181,9 +197,7 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
     wrong = np.array(answer.labels) != held_out.labels[promising].numpy()
     threshold, reason = None, ""
     try:
-        threshold = choose_threshold(
-            1 - answer.probability, wrong, alpha=settings.ALPHA, delta=settings.DELTA
-        )
+        threshold = choose_threshold(1 - answer.probability, wrong, alpha=ALPHA, delta=DELTA)
     except NoThresholdError as error:
         reason = str(error)
 
@@ -212,7 +226,7 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
         threshold=threshold,
         reason=reason,
         diagnostics=lam.diagnostics(),
-        curvatures=curvatures(h.features, h.labels, encoder.head, loss, settings.COMPARED_IMAGES),
+        curvatures=curvatures(h.features, h.labels, encoder.head, loss, COMPARED_IMAGES),
         seconds=time.perf_counter() - begin,
     )
 
@@ -225,7 +239,7 @@ def _embed(encoder: Encoder, features: Tensor) -> Tensor:
 def _answered(
     trust: Trust, encoder: Encoder, gallery: Tensor, images: Dataset, features: Features
 ) -> Answered:
-    similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(settings.NEIGHBOURS)
+    similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(NEIGHBOURS)
     return Answered(images, features, trust(features.features), neighbours, similarities)
 
 

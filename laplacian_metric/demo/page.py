@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from laplacian_metric import __version__
-from laplacian_metric.demo.compute import OOD, Answered, DemoResult, right
-from laplacian_metric.demo.settings import (
+from laplacian_metric.demo.compute import (
     ALPHA,
     BATCH_SIZE,
     COMPARED_IMAGES,
@@ -19,7 +18,11 @@ from laplacian_metric.demo.settings import (
     EXAMPLES,
     LEARNING_RATE,
     MARGIN,
+    OOD,
     PROMISING,
+    Answered,
+    DemoResult,
+    right,
 )
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table

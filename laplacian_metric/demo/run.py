@@ -6,9 +6,8 @@ import logging
 from pathlib import Path
 
 from laplacian_metric.core.output_folder import output_folder
-from laplacian_metric.demo.compute import DemoResult, OnStage, compute
+from laplacian_metric.demo.compute import EPOCHS, REPORT_NAME, DemoResult, OnStage, compute
 from laplacian_metric.demo.page import demo_page
-from laplacian_metric.demo.settings import EPOCHS, REPORT_NAME
 
 LOGGER = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hessians.checks import compute_dtype
-from laplacian_metric.encoder.checks import check_features, check_head, check_inputs, is_tracing
+from laplacian_metric.encoder.checks import arguments, check_features, check_head, check_inputs, is_tracing
 from laplacian_metric.encoder.fingerprint import digest
-from laplacian_metric.encoder.trial import arguments
 
 
 class Encoder(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from laplacian_metric.encoder.checks import is_tracing
+from laplacian_metric.encoder.checks import is_raw_or_unit, is_tracing, trial
 from laplacian_metric.encoder.linear_layers import (
     StandIn,
     ask,
@@ -22,7 +22,6 @@ from laplacian_metric.encoder.linear_layers import (
     named_head,
     remedy,
 )
-from laplacian_metric.encoder.trial import is_raw_or_unit, trial
 
 
 def cut_module(module: nn.Module, name: str | None, example_inputs: Any) -> tuple[nn.Module, nn.Linear]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix, check_varied
 from laplacian_metric.core.progress import track
+from laplacian_metric.encoder.checks import trial
 from laplacian_metric.encoder.networks.small import seeded
-from laplacian_metric.encoder.trial import trial
 
 
 def identity_head(num_features: int, *, dtype: torch.dtype | None = None, device: Any = None) -> nn.Linear:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from laplacian_metric.encoder.trial import trial
+from laplacian_metric.encoder.checks import trial
 
 LISTED = 20
 

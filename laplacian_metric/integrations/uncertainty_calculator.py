@@ -14,7 +14,7 @@ from torch import Tensor
 from laplacian_metric.integrations.optional import base_class
 from laplacian_metric.metrics.calibration import NUM_BINS, consensus
 from laplacian_metric.metrics.positives import Positives
-from laplacian_metric.metrics.score_checks import check_uncertainty
+from laplacian_metric.metrics.ranking import check_uncertainty
 from laplacian_metric.metrics.statistics import area, auroc, rank_calibration_gap, sparsification_curve
 
 INSTALL = "pytorch-metric-learning>=2.6"

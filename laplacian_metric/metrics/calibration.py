@@ -13,8 +13,7 @@ from torch import Tensor
 from laplacian_metric.core.search import DEFAULT_MEMORY, search
 from laplacian_metric.metrics.json_types import Number
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
-from laplacian_metric.metrics.ranking import Ranking, rank
-from laplacian_metric.metrics.score_checks import check_uncertainty
+from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, rank
 from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap
 
 NUM_BINS = 10

@@ -28,12 +28,10 @@ from laplacian_metric.metrics.calibration import (
 from laplacian_metric.metrics.json_types import Number, Numbers, OrEmpty, Vector
 from laplacian_metric.metrics.out_of_distribution import SUREST, Roc, crop_outcome, detection_statistics, roc
 from laplacian_metric.metrics.positives import Labels, Positives
-from laplacian_metric.metrics.ranking import Normalisation, Ranking, rank
-from laplacian_metric.metrics.refusals import Refusal, refusals
+from laplacian_metric.metrics.ranking import Normalisation, Ranking, check_uncertainty, rank
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
 from laplacian_metric.metrics.retrieval import at_r
-from laplacian_metric.metrics.score_checks import check_uncertainty
-from laplacian_metric.metrics.sparsification import sparsify
+from laplacian_metric.metrics.sparsification import Refusal, refusals, sparsify
 
 OWN = "own"  # the method's uncertainty among the scores
 TEST = "test"  # the evaluated queries among what else was retrieved

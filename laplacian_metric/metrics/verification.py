@@ -10,7 +10,7 @@ from torch import Tensor
 
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.positives import check_length
-from laplacian_metric.metrics.score_checks import check_uncertainty
+from laplacian_metric.metrics.ranking import check_uncertainty
 
 NUM_BINS = 20
 

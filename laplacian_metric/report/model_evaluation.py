@@ -20,8 +20,7 @@ from laplacian_metric.laplace.model_inputs import class_labels, features_of, war
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN, TEST
 from laplacian_metric.metrics.query_records import QueryRecord, images_digest
-from laplacian_metric.report.evaluated import Evaluated
-from laplacian_metric.report.measured import measure
+from laplacian_metric.report.evaluated import Evaluated, measure
 from laplacian_metric.trust import Answer
 
 FORMAT: Final = "laplacian_metric evaluation"

@@ -12,9 +12,8 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.report.blocks.texts import ACCENT, plain
 from laplacian_metric.report.curves import calibration_curves, draw_sparsification, roc_curves
-from laplacian_metric.report.evaluated import Evaluated
+from laplacian_metric.report.evaluated import Evaluated, Measured
 from laplacian_metric.report.latent import latent_maps
-from laplacian_metric.report.measured import Measured
 from laplacian_metric.report.plots import as_png, concentration_histograms
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import Style, panels, shared_legend

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report.blocks.texts import plain, share
-from laplacian_metric.report.evaluated import Evaluated, OtherScore
-from laplacian_metric.report.measured import Measured, measure
+from laplacian_metric.report.evaluated import Evaluated, Measured, OtherScore, measure
 from laplacian_metric.report.page import Block, Page, Paragraph, Section, Table
 from laplacian_metric.report.run_pictures import MAPPED, Galleries, Map, make_galleries, make_map
 from laplacian_metric.report.run_sections import (

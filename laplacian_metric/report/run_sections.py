@@ -13,8 +13,7 @@ from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.report.blocks import RefusalSlider
 from laplacian_metric.report.blocks.texts import number, plain, share
-from laplacian_metric.report.evaluated import Evaluated
-from laplacian_metric.report.measured import Measured
+from laplacian_metric.report.evaluated import Evaluated, Measured
 from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
 from laplacian_metric.report.run_pictures import Galleries, Map
 from laplacian_metric.report.run_plots import (

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from laplacian_metric.cli import app
 from laplacian_metric.core import progress
-from laplacian_metric.core.progress import Pace, track
-from laplacian_metric.training.bar import Bar
+from laplacian_metric.core.progress import Bar, Pace, track
 
 
 def clock(seconds_per_call: float) -> Callable[[], float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laplacian_metric.data import UnsafeArchiveError
-from laplacian_metric.data.archives import unpack
+from laplacian_metric.data.download import unpack
 
 Members = dict[str, bytes]
 

@@ -12,8 +12,18 @@ from torch.func import jacrev
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import data, metrics
-from laplacian_metric.demo import curvature, run, settings
-from laplacian_metric.demo.compute import OOD, DemoResult, compute, network, right, trained_network
+from laplacian_metric.demo import curvature, run
+from laplacian_metric.demo.compute import (
+    DIM,
+    EPOCHS,
+    EXAMPLES,
+    OOD,
+    DemoResult,
+    compute,
+    network,
+    right,
+    trained_network,
+)
 from laplacian_metric.demo.curvature import by_autograd, curvatures
 from laplacian_metric.demo.page import demo_page
 from laplacian_metric.report.blocks.texts import share
@@ -23,7 +33,7 @@ LOSS = ContrastiveLoss(margin=1.3, negatives="active")
 
 @pytest.fixture(scope="module")
 def result(long_form: bool) -> DemoResult:
-    return compute(seed=5, epochs=settings.EPOCHS if long_form else 1)
+    return compute(seed=5, epochs=EPOCHS if long_form else 1)
 
 
 def test_a_seed_decides_the_network_and_leaves_the_global_generator() -> None:
@@ -32,7 +42,7 @@ def test_a_seed_decides_the_network_and_leaves_the_global_generator() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first.head.weight, second.head.weight)
     assert not torch.equal(first.head.weight, third.head.weight)
-    assert first.raw(torch.zeros(2, 1, 28, 28)).shape == (2, settings.DIM)
+    assert first.raw(torch.zeros(2, 1, 28, 28)).shape == (2, DIM)
 
 
 def test_training_lowers_the_loss_and_is_reproducible() -> None:
@@ -144,7 +154,7 @@ def test_the_page_says_the_numbers_and_leads_with_trust(result: DemoResult) -> N
         assert "none can be promised" in html
     else:
         assert f"{share(result.share_answered(result.test) or 0.0)} of the clothes are answered" in html
-    assert html.count('class="card"') >= settings.EXAMPLES
+    assert html.count('class="card"') >= EXAMPLES
 
 
 @pytest.mark.slow

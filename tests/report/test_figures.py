@@ -41,7 +41,7 @@ from laplacian_metric.report.latent import (
     outlines,
     tangential,
 )
-from laplacian_metric.report.pictures import PictureRow, as_pixels, draw_extremes, extreme_pictures
+from laplacian_metric.report.plots import PictureRow, as_pixels, draw_extremes, extreme_pictures
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import styles
 from laplacian_metric.report.summary import draw_summary, summary_figure

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from laplacian_metric import metrics
-from laplacian_metric.metrics.refusals import refusals, wilson
+from laplacian_metric.metrics.sparsification import refusals, wilson
 from laplacian_metric.report import Page, Paragraph, Section
 from laplacian_metric.report.blocks import (
     Card,

@@ -17,8 +17,7 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report import Page
 from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter
-from laplacian_metric.report.evaluated import Evaluated, Uncertainties
-from laplacian_metric.report.measured import measure
+from laplacian_metric.report.evaluated import Evaluated, Uncertainties, measure
 from laplacian_metric.report.page import Picture, Table
 from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_plots import drawable

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.training.bar import Bar
+from laplacian_metric.core.progress import Bar
 from tests.training.cases import Case
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import ClassVar
 
-from laplacian_metric.metrics.refusals import SHARES, Refusal
+from laplacian_metric.metrics.sparsification import SHARES, Refusal
 from laplacian_metric.report.blocks.texts import attributes, data_script, number, plain, share
 from laplacian_metric.report.page import INTERACTIVE, Enhancement, Table
 
@@ -22,7 +22,7 @@ class RefusalSlider:
     """The rows of `refusals` as a curve and a table of ten shares; the page's script adds the slider.
 
     Example:
-        >>> from laplacian_metric.metrics.refusals import refusals
+        >>> from laplacian_metric.metrics.sparsification import refusals
         >>> block = RefusalSlider("Refusing", refusals([0.1, 0.2, 0.3, 0.4], [0, 0, 0, 1]))
         >>> block.readings(block.rows[50])
         ['0.0 % (0.0 to 65.8)', '2 of 4', '50.0 %', '0.2']

@@ -14,7 +14,7 @@ from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
-from laplacian_metric.methods.pairs.triplet_regression import TripletRegression, TripletRegressionLearner
+from laplacian_metric.methods.pairs.triplet import TripletRegression, TripletRegressionLearner
 from laplacian_metric.runs.sections import MethodSection
 
 SETUP = Setup(ContrastiveLoss(), num_images=100)
