@@ -13,6 +13,7 @@ from experiments.published.triplets import random_triplets
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.loss_summary import summarise
 from laplacian_metric import vmf
+from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
 from laplacian_metric.encoder import Encoder
@@ -136,13 +137,9 @@ class PublishedLaplace(Laplace):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in VARIANTS:
-            raise ValueError(
-                f"variant is {self.variant!r}, one of {', '.join(map(repr, VARIANTS))} is needed"
-            )
+        one_of(VARIANTS, variant=self.variant)
         for name, least in {"triplets": 1, "batch_size": 3, "samples": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least {least} is needed")
+            at_least(least, **{name: getattr(self, name)})
         if self.variant == "default":
             return
         if self.structure is not Structure.DIAGONAL:

@@ -14,6 +14,7 @@ from experiments.published.triplets import random_triplets
 from hessians import Pairs
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
+from laplacian_metric.core.arguments import one_of
 from laplacian_metric.core.method import Learner, Setup
 from laplacian_metric.core.parallel import reducer
 from laplacian_metric.encoder import Encoder
@@ -151,8 +152,7 @@ class PublishedOnlineLaplace(OnlineLaplace):
     defects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset is {self.preset!r}, one of {', '.join(map(repr, PRESETS))} is needed")
+        one_of(PRESETS, preset=self.preset)
         for defect in self.defects:
             if defect not in DEFECTS:
                 raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from laplacian_metric.core.arguments import at_least
 from laplacian_metric.core.batch import Batch
 from laplacian_metric.core.devices import pins_memory
 from laplacian_metric.core.labels import as_labels
@@ -117,10 +118,8 @@ class Dataset(TorchDataset[Any]):
                 raise ValueError(
                     f"{self.name}: labels go from {low} to {high}, but there are {len(self.class_names)} class names"
                 )
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}, at least 1 is needed")
-        if self.workers < 0:
-            raise ValueError(f"workers is {self.workers}, a number from 0 on is needed")
+        at_least(1, batch_size=self.batch_size)
+        at_least(0, workers=self.workers)
 
     def __len__(self) -> int:
         return len(self.inputs)

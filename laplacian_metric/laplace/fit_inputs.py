@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from hessians import Pairs
 from hessians.checks import CurvatureWarning, check_matrix
 from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.arguments import positive as positive
 from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.encoder import Encoder
@@ -84,13 +84,6 @@ def checked_batches(batches: Sequence[Tensor] | None, features: Tensor) -> list[
                 f"to {len(features) - 1}"
             )
     return row_batches
-
-
-def positive(name: str, value: float | None) -> float | None:
-    """A finite number above 0, or None."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value}, a positive number is needed")
-    return None if value is None else float(value)
 
 
 def _check_classes(labels: LabelPairs, num_images: int) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least, not_negative, parse_choices, positive
 from laplacian_metric.core.method import all_pairs
 from laplacian_metric.encoder.precision import Precision
-from laplacian_metric.laplace.fit_inputs import positive
 
 
 class Optimizer(Choice):
@@ -98,23 +98,14 @@ class TrainingOptions:
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name, choice in (
-            ("optimizer", Optimizer),
-            ("schedule", Schedule),
-            ("sampling", Sampling),
-            ("precision", Precision),
-        ):
-            object.__setattr__(self, name, choice.parse(getattr(self, name), name))
+        parse_choices(self)
         for name in ("learning_rate", "clip_norm"):
             positive(name, getattr(self, name))
         for name in ("weight_decay", "momentum", "decay", "final_share"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} is {getattr(self, name)}, a number from 0 on is needed")
+            not_negative(**{name: getattr(self, name)})
         counts = {"epochs": 0, "batch_size": 2, "warmup_epochs": 0, "images_per_class": 2}
         for name, least in {**counts, "patience": 1, "checkpoint_every": 1, "steps_per_epoch": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} is {value}, at least {least} is needed")
+            at_least(least, **{name: getattr(self, name)})
         if self.sampling is Sampling.BALANCED and self.batch_size % self.images_per_class:
             raise ValueError(
                 f"batch_size is {self.batch_size}, which is no multiple of images_per_class, {self.images_per_class}: "

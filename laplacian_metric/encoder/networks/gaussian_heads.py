@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import at_least
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.layers import GeM
 from laplacian_metric.encoder.networks.small import seeded
@@ -36,9 +37,7 @@ class VarianceHead(nn.Module):
 
     def __init__(self, num_features: int, *, hidden: int, variance: float, seed: int | None = None) -> None:
         super().__init__()
-        for name, count in (("num_features", num_features), ("hidden", hidden)):
-            if count < 1:
-                raise ValueError(f"{name} is {count}, at least 1 is needed")
+        at_least(1, num_features=num_features, hidden=hidden)
         check_variance(variance, LARGEST)
         with seeded(seed):
             self.first = nn.Linear(num_features, hidden)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from laplacian_metric.core.arguments import at_least
+
 FASHION_FEATURES = 64 * 12 * 12
 CIFAR_FEATURES = 64 * 12 * 12
 
@@ -77,8 +79,7 @@ def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn
         >>> tuple(n_digit_backbone()(torch.zeros(2, 1, 28, 56)).shape)
         (2, 704)
     """
-    if digits < 1:
-        raise ValueError(f"digits is {digits}, at least 1 is needed")
+    at_least(1, digits=digits)
     if len(channels) != 2 or min(channels) < 1:
         raise ValueError(f"channels is {list(channels)}: two numbers from 1 on are needed")
     first, second = channels

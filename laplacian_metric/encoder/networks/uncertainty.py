@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least
 from laplacian_metric.encoder.networks.small import seeded
 
 FLOOR = 1e-6
@@ -64,9 +65,7 @@ class UncertaintyHead(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        for name, count in (("num_features", num_features), ("dim", dim), ("hidden", hidden)):
-            if count < 1:
-                raise ValueError(f"{name} is {count}, at least 1 is needed")
+        at_least(1, num_features=num_features, dim=dim, hidden=hidden)
         last_norm = LastNorm.parse(last_norm, "last_norm")
         with seeded(seed):
             # Without biases: the batch norms subtract them again.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least, not_negative, parse_choices
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians, symmetric
@@ -111,26 +112,16 @@ class HIB(Method):
     variant: Variant = Variant.PAPER
 
     def __post_init__(self) -> None:
-        for name, kind in (
-            ("head", VarianceHead),
-            ("last_norm", LastNorm),
-            ("balance", Balance),
-            ("average", Average),
-            ("variant", Variant),
-        ):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, kind.parse(getattr(self, name), name))
-        for name in ("samples", "components", "score_samples", "hidden"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        parse_choices(self)
+        at_least(1, samples=self.samples, components=self.components)
+        at_least(1, score_samples=self.score_samples, hidden=self.hidden)
         for name in ("samples", "score_samples"):
             if getattr(self, name) % self.components:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} for {self.components} components: a multiple is needed, since "
                     "of each as many samples are drawn"
                 )
-        if not 0 <= self.kl_weight < math.inf:
-            raise ValueError(f"kl_weight is {self.kl_weight}, a finite number from 0 on is needed")
+        not_negative(kl_weight=self.kl_weight)
         check_variance(self.variance)
         check_match(self.scale, self.offset)
 

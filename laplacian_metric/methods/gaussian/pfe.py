@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hessians import Pairs
 from hessians.checks import check_same_device
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least, parse_choices
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
@@ -69,11 +70,8 @@ class PFE(Method):
     variant: Variant = Variant.PAPER
 
     def __post_init__(self) -> None:
-        if self.hidden is not None and self.hidden < 1:
-            raise ValueError(f"hidden is {self.hidden}, at least 1 is needed, or None for the default")
-        if self.last_norm is not None:
-            object.__setattr__(self, "last_norm", LastNorm.parse(self.last_norm, "last_norm"))
-        object.__setattr__(self, "variant", Variant.parse(self.variant, "variant"))
+        parse_choices(self)
+        at_least(1, hidden=self.hidden)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core.arguments import parse_choices
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
@@ -50,7 +51,7 @@ class SoftContrastive(Method):
     offset: float = 3.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "balance", Balance.parse(self.balance, "balance"))
+        parse_choices(self)
         check_match(self.scale, self.offset)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:

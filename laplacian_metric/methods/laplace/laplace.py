@@ -13,11 +13,11 @@ from hessians import ContrastiveLoss
 from hessians.approximations import Approximation
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.arguments import at_least, one_of, parse_choices, positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.features import Features
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM
@@ -72,10 +72,8 @@ class Laplace(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "approximation", Approximation.parse(self.approximation))
-        object.__setattr__(self, "structure", Structure.parse(self.structure))
-        if self.score not in SCORES:
-            raise ValueError(f"score is {self.score!r}, one of {', '.join(map(repr, SCORES))} is needed")
+        parse_choices(self)
+        one_of(SCORES, score=self.score)
         if isinstance(self.prior, str) and self.prior not in PRIORS:
             raise ValueError(
                 f"prior is {self.prior!r}, one of {', '.join(map(repr, PRIORS))} or a number is needed"
@@ -83,8 +81,7 @@ class Laplace(Method):
         for name in ("temperature", "n_effective", "prior"):
             if not isinstance(getattr(self, name), str):
                 positive(name, getattr(self, name))
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}, at least 1 is needed")
+        at_least(1, rank=self.rank)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return LaplaceLearner(only(encoders, self.name), self, setup)

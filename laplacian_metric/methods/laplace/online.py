@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
+from laplacian_metric.core.arguments import one_of, parse_choices, positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
@@ -59,9 +59,8 @@ class OnlineLaplace(Method):
     score: Literal["1/kappa", "confidence"] = "1/kappa"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "approximation", Approximation.parse(self.approximation))
-        if self.score not in SCORES:
-            raise ValueError(f"score is {self.score!r}, one of {', '.join(map(repr, SCORES))} is needed")
+        parse_choices(self)
+        one_of(SCORES, score=self.score)
         if self.memory is not None:
             checked_memory(self.memory)
         if self.warmup is not None:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least, not_negative, positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import LARGEST, MeanAndVariance, VarianceHead
 from laplacian_metric.encoder.networks.uncertainty import check_variance
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.pairs.triplet_learner import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_likelihood import (
     Directed,
@@ -101,12 +101,8 @@ class BTL(TripletMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, choice in (("prior", Prior), ("likelihood", Likelihood), ("distance", Distance)):
-            object.__setattr__(self, name, choice.parse(getattr(self, name), name))
-        if not 0 <= self.kl_weight < float("inf"):
-            raise ValueError(f"kl_weight is {self.kl_weight}, a number from 0 on is needed")
-        if self.hidden < 1:
-            raise ValueError(f"hidden is {self.hidden}, at least 1 is needed")
+        not_negative(kl_weight=self.kl_weight)
+        at_least(1, hidden=self.hidden)
         check_variance(self.variance, LARGEST)
         positive("scale", self.scale)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import at_least, not_negative, parse_choices
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only, scores_of
@@ -92,12 +92,9 @@ class TripletMethod(Method):
     refresh: int = 1000
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mining", Mining.parse(self.mining, "mining"))
-        if not (math.isfinite(self.margin) and self.margin >= 0):
-            raise ValueError(f"margin is {self.margin}, a number from 0 on is needed")
-        for name in ("negatives", "cache", "refresh"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        parse_choices(self)
+        not_negative(margin=self.margin)
+        at_least(1, negatives=self.negatives, cache=self.cache, refresh=self.refresh)
 
     def encoder(self, encoders: Sequence[Encoder], setup: Setup) -> Encoder:
         """The one that is trained; a choice of pairs, which triplets cannot heed, is refused."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from hessians import Pairs
 from hessians.pair_loss import PairBlocks, PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.arguments import at_least, not_negative
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, pairwise
 from laplacian_metric.vmf import length_and_variance
@@ -170,10 +170,8 @@ class TripletLoss(PairLoss):
     negative_weight: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.margin) and self.margin >= 0):
-            raise ValueError(f"margin is {self.margin}, a number from 0 on is needed")
-        if self.negatives < 1:
-            raise ValueError(f"negatives is {self.negatives}, at least 1 is needed")
+        not_negative(margin=self.margin)
+        at_least(1, negatives=self.negatives)
 
     def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
         if not isinstance(pairs, LabelPairs):

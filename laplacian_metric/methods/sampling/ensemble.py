@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import parse_choices, positive
 from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start
@@ -86,14 +87,10 @@ class Ensemble(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "combine", Combine.parse(self.combine, "combine"))
-        if self.disagreement is not None:
-            parsed = Disagreement.parse(self.disagreement, "disagreement")
-            object.__setattr__(self, "disagreement", parsed)
+        parse_choices(self)
         if self.references < 2:
             raise ValueError(f"references is {self.references}, at least 2 images are needed to choose among")
-        if not 0 < self.sharpness < math.inf:
-            raise ValueError(f"sharpness is {self.sharpness:g}, a finite number above 0 is needed")
+        positive("sharpness", self.sharpness)
 
     @property
     def by_neighbours(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import parse_choices
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.core.modes import evaluating
@@ -90,8 +91,7 @@ class MCDropout(Method):
     variant: Variant = Variant.DEFAULT
 
     def __post_init__(self) -> None:
-        for name, choice in (("where", Where), ("masks", Masks), ("point", Point), ("variant", Variant)):
-            object.__setattr__(self, name, choice.parse(getattr(self, name), name))
+        parse_choices(self)
         if self.rate is not None and not 0 <= self.rate < 1:
             raise ValueError(f"rate is {self.rate:g}, a probability from 0 to below 1 is needed")
         if self.samples < 2:

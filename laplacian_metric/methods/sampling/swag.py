@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from hessians.choices import Choice
+from laplacian_metric.core.arguments import not_negative, parse_choices
 from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
@@ -83,8 +83,7 @@ class SWAG(Method):
     batch_norm: BatchNorm = BatchNorm.UPDATE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", Which.parse(self.weights, "weights"))
-        object.__setattr__(self, "batch_norm", BatchNorm.parse(self.batch_norm, "batch_norm"))
+        parse_choices(self)
         if self.rank < 0 or self.rank == 1:
             raise ValueError(
                 f"rank is {self.rank}: a covariance takes 2 deviations or more, and 0 uses the variances alone"
@@ -95,8 +94,7 @@ class SWAG(Method):
             )
         if self.burn_in < 0:
             raise ValueError(f"burn_in is {self.burn_in}, 0 epochs or more are needed")
-        if not 0 <= self.scale < math.inf:
-            raise ValueError(f"scale is {self.scale:g}, a finite number from 0 on is needed")
+        not_negative(scale=self.scale)
         if self.samples < 2:
             raise ValueError(f"samples is {self.samples}, at least 2 draws are needed to see a spread")
 

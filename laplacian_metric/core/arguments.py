@@ -1,0 +1,84 @@
+"""Checks of arguments and options: an error names the argument, its value and what is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+from hessians.choices import Choice
+
+
+def positive(name: str, value: float | None) -> float | None:
+    """Return a finite number above 0, or None.
+
+    Example:
+        >>> positive("temperature", 2)
+        2.0
+    """
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value}, a positive number is needed")
+    return None if value is None else float(value)
+
+
+def at_least(least: float, **values: float | None) -> None:
+    """Refuse values below a number; None passes.
+
+    Example:
+        >>> at_least(1, samples=0)
+        Traceback (most recent call last):
+        ...
+        ValueError: samples is 0, at least 1 is needed
+    """
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}, at least {least} is needed")
+
+
+def not_negative(**values: float) -> None:
+    """Refuse values below 0, infinite ones and NaN.
+
+    Example:
+        >>> not_negative(margin=-1.0)
+        Traceback (most recent call last):
+        ...
+        ValueError: margin is -1.0, a finite number from 0 on is needed
+    """
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} is {value}, a finite number from 0 on is needed")
+
+
+def one_of(choices: Iterable[object], **values: object) -> None:
+    """Refuse values that are not among the choices.
+
+    Example:
+        >>> one_of(("a", "b"), kind="c")
+        Traceback (most recent call last):
+        ...
+        ValueError: kind is 'c', one of 'a', 'b' is needed
+    """
+    known = tuple(choices)
+    for name, value in values.items():
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, one of {', '.join(map(repr, known))} is needed")
+
+
+def parse_choices(options: Any) -> None:
+    """Put the member of its `Choice` in place of the word in every such field of a dataclass; None stays.
+
+    Example:
+        >>> from hessians import ContrastiveLoss
+        >>> loss = ContrastiveLoss()
+        >>> object.__setattr__(loss, "distance", "euclidean")
+        >>> parse_choices(loss)
+        >>> loss.distance
+        <Distance.EUCLIDEAN: 'euclidean'>
+    """
+    hints = get_type_hints(type(options))
+    for field in fields(options):
+        value, hint = getattr(options, field.name), hints[field.name]
+        kinds = [one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, Choice)]
+        if kinds and value is not None:
+            object.__setattr__(options, field.name, kinds[0].parse(value, field.name))
