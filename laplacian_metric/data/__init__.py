@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from laplacian_metric.data.dataset import Dataset, from_arrays
-from laplacian_metric.data.download import DownloadError
+from laplacian_metric.data.download import DownloadError, UnsafeArchiveError
 from laplacian_metric.data.drawn_labels import DrawnLabels
 from laplacian_metric.data.embedded import embedded_sample
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
