@@ -82,6 +82,7 @@ setup(
             "py.typed",
             "data/_sample/*.npz",
             "data/_sample/LICENCES",
+            "methods/risk/heads/*/*",
             "report/assets/*.css",
             "report/assets/*.js",
         ],

@@ -51,7 +51,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Task:
-    """A head: the features it is trained on, those that choose its epoch, and those it is judged on."""
+    """A head: features it is trained on, those that choose its epoch, and those it is judged on, its own kind first."""
 
     name: str
     trained_on: str
@@ -96,7 +96,7 @@ def tasks(root: Path, cache: Path) -> Iterator[Task]:
         lite0,
         stored("cifar-train", 2000),
         stored("cifar-validation", None),
-        images,
+        {name: images[name] for name in sorted(images, key=lambda name: name != "CIFAR-10 test")},
     )
     glosses = features(root, cache, "wordnet")
     part = parts_of(glosses["labels"])

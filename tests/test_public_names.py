@@ -252,6 +252,20 @@ def test_von_mises_fisher_as_it_is_called() -> None:
     assert vmf.log_normalizer(kappa, 3).shape == (2,)
 
 
+def test_risk_heads_and_softmax_rivals_as_they_are_called() -> None:
+    from laplacian_metric import methods
+    from laplacian_metric.methods import risk
+
+    for name in ("loss-prediction", "joint-loss-prediction", "softmax", "softmax-ensemble", "het-xl", "sngp"):
+        assert methods.make(name).name == name
+    assert methods.make("softmax", heads=10, dropout=0.1).score == "entropy"  # type: ignore[attr-defined]
+    assert methods.make("loss-prediction", target="retrieval", views=2).views == 2  # type: ignore[attr-defined]
+    encoder = Encoder.with_head(nn.Identity(), 1280)
+    embedding, uncertainty = risk.with_head(encoder, risk.load("lite0-cifar10"))(torch.rand(3, 1280))
+    assert (embedding.shape, uncertainty.shape) == ((3, 1280), (3,))
+    assert set(risk.names()) == {"lite0-cifar10", "lite0-quickdraw", "minilm-wordnet"}
+
+
 def test_an_index_as_it_is_called(tmp_path: Path) -> None:
     from laplacian_metric.retrieval import Index, Items, storage
 
@@ -264,6 +278,17 @@ def test_the_commands_are_there() -> None:
     from laplacian_metric.cli import app
 
     listed = CliRunner().invoke(app, ["--help"]).output
-    for command in ("demo", "fit", "embed", "index", "query", "evaluate", "compare", "report", "train"):
+    for command in (
+        "demo",
+        "fit",
+        "embed",
+        "index",
+        "query",
+        "evaluate",
+        "compare",
+        "report",
+        "train",
+        "pretrain-risk",
+    ):
         assert command in listed
     assert "--out" in CliRunner().invoke(app, ["demo", "--help"], env={"COLUMNS": "200"}).output

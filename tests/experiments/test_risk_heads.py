@@ -1,0 +1,76 @@
+"""The experiment that makes the installed heads: its table against definitions, its parts apart, its cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from experiments.risk_features import thinned
+from experiments.risk_heads import Task, install, judged, parts_of, resampled, rivals, trained
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.methods import risk
+from laplacian_metric.methods.risk.classifier import train_classifier
+
+
+def noisy(count: int, seed: int, classes: int = 12) -> Dataset:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % classes
+    noise = torch.rand(count, 1, generator=generator)
+    rows = torch.eye(classes)[labels] + noise * torch.randn(count, classes, generator=generator)
+    return Dataset(torch.cat([rows, 2 * noise], dim=1), labels)
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Task("noise", "noise", "none", noisy(900, 0), noisy(300, 1), {"more noise": noisy(400, 2)})
+
+
+def test_a_head_is_judged_beside_its_rivals_and_installed_with_its_card(task: Task, tmp_path: Path) -> None:
+    heads = trained(task)
+    (row,) = judged(task, heads)
+    values = rivals(
+        task, task.tests["more noise"], train_classifier(task.train.inputs, task.train.labels, 12), 1.0
+    )
+    expected = roc_auc_score(
+        values["wrong"].numpy(), heads[0].predict(task.tests["more noise"].inputs).numpy()
+    )
+    assert row["seed 0"] == pytest.approx(expected, abs=1e-4)
+    assert row["seed 0"] > 0.6
+    assert row["distance"] == pytest.approx(
+        roc_auc_score(values["wrong"].numpy(), values["distance"].numpy()), abs=1e-3
+    )
+    assert 0.4 < row["seen"] < 0.6
+    loaded = risk.RiskHead.load(install(task, heads[0], [row], tmp_path))
+    assert loaded.card["measured"][0]["R-AUROC"] == row["seed 0"]
+    assert torch.allclose(loaded(task.train.inputs), heads[0](task.train.inputs), atol=2e-3)
+
+
+def test_the_error_of_resampled_classes_is_greater_where_classes_differ() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(2000) % 20
+    alike = (torch.rand(2000, generator=generator) < 0.5).double()
+    by_class = (labels < 10).double()
+    noise = 0.5 * torch.randn(2000, generator=generator, dtype=torch.float64)
+    errors = []
+    for wrong in (alike, by_class):
+        score = wrong * (1 + 0.5 * torch.randn(20, generator=generator, dtype=torch.float64)[labels]) + noise
+        errors.append(resampled({"wrong": wrong, "head": score, "entropy": noise}, labels)["head"][1])
+    assert 0 < errors[0] < errors[1]
+
+
+def test_classes_of_the_glosses_are_in_one_part_each() -> None:
+    labels = np.repeat([f"class {label}" for label in range(45)], 7)
+    part = parts_of(labels)
+    assert all(len(np.unique(part[labels == label])) == 1 for label in np.unique(labels))
+    assert [len(np.unique(labels[part == number])) for number in (0, 1, 2)] == [31, 7, 7]
+
+
+def test_thinned_rows_keep_their_labels() -> None:
+    arrays = {"h": np.arange(60)[:, None], "labels": np.arange(60) % 3}
+    few = thinned(arrays, 4)
+    assert len(few["h"]) == 12
+    assert (few["h"][:, 0] % 3 == few["labels"]).all()
