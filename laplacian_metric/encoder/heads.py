@@ -58,6 +58,25 @@ def whitening_head(features: Tensor, dim: int | None = None, *, eps: float = 1e-
         >>> torch.allclose(torch.cov(u.T), torch.eye(4), atol=1e-4)
         True
     """
+    mean, variances, directions = _principal_components(features, dim)
+    scale = variances.clamp(min=eps * float(variances[0])).rsqrt()
+    return _centring_head(features, mean, directions * scale[:, None])
+
+
+def principal_head(features: Tensor, dim: int | None = None) -> nn.Linear:
+    """Return a head that centres features (N, H) and keeps their ``dim`` largest principal components as they are.
+
+    Example:
+        >>> features = torch.tensor([[0.0, 1.0], [0.0, 3.0], [0.0, 8.0]])
+        >>> principal_head(features, 1)(features).abs().flatten().tolist()
+        [3.0, 1.0, 4.0]
+    """
+    mean, _, directions = _principal_components(features, dim)
+    return _centring_head(features, mean, directions)
+
+
+def _principal_components(features: Tensor, dim: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean (H,) of features (N, H), the largest variances (Z,) and their directions (Z, H), in float64."""
     check_matrix("features", features)
     check_finite("features", features)
     count, width = features.shape
@@ -68,11 +87,12 @@ def whitening_head(features: Tensor, dim: int | None = None, *, eps: float = 1e-
         raise ValueError(f"features has {count} rows, at least 2 are needed for a covariance")
     check_varied("features", features)
     x = features.detach().double()
-    mean = x.mean(0)
-    variances, directions = torch.linalg.eigh(torch.cov(x.T).reshape(width, width))
-    scale = variances.clamp(min=eps * float(variances[-1])).rsqrt()
-    weight = (directions * scale).T.flip(0)[:dim]  # eigh's order is ascending
-    head = nn.Linear(width, dim, dtype=features.dtype, device=features.device)
+    variances, directions = torch.linalg.eigh(torch.cov(x.T).reshape(width, width))  # in ascending order
+    return x.mean(0), variances.flip(0)[:dim], directions.T.flip(0)[:dim]
+
+
+def _centring_head(features: Tensor, mean: Tensor, weight: Tensor) -> nn.Linear:
+    head = nn.Linear(features.shape[1], len(weight), dtype=features.dtype, device=features.device)
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.copy_(-weight @ mean)

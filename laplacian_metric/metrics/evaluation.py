@@ -106,8 +106,9 @@ class Evaluation(BaseModel):
 
     Attributes:
         retrieval: recall@k, map@k, map@r, r_precision of the queries, under "test"; cells of tables add others.
-        scores: by name, the method's uncertainty under "own": r_auroc, ausc with ausc_oracle, ausc_random and ausc_gap,
-            surest_error (among the surest 40 %), ece@k, crop_test, rank_correlation; for each set of OOD images auroc,
+        scores: by name, the method's uncertainty under "own": r_auroc, ausc with ausc_oracle, ausc_random, ausc_gap and
+            nausc, which is 0 at random and 1 for the oracle, surest_error (among the surest 40 %), ece@k, crop_test,
+            rank_correlation, r_auroc_within classes where these are given; for each set of OOD images auroc,
             average_precision, open_set_auroc and open_set_surest_error.
         calibration: of the consensus of sampled embeddings.
         reliability: of the predicted probability that the nearest item is right; unanswerable queries count as wrong.
@@ -226,6 +227,7 @@ def evaluate(
     ood_uncertainty: Tensor | Mapping[str, Tensor] | None = None,
     crop_uncertainty: Tensor | None = None,
     label_entropy: Tensor | None = None,
+    classes: Tensor | None = None,
     scores: Mapping[str, Uncertainties] | None = None,
     probability: Tensor | None = None,
     ks: Sequence[int] = (1, 5, 10),
@@ -245,6 +247,7 @@ def evaluate(
         ood_uncertainty: (M,), the same uncertainty of out-of-distribution images; several sets by name.
         crop_uncertainty: (Q,), of a crop of each image.
         label_entropy: (Q,), of what people said about each image.
+        classes: (Q,), within which errors are to be detected too.
         scores: other uncertainties by name, such as trivial scores; they get no intervals. "own" is the method's again,
             in place of the arguments above.
         probability: (Q,), predicted, that the nearest item is right.
@@ -284,6 +287,7 @@ def evaluate(
         ood_uncertainty=ood_uncertainty,
         crop_uncertainty=crop_uncertainty,
         label_entropy=label_entropy,
+        classes=classes,
         scores=scores,
         probability=probability,
         ks=ks,
@@ -302,6 +306,7 @@ def evaluate_ranking(
     ood_uncertainty: Tensor | Mapping[str, Tensor] | None = None,
     crop_uncertainty: Tensor | None = None,
     label_entropy: Tensor | None = None,
+    classes: Tensor | None = None,
     scores: Mapping[str, Uncertainties] | None = None,
     probability: Tensor | None = None,
     ks: Sequence[int] = (1,),
@@ -337,7 +342,9 @@ def evaluate_ranking(
     retrieval = (
         Group({}, (), torch.device("cpu")) if ranking is None else _retrieval(ranking, ks, normalisation)
     )
-    groups = {name: _score_groups(score, ranking, ks, label_entropy) for name, score in scores.items()}
+    groups = {
+        name: _score_groups(score, ranking, ks, label_entropy, classes) for name, score in scores.items()
+    }
     calibrated, predicted = [], None
     if agreed is not None:
         calibrated.append(_calibration(agreed))
@@ -433,7 +440,11 @@ def _reliability(right: Tensor, probability: Tensor) -> Group:
 
 
 def _score_groups(
-    score: Uncertainties, ranking: Ranking | None, ks: Sequence[int], entropy: Tensor | None
+    score: Uncertainties,
+    ranking: Ranking | None,
+    ks: Sequence[int],
+    entropy: Tensor | None,
+    classes: Tensor | None,
 ) -> list[Group]:
     """What an uncertainty says of the answerable queries, of all queries, and of each set of OOD images."""
     device = score.queries.device if ranking is None else ranking.hits.device
@@ -443,6 +454,10 @@ def _score_groups(
     groups = []
     if ranking is not None:
         errors = _errors(ranking, inside[ranking.answerable], ks)
+        if classes is not None:
+            of = classes.to(device)[ranking.answerable]
+            wrong = 1 - ranking.first_is_right()
+            errors["r_auroc_within"] = partial(statistics.auroc_within, inside[ranking.answerable], wrong, of)
         groups.append(Group(errors, (int(ranking.answerable.sum()),), device))
     whole: dict[str, Statistic] = {}
     if score.crops is not None:
@@ -474,6 +489,9 @@ def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[st
         "ausc": partial(area, uncertainty),
         "ausc_oracle": partial(area, -right),
         "ausc_random": partial(statistics.mean, right),
+        "nausc": lambda weights: _normalised(
+            area(uncertainty, weights), statistics.mean(right, weights), area(-right, weights)
+        ),
         "ausc_gap": lambda weights: area(-right, weights) - area(uncertainty, weights),
         "surest_error": lambda weights: 1 - curve(uncertainty, weights)[..., 100 - SUREST],
     }
@@ -482,6 +500,11 @@ def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[st
             statistics.rank_calibration_gap, uncertainty, ranking.average_precision(k), num_bins=NUM_BINS
         )
     return errors
+
+
+def _normalised(value: Tensor, random: Tensor, oracle: Tensor) -> Tensor:
+    """Return where a value lies between chance, 0, and an oracle, 1; NaN where these are equal."""
+    return (value - random) / torch.where(oracle > random, oracle - random, torch.nan)
 
 
 def _score(groups: Sequence[Group]) -> Score:

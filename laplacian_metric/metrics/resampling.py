@@ -63,15 +63,38 @@ def bootstrap_all(
     level: float = 0.95,
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
+    groups: Tensor | None = None,
 ) -> dict[str, Interval]:
-    """As `bootstrap`, for several statistics of the same items, from the same draws."""
+    """As `bootstrap`, for several statistics of the same items, from the same draws.
+
+    With ``groups`` (N,), such as classes, whole groups are drawn: what items of a group have in common then counts to
+    the spread.
+
+    Example:
+        >>> from functools import partial
+        >>> from laplacian_metric.metrics.statistics import mean
+        >>> classes = torch.arange(10).repeat_interleave(10)
+        >>> share = {"share": partial(mean, (classes < 5).double())}
+        >>> whole, single = (bootstrap_all(share, 100, groups=g)["share"] for g in (classes, None))
+        >>> whole.high - whole.low > 2 * (single.high - single.low)
+        True
+    """
     if resamples < 1:
         raise ValueError(f"resamples is {resamples}, at least one draw is needed")
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, a share between 0 and 1 is needed, such as 0.95")
     values: dict[str, list[Tensor]] = {name: [] for name in statistics}
     strata = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    for weights in _draws(strata, resamples, generator):
+    if groups is not None:
+        if groups.shape != strata:
+            raise ValueError(
+                f"groups has shape {tuple(groups.shape)} for {sizes} items: one group for each is needed"
+            )
+        members = torch.unique(groups.cpu(), return_inverse=True)[1]
+        strata = (int(members.max()) + 1,)
+    for weights in _draws(strata, resamples, generator, len(members) if groups is not None else sum(strata)):
+        if groups is not None:
+            weights = weights[:, members]
         for name, statistic in statistics.items():
             values[name].append(statistic(weights.to(device)).cpu())
     return {name: _interval(torch.cat(parts), level) for name, parts in values.items()}
@@ -86,11 +109,13 @@ def _interval(values: Tensor, level: float) -> Interval:
     return Interval(low, high, level, len(values), len(values) - len(defined))
 
 
-def _draws(strata: Sequence[int], resamples: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+def _draws(
+    strata: Sequence[int], resamples: int, generator: torch.Generator | None, width: int
+) -> Iterator[Tensor]:
     """Blocks of weights (R, N): how often each item is in a draw with replacement, each stratum's own number."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    chunk = max(1, CHUNK // max(1, sum(strata)))
+    chunk = max(1, CHUNK // max(1, width))
     for start in range(0, resamples, chunk):
         rows = min(chunk, resamples - start)
         parts = []

@@ -37,6 +37,31 @@ def auroc(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return (positive * (below + negative / 2)).sum(-1) / (positive.sum(-1) * negative.sum(-1))
 
 
+def auroc_within(scores: Tensor, targets: Tensor, classes: Tensor, weights: Tensor) -> Tensor:
+    """As `auroc`, of pairs of a target and a non-target of one class (N,) only: classes that are harder play no part.
+
+    Example:
+        >>> scores, targets = torch.tensor([0.1, 0.2, 0.8, 0.9]), torch.tensor([1, 0, 1, 0])
+        >>> float(auroc_within(scores, targets, torch.tensor([0, 1, 0, 1]), torch.ones(4).double()))
+        nan
+        >>> float(auroc_within(scores, targets, torch.tensor([0, 0, 1, 1]), torch.ones(4).double()))
+        0.0
+    """
+    members = torch.unique(classes, return_inverse=True)[1]
+    levels = torch.unique(scores, return_inverse=True)[1]
+    # One order for all: class after class, and by score in each.
+    groups = _Groups(members * (int(levels.max()) + 1) + levels, weights)
+    positive = groups.sums(targets)
+    negative = groups.sums() - positive
+    of_class = members[groups.order[groups.ends]]
+    totals = torch.zeros(
+        *weights.shape[:-1], int(members.max()) + 1, dtype=weights.dtype, device=weights.device
+    )
+    negatives, positives = (totals.index_add(-1, of_class, values) for values in (negative, positive))
+    before = negative.cumsum(-1) - negative - (negatives.cumsum(-1) - negatives)[..., of_class]
+    return (positive * (before + negative / 2)).sum(-1) / (positives * negatives).sum(-1)
+
+
 def average_precision(scores: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """The precision at each threshold, weighted by the targets gained there; no interpolation. NaN without a
     target.

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.heads import identity_head, random_head, whitening_head
+from laplacian_metric.encoder.heads import identity_head, principal_head, random_head, whitening_head
 from laplacian_metric.laplace.features import collect_features, load_features
 from laplacian_metric.runs.image_sets import OUT, TESTS, TRAIN, ImageSets
 from laplacian_metric.runs.place_matching import Matching
@@ -131,8 +132,17 @@ def bytes_of(rows: int, width: int) -> int:
     return rows * (width * torch.float32.itemsize + torch.long.itemsize)
 
 
+class HeadSource(Protocol):
+    """Sets of features by name, and the encoder with a frozen backbone that they are of."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    def __getitem__(self, name: str) -> Dataset: ...
+
+
 def initial_head(
-    section: NetworkSection, sets: FeatureSets, seed: int, *, shape_only: bool = False
+    section: NetworkSection, sets: HeadSource, seed: int, *, shape_only: bool = False
 ) -> nn.Linear:
     """The head that the section asks for; only a random one depends on the seed.
 
@@ -142,13 +152,13 @@ def initial_head(
     dim = section.dim or (sets.encoder.dim if section.head == "random" else width)
     if shape_only or section.head == "random":
         return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
-    if section.head == "whitening":
+    if section.head in ("principal", "whitening"):
         features = sets[TRAIN].inputs
         assert isinstance(features, Tensor)
-        return whitening_head(features, dim)
+        return (principal_head if section.head == "principal" else whitening_head)(features, dim)
     if dim != width:
         raise ValueError(
             f"network.head is 'identity', which keeps all {width} features, but dim is {dim}: leave dim out, or take "
-            "'whitening' or 'random'"
+            "'principal', 'whitening' or 'random'"
         )
     return identity_head(width)

@@ -204,7 +204,8 @@ class NetworkSection(Section):
         frozen: whether the backbone stays as it is: its features are computed once, and only the head is trained, on
             them. Without weights the backbone has the same random ones for every seed.
         head: what the head of a frozen backbone begins with: "random" weights, "identity", which keeps the features'
-            directions, or "whitening", which centres training features and gives their components unit variance.
+            directions, "principal", which centres training features and keeps their largest principal components, or
+            "whitening", which gives these components unit variance too.
     """
 
     later: ClassVar[tuple[str, ...]] = ("frozen", "head")
@@ -215,7 +216,7 @@ class NetworkSection(Section):
     weights: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     frozen: bool = False
-    head: Literal["random", "identity", "whitening"] = "random"
+    head: Literal["random", "identity", "principal", "whitening"] = "random"
 
     @field_validator("name")
     @classmethod
