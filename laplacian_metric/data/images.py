@@ -136,7 +136,15 @@ class Preparation:
         images = fit_channels(images, self.channels)
         if self.image_size is not None:
             images = fit_square(images, self.image_size)
-        floats = images.to(torch.float32) / 255.0
+        return self.scaled(images.to(torch.float32) / 255.0)
+
+    def scaled(self, floats: torch.Tensor) -> torch.Tensor:
+        """Images (..., C, H, W) with values in [0, 1], with those that the preprocessing gives them.
+
+        Example:
+            >>> Preparation().scaled(torch.ones(1, 1, 2, 2)).sum().item()
+            4.0
+        """
         if self.preprocessing == "unit":
             return floats
         if floats.shape[-3] != 3:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.images import IMAGENET_DEVIATION, IMAGENET_MEAN
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.runs.place_matching import Matching, by_place, matching
 from laplacian_metric.runs.sections import DataSection
@@ -170,12 +169,8 @@ class ImageSets:
         return images.prepared(preprocessing="unit").floats()
 
     def _scaled(self, floats: Tensor) -> Tensor:
-        if _preprocessing(self.loaded(VALIDATION)) == "unit":
-            return floats
-        mean, deviation = (
-            floats.new_tensor(numbers)[:, None, None] for numbers in (IMAGENET_MEAN, IMAGENET_DEVIATION)
-        )
-        return (floats - mean) / deviation
+        preparation = self.loaded(VALIDATION).preparation
+        return floats if preparation is None else preparation.scaled(floats)
 
 
 def _preprocessing(images: Dataset) -> str:

@@ -95,7 +95,7 @@ def measured(
         record["sets"][name] = retrieval_numbers(searched, {**alone, **both})
         compared = {OWN: uncertainty, **{one: both[one] for one in COMPARED}}
         if resamples and name in sets.unseen():
-            record["intervals"][name] = _intervals(searched, compared, resamples)
+            record["intervals"][name] = compared_intervals(searched, uncertainty, both, resamples)
         if name == UNSEEN + sets.track.main:
             record["safe"] = {one: safe_retrieval(searched, values) for one, values in compared.items()}
             kept = {one: values.float() for one, values in compared.items()}
@@ -149,7 +149,10 @@ def safe_retrieval(searched: Searched, uncertainty: Tensor, share: float = SAFE_
 
 def _nearest_is_right(searched: Searched, items: Tensor) -> Tensor:
     """Return for every image whether the nearest of some items (N,), a mask, other than itself has its class."""
-    neighbours, classes = torch.from_numpy(searched.around.z.neighbours.ids), torch.from_numpy(searched.classes)
+    neighbours, classes = (
+        torch.from_numpy(searched.around.z.neighbours.ids),
+        torch.from_numpy(searched.classes),
+    )
     kept = items[neighbours]
     nearest = neighbours.gather(1, kept.int().argmax(1, keepdim=True))[:, 0]
     if len(missing := (~kept.any(1)).nonzero()[:, 0]):  # all of its nearest are gone
@@ -179,7 +182,7 @@ def _beside(fitted: Fitted, sets: Sets, inputs: Mapping[str, Dataset]) -> Scores
     """Return the norms of features and embeddings, and the Mahalanobis distance where there are features."""
     scores: Scores = {}
     features = sets.track.network.frozen
-    moment = SecondMoment.of(sets[TRAIN].inputs.numpy()) if features else None
+    moment = SecondMoment.of(sets[TRAIN].inputs.numpy()) if features and sets.model is None else None
     for name, images in inputs.items():
         of_set = norms(fitted.encoder, images)
         if moment is not None:
@@ -206,11 +209,19 @@ def _of_image(values: Mapping[str, Tensor], sets: Sets, inputs: Mapping[str, Dat
     return numbers
 
 
-def _intervals(
-    searched: Searched, scores: Mapping[str, Tensor], resamples: int
+def compared_intervals(
+    searched: Searched, uncertainty: Tensor, both: Mapping[str, Tensor], resamples: int
 ) -> dict[str, dict[str, float]]:
-    """Return the ends of the intervals of every score's R-AUROC, and of how much it is above the gallery distance."""
-    others = [name for name in scores if name != GALLERY_DISTANCE]
+    """Return the ends of the intervals of R-AUROC, and of how much each score is above the gallery distance.
+
+    Args:
+        searched: the images.
+        uncertainty: of each alone.
+        both: the scores of image and gallery.
+        resamples: draws of classes.
+    """
+    scores = {OWN: uncertainty, **{name: both[name] for name in COMPARED if name in both}}
+    others = [name for name in scores if name != GALLERY_DISTANCE and GALLERY_DISTANCE in scores]
     differences = {f"{name} less {GALLERY_DISTANCE}": (name, GALLERY_DISTANCE) for name in others}
     ends = intervals(searched, scores, differences, resamples)
     return {name: {"low": one.low, "high": one.high} for name, one in ends.items()}

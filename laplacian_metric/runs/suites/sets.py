@@ -47,6 +47,7 @@ class Sets:
         self.data_dir = data_dir
         self.folder = folder
         self.progress = progress
+        self.model = model
         self._images: dict[str, Dataset] = {}
         self._inputs: dict[str, Dataset] = {}
         self._encoder: Encoder | None = None
@@ -55,7 +56,8 @@ class Sets:
     def encoder(self) -> Encoder:
         """The network of the track as it is before any training; a frozen one has its usual head."""
         if self._encoder is None:
-            self._encoder = _encoder(self.track, self.data_dir).eval()
+            encoder = _encoder(self.track, self.data_dir) if self.model is None else self.model.lam.encoder
+            self._encoder = encoder.eval()
         return self._encoder
 
     def names(self) -> list[str]:
@@ -151,11 +153,12 @@ class Sets:
         images = self.images(name).select(rows)
         floats = images.floats()
         if name == CROPPED:
-            return corrupt(floats, "crop", CROP, indices=images.indices)
-        if name.startswith(CORRUPTED):
+            floats = corrupt(floats, "crop", CROP, indices=images.indices)
+        elif name.startswith(CORRUPTED):
             kind, strength = name.removeprefix(CORRUPTED).rsplit("-", 1)
-            return corrupt(floats, kind, float(strength), indices=images.indices)
-        return floats
+            floats = corrupt(floats, kind, float(strength), indices=images.indices)
+        preparation = None if self.model is None else self.model.preparation
+        return floats if preparation is None else preparation.scaled(floats)
 
     def _floats(self, name: str) -> Dataset:
         floats = torch.cat([self._block(name, rows) for rows in self._blocks(name)])
