@@ -103,8 +103,8 @@ def _checked(path: Path, arrays: dict[str, Any], prefix: str) -> Submission:
     counts = np.bincount(codes)
     if len(counts) < 2 or counts.min() < 2:
         raise ValueError(
-            f"{prefix}labels has {len(counts)} classes, the smallest with {counts.min() if len(counts) else 0} images: at "
-            "least two classes with two images each are needed"
+            f"{prefix}labels has {len(counts)} classes, the smallest with {min(counts, default=0)} images: at least two "
+            "classes with two images each are needed"
         )
     norms = np.linalg.norm(embeddings.astype(np.float64), axis=1)
     if not norms.all():
