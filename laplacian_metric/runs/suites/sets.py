@@ -19,6 +19,7 @@ from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.runs.image_sets import CROP
 from laplacian_metric.runs.suites.suite import SetOf, Track
 
@@ -38,10 +39,17 @@ class Sets:
         data_dir: the folder of the data sets.
         folder: where features are kept.
         progress: whether to show bars; None asks the terminal.
+        model: whose backbone and preparation of images are taken in place of the track's.
     """
 
     def __init__(
-        self, track: Track, data_dir: Path | None, folder: Path, progress: bool | None = None
+        self,
+        track: Track,
+        data_dir: Path | None,
+        folder: Path,
+        progress: bool | None = None,
+        *,
+        model: ModelFolder | None = None,
     ) -> None:
         self.track = track
         self.data_dir = data_dir

@@ -78,8 +78,8 @@ def _checked(path: Path, arrays: dict[str, Any], prefix: str) -> Submission:
     missing = [prefix + name for name in NEEDED if prefix + name not in arrays]
     if missing:
         raise ValueError(
-            f"{path.name} has no array {', '.join(missing)}; it has: {', '.join(arrays) or 'nothing'}. Embeddings (N, Z), "
-            "labels (N,) and uncertainty (N,) are needed"
+            f"{path.name} has no array {', '.join(missing)}; it has: {', '.join(arrays) or 'nothing'}. Needed are "
+            "embeddings (N, Z), labels (N,) and uncertainty (N,)"
         )
     embeddings, labels, uncertainty = (np.asarray(arrays[prefix + name]) for name in NEEDED)
     if embeddings.ndim != 2 or embeddings.dtype.kind not in "fiu":
@@ -103,8 +103,8 @@ def _checked(path: Path, arrays: dict[str, Any], prefix: str) -> Submission:
     counts = np.bincount(codes)
     if len(counts) < 2 or counts.min() < 2:
         raise ValueError(
-            f"{prefix}labels has {len(counts)} classes, the smallest with {min(counts, default=0)} images: at least two "
-            "classes with two images each are needed"
+            f"{prefix}labels has {len(counts)} classes, the smallest with {min(counts, default=0)} images: needed are "
+            "at least two classes with two images each"
         )
     norms = np.linalg.norm(embeddings.astype(np.float64), axis=1)
     if not norms.all():
