@@ -85,6 +85,7 @@ setup(
             "methods/risk/heads/*/*",
             "report/assets/*.css",
             "report/assets/*.js",
+            "runs/suites/*.yaml",
         ],
     },
     include_package_data=False,

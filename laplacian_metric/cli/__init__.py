@@ -10,6 +10,7 @@ import typer
 
 from laplacian_metric import __version__
 from laplacian_metric.cli import (
+    benchmark,
     common,
     compare,
     data,
@@ -89,6 +90,7 @@ for command in (
     evaluate.evaluate,
     report.report,
     compare.compare,
+    benchmark.benchmark,
 ):
     app.command()(options.with_options(command))
 app.add_typer(experiment.app, name="experiment")

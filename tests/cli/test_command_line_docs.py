@@ -37,6 +37,8 @@ def test_the_sessions_of_the_page(
     for seed, name in enumerate(("known", "held-out", "unseen")):
         rows, classes = clusters(500, spread=0.45, seed=seed)
         np.savez(f"{name}.npz", features=rows, labels=classes)
+    own, classes = clusters(120, width=12)
+    np.savez("mine.npz", embeddings=own, labels=classes, uncertainty=np.arange(len(own)))
     np.save("ood.npy", -3 * np.ones((60, 6), dtype=np.float32) + clusters(60, seed=9)[0])
     (configuration,) = code_blocks(page, "yaml")
     Path("fit.yaml").write_text(configuration, encoding="utf-8")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ def chosen_by(fitted: Fitted, entry: Entry, sets: Sets) -> dict[str, dict[str, f
         require_selectable(images, "choose a setting")
         points, scores = _embedded(fitted, entry, {name: images})
         of_set = retrieval_numbers(
-            Searched.of(points[name], images.labels), {entry.score: scores[entry.score][name]}
+            sets.searched(name, points[name]), {entry.score: scores[entry.score][name]}
         )
         numbers[name] = {"recall@1": of_set["recall@1"], **of_set["scores"][entry.score]}
     return numbers
@@ -82,7 +83,7 @@ def measured(
     by_gallery: GalleryScores | None = None
     kept: dict[str, Tensor] = {}
     for name in (VALIDATION, *sets.unseen(), *([SEEN] if SEEN in inputs else [])):
-        searched = Searched.of(points[name], inputs[name].labels)
+        searched = sets.searched(name, points[name])
         uncertainty = scores[entry.score][name]
         by_gallery = by_gallery or GalleryScores.fit(searched, uncertainty)
         both = by_gallery(searched, uncertainty)
@@ -150,7 +151,7 @@ def safe_retrieval(searched: Searched, uncertainty: Tensor, share: float = SAFE_
 def _nearest_is_right(searched: Searched, items: Tensor) -> Tensor:
     """Return for every image whether the nearest of some items (N,), a mask, other than itself has its class."""
     neighbours, classes = (
-        torch.from_numpy(searched.around.z.neighbours.ids),
+        torch.from_numpy(np.array(searched.around.z.neighbours.ids)),
         torch.from_numpy(searched.classes),
     )
     kept = items[neighbours]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,17 @@ from laplacian_metric.runs import provenance
 from laplacian_metric.runs.config import differences
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.suites.fitting import Fitted, Fitting, Part
+from laplacian_metric.runs.suites.judging import GALLERY, IMAGE
+from laplacian_metric.runs.suites.leaderboard import SHOWN_OF_GALLERY, Row, row_of
 from laplacian_metric.runs.suites.measuring import chosen_by, measured
 from laplacian_metric.runs.suites.sets import VALIDATION, Sets
+from laplacian_metric.runs.suites.submission import Submission, judge, judge_model
 from laplacian_metric.runs.suites.suite import Suite
 from laplacian_metric.runs.work import RunError, read_json, write_json
 
 LOGGER = logging.getLogger(__name__)
 
-WORK, PARTS, SCORES = "work", "parts", "scores.safetensors"
+WORK, PARTS, ADDED, SCORES = "work", "parts", "added", "scores.safetensors"
 V1, V2 = "V1", "V2"
 CHOICES = {
     V1: "R-AUROC on validation classes of the training data, among settings with enough recall@1",
@@ -54,10 +57,6 @@ class Summary:
     def ok(self) -> bool:
         """Whether nothing failed."""
         return not self.failed
-
-
-class PartFailedError(RuntimeError):
-    """A part that another one needs could not be run."""
 
 
 class Benchmark:
@@ -164,8 +163,8 @@ class Benchmark:
     def _entry(self, track: str, entry: str, seed: int, summary: Summary) -> None:
         name = f"{track}, {entry}, seed {seed}"
         try:
-            settings = {self.choose(track, entry, rule).setting for rule in CHOICES}
-            for setting in sorted(settings):
+            rules = CHOICES if seed == self.suite.seeds[0] else [V1]  # V2 stands beside, with one seed
+            for setting in sorted({self.choose(track, entry, rule).setting for rule in rules}):
                 self._measure(Part(track, entry, setting, seed))
         except (RunError, MissingDataError):
             raise
@@ -269,6 +268,37 @@ class Benchmark:
                 f"another process runs the track {track} in {self.out}: wait, or take another --out"
             ) from None
 
+    # --- numbers of others ---
+
+    def add_scores(self, path: Path) -> list[Row]:
+        """Judge a file of embeddings, labels and uncertainties, and keep its rows."""
+        record, listed = judge(Submission.read(path), path.stem, self.suite.resamples)
+        self._keep(path.stem, {"file": path.name, **record}, listed)
+        return listed
+
+    def add_model(self, folder: Path) -> list[Row]:
+        """Judge a model folder on the sets of the first track, and keep its rows."""
+        track, name = self.tracks[0], folder.resolve().name
+        work = self.out / WORK / "features" / f"model-{name}"
+        record = judge_model(
+            folder, self.suite, track, work, self.sets[track].data_dir, self.fitting.progress
+        )
+        base = Row(track, name, name, record["score"], IMAGE, rule="none: a model of yours", seeds=1)
+        wanted = [(record["score"], IMAGE), *((score, GALLERY) for score in SHOWN_OF_GALLERY)]
+        listed = [row_of(replace(base, score=score, group=group), [record]) for score, group in wanted]
+        self._keep(name, record, listed)
+        return listed
+
+    def added(self) -> list[Row]:
+        """Return the rows that `add_scores` and `add_model` kept."""
+        contents = [read_json(path) or {} for path in sorted((self.out / ADDED).glob("*.json"))]
+        return [Row(**_with_nan(row)) for content in contents for row in content["rows"]]
+
+    def _keep(self, name: str, record: dict[str, Any], listed: list[Row]) -> None:
+        path = self.out / ADDED / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, _without_nan({"rows": [asdict(row) for row in listed], **record, **self.origin}))
+
     # --- what came out ---
 
     def results(self) -> dict[str, Any]:
@@ -360,6 +390,11 @@ def choice_of(
         return sum(known) / len(known) if known else -1.0
 
     return Choice(max(enough, key=detection))
+
+
+def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a row, with NaN where `_without_nan` left None."""
+    return {key: float("nan") if value is None else value for key, value in row.items()}
 
 
 def _without_nan(content: Any) -> Any:

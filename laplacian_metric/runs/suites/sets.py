@@ -21,6 +21,7 @@ from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.runs.image_sets import CROP
+from laplacian_metric.runs.suites.judging import Searched
 from laplacian_metric.runs.suites.suite import SetOf, Track
 
 TRAIN, VALIDATION, SEEN, PEOPLE, CLEAN, CROPPED = "train", "validation", "seen", "people", "clean", "cropped"
@@ -58,6 +59,7 @@ class Sets:
         self.model = model
         self._images: dict[str, Dataset] = {}
         self._inputs: dict[str, Dataset] = {}
+        self._searched: dict[str, tuple[Tensor, Searched]] = {}
         self._encoder: Encoder | None = None
 
     @property
@@ -100,6 +102,13 @@ class Sets:
         if name not in self._inputs:
             self._inputs[name] = self._features(name) if self.track.network.frozen else self._floats(name)
         return self._inputs[name]
+
+    def searched(self, name: str, points: Tensor) -> Searched:
+        """The neighbourhoods of a set's embeddings; those of the last ones are kept, since many entries share theirs."""
+        known = self._searched.get(name)
+        if known is None or not torch.equal(known[0], points):
+            known = self._searched[name] = points, Searched.of(points, self[name].labels)
+        return known[1]
 
     def images(self, name: str) -> Dataset:
         """The images of a set, before cropping or corruption."""
