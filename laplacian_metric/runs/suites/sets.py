@@ -104,7 +104,7 @@ class Sets:
         return self._inputs[name]
 
     def searched(self, name: str, points: Tensor) -> Searched:
-        """The neighbourhoods of a set's embeddings; those of the last ones are kept, since many entries share theirs."""
+        """The neighbourhoods of a set's embeddings; the last are kept, since many entries share theirs."""
         known = self._searched.get(name)
         if known is None or not torch.equal(known[0], points):
             known = self._searched[name] = points, Searched.of(points, self[name].labels)
