@@ -444,7 +444,7 @@ def _score_groups(
     ranking: Ranking | None,
     ks: Sequence[int],
     entropy: Tensor | None,
-    classes: Tensor | None,
+    classes: Tensor | None = None,
 ) -> list[Group]:
     """What an uncertainty says of the answerable queries, of all queries, and of each set of OOD images."""
     device = score.queries.device if ranking is None else ranking.hits.device

@@ -74,6 +74,7 @@ def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metri
         expected[f"ece@{k}"] = metrics.ece_at_k(z, labels, uncertainty, k)
     curve = metrics.sparsify(metrics.rank(z, labels), uncertainty)
     expected |= {"ausc_oracle": curve.oracle, "ausc_random": curve.random, "ausc_gap": curve.gap}
+    expected["nausc"] = (curve.area - curve.random) / (curve.oracle - curve.random)
     right = metrics.rank(z, labels).hits[:, 0]
     expected["surest_error"] = 1 - float(curve.curve[60])
     expected["ood_open_set_auroc"], expected["ood_open_set_surest_error"] = open_set(

@@ -193,7 +193,7 @@ class Sets:
             stored, notes = tensor_file.load(path)
             if notes == of:
                 return self._dataset(name, stored["features"].float())
-        backbone = self.encoder.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        backbone = self.encoder.backbone.to(memory_format=torch.channels_last)
         parts = []
         with evaluating(backbone), torch.inference_mode():
             for rows in progress_bar(self._blocks(name), f"features of {name}", show=self.progress):

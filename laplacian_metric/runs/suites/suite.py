@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from importlib.resources import as_file, files
 from typing import Any, Literal
 
@@ -181,10 +181,9 @@ class Options(Section):
 
     def plain(self) -> dict[str, Any]:
         """Everything with its defaults, as plain values."""
-        method = self.method.make()
-        assert is_dataclass(method)
+        options: dict[str, Any] = asdict(self.method.make())  # type: ignore[call-overload]
         content = {
-            "method": {"name": self.method.name, **asdict(method)},
+            "method": {"name": self.method.name, **options},
             "network": self.network.model_dump(mode="json"),
             "loss": self.loss.model_dump(mode="json"),
             "training": asdict(self.training_options()),
