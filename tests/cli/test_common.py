@@ -15,7 +15,18 @@ from laplacian_metric.report import model_evaluation
 from tests.cli.conftest import Place
 from tests.cli.running import lam, refused, worked
 
-COMMANDS = ("demo", "fit", "train", "pretrain-risk", "embed", "index", "query", "evaluate", "report", "compare")
+COMMANDS = (
+    "demo",
+    "fit",
+    "train",
+    "pretrain-risk",
+    "embed",
+    "index",
+    "query",
+    "evaluate",
+    "report",
+    "compare",
+)
 COMMANDS += ("benchmark",)
 PARTS = {"experiment": ("run", "list", "tables"), "data": ("list", "check", "where")}
 

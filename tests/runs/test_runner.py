@@ -32,6 +32,7 @@ SCORE = {
     "ausc_oracle",
     "ausc_random",
     "ausc_gap",
+    "nausc",
     "surest_error",
     "ece@1",
     "ece@5",
