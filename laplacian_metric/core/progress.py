@@ -84,7 +84,7 @@ class Pace:
             self.estimated, whole = True, seconds * self.total
             if whole >= LONG:
                 return self._log(f"{self.total} {self.unit}, about {duration(whole)}", now)
-        if not self.lines or now - self.last < BETWEEN:
+        if not self.lines or now - self.last < BETWEEN or done == self.total:
             return None
         if self.total is None:
             return self._log(f"{done} {self.unit}", now)

@@ -28,11 +28,17 @@ from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table
 from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, RefusalSlider
 from laplacian_metric.report.blocks.texts import share
-from laplacian_metric.report.plots import loss_curve, signed_histograms
+from laplacian_metric.report.plots import loss_curve, share_bars, signed_histograms
 from laplacian_metric.report.run_sections import better_scores, diagnostics_table, reliability
 from laplacian_metric.report.thumbnails import encode
 
 REASONS = ("trusted", "no reliable match", "unlike anything seen")
+PART_COLOURS = (
+    "#1b7837",
+    "#b4301f",
+    "#8a5a00",
+    "#5d6570",
+)  # trusted and right, and wrong; no match; unlike anything
 SIDE = 64
 SCORES = {"own": "Trust: 1 - probability", "novelty": "Trust: novelty, which ranks OOD images"}
 
@@ -75,6 +81,11 @@ def _trusted(result: DemoResult) -> Section:
                 "Nothing here has ever seen a digit, so every answer to a digit is wrong. Trust says for each query "
                 "how probable it is that its answer is right, and why not."
             ),
+            Picture(
+                share_bars({"clothes": _shares(test, ~wrong), "digits": _shares(ood, None)}, PART_COLOURS),
+                alt="For clothes and for digits, the shares of the queries that Trust trusts and rejects.",
+                caption="What becomes of the queries. Whatever is answered to a digit is wrong.",
+            ),
             Table(
                 "What Trust says about clothes and digits",
                 ("Reason", "Clothes", "Wrong among these clothes", "Digits"),
@@ -83,6 +94,19 @@ def _trusted(result: DemoResult) -> Section:
             ),
         ],
     )
+
+
+def _shares(queries: Answered, correct: NDArray[np.bool_] | None) -> dict[str, float]:
+    """Return which shares of the queries are trusted, rightly or not, and which are not, by reason."""
+    reason = queries.answer.reason
+    trusted = reason == REASONS[0]
+    well = np.zeros_like(trusted) if correct is None else correct
+    parts = {
+        "trusted, and right": trusted & well,
+        "trusted, and wrong": trusted & ~well,
+        **{name: reason == name for name in REASONS[1:]},
+    }
+    return {name: float(part.mean()) for name, part in parts.items()}
 
 
 def _examples(result: DemoResult) -> Section:

@@ -20,7 +20,7 @@ from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, features_of
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.trust.trust import Trust
+from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,6 +121,11 @@ def fit_model(
     """
     train.require_classes("a fit")
     _check_head(options, loaded)
+    if options.calibrate and validation is not None and len(validation) < LEAST_QUERIES:
+        raise ValueError(
+            f"{validation.title} has {len(validation)} images to calibrate on, at least {LEAST_QUERIES} are needed: "
+            "add images, pass others with --validation, or leave --calibrate out"
+        )
     backbone = nn.Identity() if loaded is None else loaded.encoder.backbone
     width = train.inputs.shape[1] if train.holds_features else loaded.encoder.num_features  # type: ignore[union-attr]
     carrier = loaded.encoder if loaded is not None else Encoder(backbone, identity_head(width))

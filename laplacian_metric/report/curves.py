@@ -71,7 +71,7 @@ def pooled_bins(tables: Sequence[Sequence[Bin]]) -> list[Bin]:
     return pooled
 
 
-def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None) -> None:
+def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None, axis: str = "confidence") -> None:
     """Accuracy over confidence; the area of a point is its bin's share of the queries."""
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="perfect")
     for label, cell in cells.items():
@@ -90,16 +90,16 @@ def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None) -> None:
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
-    axes.set_xlabel("confidence")
+    axes.set_xlabel(axis)
     axes.set_ylabel("accuracy")
     axes.grid(alpha=GRID)
 
 
-def calibration_curves(groups: Mapping[str, Cells], looks: Looks = None) -> bytes:
+def calibration_curves(groups: Mapping[str, Cells], looks: Looks = None, axis: str = "confidence") -> bytes:
     """A calibration curve for each cell, its seeds pooled; a panel for each group."""
     figure, every = panels(len(groups), 4.2, 4.6)
     for axes, (title, cells) in zip(every, groups.items(), strict=True):
-        draw_calibration(axes, cells, looks)
+        draw_calibration(axes, cells, looks, axis)
         axes.set_title(title, fontsize=10)
     shared_legend(figure, every, columns=3 * len(every))
     return as_png(figure)

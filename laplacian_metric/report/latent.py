@@ -14,7 +14,8 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
+from laplacian_metric.report.blocks.texts import CLASSES, MARKERS
+from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.styles import SMALL, panels, shared_legend
 from laplacian_metric.runs.results import Cloud, Latent
 
@@ -160,7 +161,7 @@ def _classes(
             int(label),
             str(label) if names is None else names[int(label)],
             cloud.labels == label,
-            COLOURS[int(label) % len(COLOURS)],
+            CLASSES[int(label) % len(CLASSES)],
             MARKERS[int(label) % len(MARKERS)],
         )
         for label in np.unique(cloud.labels)
@@ -231,6 +232,7 @@ def latent_maps(
     names: Sequence[str] | None = None,
     ood: Sequence[str] | None = None,
     title: str = "",
+    columns: int | None = None,
 ) -> bytes:
     """For each title the known images by class, and beside them each set of OOD images over the known in grey.
 
@@ -239,6 +241,7 @@ def latent_maps(
         names: of the classes.
         ood: which sets of them; by default those of the first space.
         title: of the figure.
+        columns: of the maps; by default a row for each space.
     """
     if not groups:
         raise ValueError("there is no space to draw: none of the cells has one of two or three dimensions")
@@ -248,7 +251,7 @@ def latent_maps(
     )
     maps = 1 + len(shown)
     # Two spaces beside each other where there are many of few maps.
-    columns = 2 * maps if len(groups) > 3 and maps <= 2 else maps
+    columns = columns or (2 * maps if len(groups) > 3 and maps <= 2 else maps)
     figure, every = panels(len(groups) * maps, width, height, columns)
     places = iter(every)
     for space, latent in groups.items():
@@ -269,7 +272,7 @@ def latent_maps(
             _settle(axes, dim)
     if title:
         figure.suptitle(title, fontsize=10)
-    shared_legend(figure, every, columns=6)
+    shared_legend(figure, every, columns=6 if columns > 1 else 4, marker_scale=2)
     return as_png(figure)
 
 

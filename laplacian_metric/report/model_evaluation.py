@@ -316,7 +316,7 @@ def _provenance(model: ModelFolder, source: Dataset, seen: dict[str, int]) -> li
 def _uncertainty(model: ModelFolder) -> str:
     if model.trust is not None:
         return f"1 - probability of Trust, whose calibration error was {model.trust.calibration_error}"
-    return "1/kappa" if model.lam.confidence is None else "1 - calibrated confidence"
+    return "1/kappa" if model.lam.confidence is None else "1 - confidence in the match"
 
 
 def _of_loss(loss: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from html import escape
 from importlib.resources import files
 from typing import Protocol
 
+WIDE = 800  # pixels of a picture
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -44,7 +45,7 @@ def asset(name: str) -> str:
 
     Example:
         >>> asset("page.css")[:7]
-        '\\nbody {'
+        '\\n:root '
     """
     return "\n" + (files("laplacian_metric.report") / "assets" / name).read_text(encoding="utf-8")
 
@@ -113,8 +114,10 @@ class Picture:
 
     def html(self) -> str:
         data = base64.b64encode(self.png).decode("ascii")
+        # What is wider than a telephone can show is scrolled there, so that its text can be read.
+        wide = ' class="scroll wide"' if int.from_bytes(self.png[16:20]) > WIDE else ""
         return (
-            f'<figure><img src="data:image/png;base64,{data}" alt="{escape(self.alt)}">\n'
+            f'<figure><div{wide}><img src="data:image/png;base64,{data}" alt="{escape(self.alt)}"></div>\n'
             f"<figcaption>{escape(self.caption)}</figcaption></figure>"
         )
 

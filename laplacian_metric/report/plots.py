@@ -26,7 +26,6 @@ COLOURS = (
     "#000000",
     "#ff8c1a",
 )
-MARKERS = "osD^v<>Ph*"
 _BELOW, _AROUND, _ABOVE = "#c1272d", "#9aa5b1", "#2f6f9f"
 
 
@@ -50,6 +49,27 @@ def loss_curve(losses: Sequence[float], steps_per_epoch: int) -> bytes:
     axes.set_ylabel("loss of the batch")
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
+    return as_png(figure)
+
+
+def share_bars(shares: Mapping[str, Mapping[str, float]], colours: Sequence[str]) -> bytes:
+    """A bar for each group, of the shares of its parts, which the legend names; small enough for a telephone."""
+    figure = Figure(figsize=(5.2, 0.55 * len(shares) + 1.3), dpi=130, layout="constrained")
+    axes = figure.add_subplot()
+    names = list(next(iter(shares.values())))
+    left = np.zeros(len(shares))
+    for name, colour in zip(names, colours, strict=True):
+        widths = np.array([100 * parts[name] for parts in shares.values()])
+        bars = axes.barh(list(shares), widths, left=left, color=colour, label=name, edgecolor="white")
+        axes.bar_label(
+            bars, [f"{w:.0f}" if w >= 6 else "" for w in widths], label_type="center", color="white"
+        )
+        left += widths
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the queries")
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return as_png(figure)
 
 

@@ -40,9 +40,9 @@ def _cell(evaluation: Evaluation) -> dict[str, Cell]:
     return {THIS: Cell(THIS, (Result.model_construct(cell=THIS, seed=0, **dict(evaluation)),))}
 
 
-def calibration_plot(calibration: Calibration, label: str) -> bytes:
-    """Draw accuracy over confidence."""
-    return calibration_curves({label: _cell(Evaluation(calibration=calibration))}, LOOKS)
+def calibration_plot(calibration: Calibration, label: str, axis: str) -> bytes:
+    """Draw accuracy over what was predicted, which the axis names."""
+    return calibration_curves({label: _cell(Evaluation(calibration=calibration))}, LOOKS, axis)
 
 
 def sparsification_plot(evaluation: Evaluation) -> bytes:
@@ -89,7 +89,7 @@ def sphere_plot(
         return None
     some = _some(rows)
     labels = measured.labels[some]
-    classes = sorted(set(labels.tolist()))
+    classes = sorted(set(measured.labels.tolist()))  # as in the legend of the map
     named = len(classes) <= NAMED
     numbers = torch.tensor([classes.index(label) if named else 0 for label in labels.tolist()])
     names = [drawable(evaluated.class_name(label)) for label in classes] if named else ["known images"]
@@ -97,7 +97,8 @@ def sphere_plot(
         drawable(name): _cloud(measured.ood[name].embedding[_some(shown)], None)
         for name, shown in ood_rows.items()
     }
-    return latent_maps({"embedding": Latent(test=_cloud(measured.embedding[some], numbers), ood=ood)}, names)
+    latent = Latent(test=_cloud(measured.embedding[some], numbers), ood=ood)
+    return latent_maps({"embedding": latent}, names, columns=1)
 
 
 def _some(rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report.blocks.texts import plain, share
 from laplacian_metric.report.evaluated import Evaluated, Measured, OtherScore, measure
-from laplacian_metric.report.page import Block, Page, Paragraph, Section, Table
+from laplacian_metric.report.page import Page, Paragraph, Section, Table
 from laplacian_metric.report.run_pictures import MAPPED, Galleries, Map, make_galleries, make_map
 from laplacian_metric.report.run_sections import (
     about,
@@ -51,6 +51,7 @@ def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAP
     sections = [
         _summary(evaluated, measured, galleries, drawn),
         refusing(measured),
+        _numbers(measured),
         Section("Which images cannot be trusted", list(galleries.known)),
         embedding_map(evaluated, measured, drawn),
         out_of_distribution(measured, galleries),
@@ -70,19 +71,21 @@ def _summary(evaluated: Evaluated, measured: Measured, galleries: Galleries, dra
         f"{len(measured.labels):,} image{'s' if len(measured.labels) > 1 else ''} of {classes:,} "
         f"class{'es' if classes > 1 else ''}, embedded in {measured.embedding.dim:,} dimensions. "
     )
-    blocks: list[Block] = [Paragraph(text + told(measured))]
+    return Section(
+        "In short", [Paragraph(text + told(measured)), Paragraph(_about_images(evaluated, galleries, drawn))]
+    )
+
+
+def _numbers(measured: Measured) -> Section:
+    """Return the numbers, which come after the first picture."""
     rows = _summary_rows(measured)
-    if rows:
-        blocks.append(
-            Table(
-                f"The run in numbers, with 95 % intervals over queries.{_counted(measured)}",
-                ("What", "Value", "95 % interval"),
-                rows,
-                numeric=frozenset({1, 2}),
-            )
-        )
-    blocks.append(Paragraph(_about_images(evaluated, galleries, drawn)))
-    return Section("In short", blocks)
+    table = Table(
+        f"The run in numbers, with 95 % intervals over queries.{_counted(measured)}",
+        ("What", "Value", "95 % interval"),
+        rows,
+        numeric=frozenset({1, 2}),
+    )
+    return Section("In numbers", [table] if rows else [])
 
 
 def told(measured: Measured) -> str:

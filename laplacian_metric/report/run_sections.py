@@ -210,10 +210,13 @@ def calibration(evaluation: Evaluation) -> Section:
         return Section("Calibration", [])
     text = (
         f"{agreed.samples:,} networks drawn from the posterior each name the class of a query's nearest neighbour. "
-        "Their agreement is the confidence. It is calibrated if 80 % are right of those queries whose confidence is "
-        f"0.8. The mean gap is {agreed.ece:.3f}."
+        "Their agreement, the share that names the most frequent class, is calibrated if 80 % are right of those "
+        f"queries whose agreement is 0.8. The mean gap is {agreed.ece:.3f}."
     )
-    return Section("Calibration", _calibrated(agreed, text, "retrieval", "confidence"))
+    return Section(
+        "Calibration of the sampled networks",
+        _calibrated(agreed, text, "retrieval", "agreement"),
+    )
 
 
 def reliability(evaluation: Evaluation) -> Section:
@@ -237,7 +240,7 @@ def _calibrated(agreed: Calibration, text: str, label: str, what: str) -> list[B
     return [
         Paragraph(text),
         Picture(
-            calibration_plot(agreed, label),
+            calibration_plot(agreed, label, what),
             alt=f"Accuracy over {what} in ten bins; the calibration error is {agreed.ece:.3f}.",
             caption=f"On the diagonal the {what} is what it says; below it is too great.",
         ),

@@ -96,7 +96,7 @@ def named(label: str, cell: Cell, drawn: int) -> str:
     return label if drawn == cell.expected else f"{label} ({drawn} of {cell.expected} seeds)"
 
 
-def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5) -> None:
+def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5, marker_scale: float = 1.0) -> None:
     """One legend for all panels, each label once."""
     entries: dict[str, Line2D | Any] = {}
     for axes in every:
@@ -111,6 +111,7 @@ def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5) -> No
         fontsize=SMALL,
         frameon=False,
         handlelength=2.4,
+        markerscale=marker_scale,
     )
 
 

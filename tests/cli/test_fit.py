@@ -424,3 +424,14 @@ def test_a_classifier_is_cut_off_unless_it_is_to_be_kept(tmp_path: Path, place: 
     assert (model.encoder.dim, model.about["settings"]["head"]) == (64, "trained")
     worked(*arguments, "--head", "keep", "--out", tmp_path / "kept")
     assert ModelFolder.load(tmp_path / "kept").encoder.dim == 12
+
+
+def test_too_few_images_to_calibrate_on_are_refused_before_anything_is_computed(
+    tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "features_of", lambda *_: pytest.fail("features were computed"))
+    said = refused(
+        *("fit", "--weights", place.weights, "--data", place.photos, "--calibrate", "--out", tmp_path / "m")
+    )
+    assert "has 12 images to calibrate on, at least 50 are needed" in said
+    assert "--validation" in said

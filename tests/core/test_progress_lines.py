@@ -37,7 +37,6 @@ def test_an_estimate_comes_first_and_then_how_far_it_is(slow: pytest.LogCaptureF
     assert slow.messages == [
         "features: 10 batches, about 60 s",
         "features: 6 of 10 batches, about 24 s left",
-        "features: 10 of 10 batches, about 0 s left",
     ]
 
 

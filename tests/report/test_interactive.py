@@ -32,7 +32,7 @@ from laplacian_metric.report.blocks import (
 from laplacian_metric.report.blocks.refusal import _Axes
 from laplacian_metric.report.blocks.scatter import HEIGHT, WIDTH
 from laplacian_metric.report.blocks.texts import attributes, data_script, plain
-from laplacian_metric.report.page import INTERACTIVE, Enhancement
+from laplacian_metric.report.page import INTERACTIVE, Enhancement, asset
 from tests.report.reading import HOSTILE, Reader
 
 PIXEL = Image("data:image/png;base64,iVBORw0KGgo=", small=True)
@@ -344,7 +344,10 @@ def test_wrong_input_is_named() -> None:
 # --- colours ---
 
 
-COLOURS = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", INTERACTIVE.style))
+LIGHT, DARK = (
+    dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part))
+    for part in asset("page.css").split("prefers-color-scheme: dark", 1)
+)
 
 
 def contrast(first: str, second: str) -> float:
@@ -365,23 +368,30 @@ def test_contrast_is_that_of_the_guidelines() -> None:
     assert contrast("#ff0000", "#ffffff") == pytest.approx(4.0, abs=0.005)
 
 
+@pytest.mark.parametrize("colours", [LIGHT, DARK])
 @pytest.mark.parametrize("name", ["text", "quiet", "right", "wrong", "accent"])
-def test_all_text_can_be_read(name: str) -> None:
-    assert contrast(COLOURS[name], COLOURS["paper"]) >= 4.5
-    assert contrast(COLOURS[name], COLOURS["panel"]) >= 4.5
+def test_all_text_can_be_read(name: str, colours: dict[str, str]) -> None:
+    assert contrast(colours[name], colours["paper"]) >= 4.5
+    assert contrast(colours[name], colours["panel"]) >= 4.5
+
+
+def test_the_dark_page_has_every_colour_of_the_light_one() -> None:
+    assert DARK.keys() == LIGHT.keys()
 
 
 def test_plots_have_the_accent_of_the_page() -> None:
-    assert COLOURS["accent"] == texts.ACCENT
+    assert LIGHT["accent"] == texts.ACCENT
 
 
 @pytest.mark.parametrize("colour", [*texts.CLASSES, texts.OOD])
 def test_all_points_can_be_seen(colour: str) -> None:
-    assert contrast(colour, COLOURS["paper"]) >= 4.5
+    assert contrast(colour, LIGHT["paper"]) >= 4.5
     assert len(set(texts.CLASSES)) == len(texts.CLASSES)
 
 
 def test_the_style_uses_no_further_colours_for_text() -> None:
     written = re.findall(r"(?<![-\w])color: ([^;]+);", INTERACTIVE.style)
     assert written
-    assert all(colour.startswith("var(--") for colour in written)
+    on_white = "#1c2430"  # the legend's, whose ground stays white for the colours of the points
+    assert contrast(on_white, "#ffffff") >= 4.5
+    assert all(colour == on_white or colour.startswith("var(--") for colour in written)

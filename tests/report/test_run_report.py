@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.report import Page
-from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter
+from laplacian_metric.report import Page, latent
+from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter, texts
 from laplacian_metric.report.evaluated import Evaluated, Uncertainties, measure
 from laplacian_metric.report.page import Picture, Table
+from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_plots import drawable
 from laplacian_metric.report.run_report import run_report, told
@@ -49,18 +51,50 @@ def page(run: Evaluated) -> Page:
 # --- what is on the page ---
 
 
+def test_a_picture_comes_before_the_first_table(page: Page) -> None:
+    html = page.html()
+    assert 0 < html.index("<svg") < html.index("<table")
+
+
+def test_the_sphere_has_the_colours_and_the_order_of_the_map(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, str]] = []
+    own = latent._classes
+
+    def noted(*arguments: Any) -> Any:
+        found = own(*arguments)
+        drawn.extend((label, colour) for label, _, _, colour, _ in found if label >= 0)
+        return found
+
+    monkeypatch.setattr(latent, "_classes", noted)
+    run_report(evaluated(dim=3), resamples=0)
+    assert set(drawn) == {(label, texts.class_look(label)[0]) for label in range(3)}
+
+
+def test_wide_pictures_are_scrolled(page: Page) -> None:
+    narrow, wide = (Picture(as_png(Figure((inches, 2), dpi=100)), "a", "b").html() for inches in (7, 9))
+    assert "scroll" not in narrow
+    assert '<div class="scroll wide">' in wide
+
+
+def test_confidence_is_no_name_for_agreement(page: Page) -> None:
+    assert "confidence" not in re.sub(r"<style>.*?</style>", "", page.html(), flags=re.DOTALL).lower()
+
+
 def test_the_whole_page(page: Page) -> None:
     html = page.html()
     reader = Reader(html)
     assert titles(page) == [
         "In short",
         "What refusing is worth",
+        "In numbers",
         "Which images cannot be trusted",
         "The embedding",
         "Out-of-distribution images",
         "Concentration",
         "Does the uncertainty find the errors?",
-        "Calibration",
+        "Calibration of the sampled networks",
         "Is the posterior to be trusted?",
         "About this run",
     ]
