@@ -31,7 +31,7 @@ def test_every_picture_is_drawn(
     monkeypatch.setattr(sys, "argv", ["explain", "--out", str(tmp_path)])
     explain.main()
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    others = {"trust.png"}  # experiments.trust draws it, from results of full data sets
+    others = {"trust.png", "which_score.png"}  # drawn from results of full data sets
     assert drawn.keys() | others == {path.name for path in (root / "docs" / "pictures").iterdir()}
     for picture in drawn.values():
         assert picture.startswith(b"\x89PNG")
