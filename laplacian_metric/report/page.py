@@ -115,7 +115,7 @@ class Picture:
     def html(self) -> str:
         data = base64.b64encode(self.png).decode("ascii")
         # What is wider than a telephone can show is scrolled there, so that its text can be read.
-        wide = ' class="scroll wide"' if int.from_bytes(self.png[16:20]) > WIDE else ""
+        wide = ' class="scroll wide"' if int.from_bytes(self.png[16:20], "big") > WIDE else ""
         return (
             f'<figure><div{wide}><img src="data:image/png;base64,{data}" alt="{escape(self.alt)}"></div>\n'
             f"<figcaption>{escape(self.caption)}</figcaption></figure>"

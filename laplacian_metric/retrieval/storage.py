@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from laplacian_metric.core import artifact
@@ -170,4 +171,28 @@ def _read_faiss(opened: artifact.Artifact[IndexManifest], kind: Kind) -> Any:
             f"{FAISS} in {opened.folder} is not the one that the manifest describes: it holds {built.ntotal} vectors "
             f"of {built.d} dimensions as {type(built).__name__}"
         )
+    if not np.array_equal(np.sort(_rows_of(module, built)), np.arange(manifest.count)):
+        raise DamagedIndexError(
+            f"{FAISS} in {opened.folder} does not lead to each item once: build the index again"
+        )
     return built
+
+
+def _rows_of(module: Any, built: Any) -> NDArray[np.int64]:
+    """Return the items that FAISS' lists lead to; of a graph all of them, or none if a link leads elsewhere."""
+    if hasattr(built, "hnsw"):
+        graph, rows = built.hnsw, np.arange(built.ntotal)
+        links, offsets = module.vector_to_array(graph.neighbors), module.vector_to_array(graph.offsets)
+        whole = (
+            len(module.vector_to_array(graph.levels)) == built.ntotal == len(offsets) - 1
+            and offsets[0] == 0
+            and offsets[-1] == len(links)
+            and bool((np.diff(offsets.astype(np.int64)) >= 0).all())
+            and (not len(links) or -1 <= links.min() <= links.max() < built.ntotal)
+            and -1 <= graph.entry_point < built.ntotal
+        )
+        return rows if whole else rows[:0]
+    lists = built.invlists
+    sizes = [lists.list_size(number) for number in range(lists.nlist)]
+    parts = [module.rev_swig_ptr(lists.get_ids(number), size) for number, size in enumerate(sizes) if size]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

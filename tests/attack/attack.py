@@ -6,7 +6,9 @@ at a reduced size and demands that every count is complete.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -401,10 +403,10 @@ def _image(path: Path, generator: np.random.Generator) -> None:
     Image.fromarray(generator.integers(0, 256, (28, 28), dtype=np.uint8)).save(path)
 
 
-def _damaged(content: bytes, generator: np.random.Generator) -> bytes:
+def _damaged(content: bytes, generator: np.random.Generator, kinds: Sequence[int] = range(5)) -> bytes:
     """Some bytes changed, cut off, doubled or put in between."""
     changed = bytearray(content)
-    kind = int(generator.integers(5))
+    kind = int(generator.choice(list(kinds)))
     place = int(generator.integers(max(1, len(changed))))
     if kind == 0:
         for _ in range(int(generator.integers(1, 8))):
@@ -442,6 +444,71 @@ def models(trials: int) -> Count:
     return count
 
 
+# --- FAISS' files ---
+
+SEARCHER = """
+import sys
+import numpy as np
+from laplacian_metric import retrieval
+for line in sys.stdin:
+    try:
+        index = retrieval.load(line.strip())
+        answers = index.query(index.items, k=3)
+        rows = np.asarray(answers.ids)
+        known = set(index.ids.tolist()) | {-1}
+        print("read" if set(rows.ravel().tolist()) <= known else "answers that are no items", flush=True)
+    except (ValueError, OSError, MemoryError) as error:
+        print("refused" if str(error) else repr(error), flush=True)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+def faiss_files(trials: int) -> Count:
+    """Altered FAISS files whose digest was computed again: refused, or searched, in another process."""
+    count = Count("altered FAISS files with a recomputed digest")
+    generator = np.random.default_rng(2)
+    searcher: subprocess.Popen[str] | None = None
+    with tempfile.TemporaryDirectory() as place:
+        for trial in range(trials):
+            kind = ("hnsw", "ivf")[trial % 2]
+            copy = Path(shutil.copytree(FORMATS / "index" / kind, Path(place) / f"{kind}-{trial}"))
+            content = _damaged((copy / "index.faiss").read_bytes(), generator, (0, 0, 0, 1, 2))
+            (copy / "index.faiss").write_bytes(content)
+            manifest = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+            manifest.pop("digest")
+            entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            manifest["files"]["index.faiss"] = entry
+            manifest["digest"] = digest_of_dict(manifest)
+            (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+            if searcher is None or searcher.poll() is not None:
+                searcher = subprocess.Popen(
+                    [sys.executable, "-c", SEARCHER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    cwd=Path(__file__).parents[2],
+                )
+            assert searcher.stdin is not None
+            assert searcher.stdout is not None
+            searcher.stdin.write(f"{copy}\n")
+            searcher.stdin.flush()
+            try:
+                with time_limit(SECONDS):
+                    end = searcher.stdout.readline().strip()
+            except TimeoutError:
+                searcher.kill()
+                end = "hangs"
+            end = end or f"ended by signal {-searcher.wait()}"
+            count.add(f"{kind} {trial}", end, end in ("read", "refused"))
+            shutil.rmtree(copy)
+        if searcher is not None:
+            searcher.kill()
+            searcher.wait()
+    return count
+
+
 FULL: dict[str, Callable[[], Count]] = {
     "threads": lambda: threads(36),
     "kills": lambda: kills(20),
@@ -449,9 +516,44 @@ FULL: dict[str, Callable[[], Count]] = {
     "disk full": disk_full,
     "malformed": lambda: malformed(100),
     "models": lambda: models(400),
+    "faiss": lambda: faiss_files(400),
 }
 
-if __name__ == "__main__":
-    for attack in [FULL[name] for name in sys.argv[1:]] or FULL.values():
-        sys.stdout.write(f"{attack()}\n")
+
+def page(counts: Sequence[Count]) -> str:
+    """Return what was counted as Markdown."""
+    lines = [
+        "# Attacks",
+        "",
+        "Made by `python -m tests.attack.attack --out figures/attack.md`, which takes some minutes. A trial behaves if",
+        "it ends with the right result or is refused in a line or two: no silent error, traceback, hang or signal.",
+        "",
+        "| attack | behaved | how the trials ended |",
+        "|---|---|---|",
+    ]
+    for count in counts:
+        ends = ", ".join(f"{number:,} {end}" for end, number in sorted(count.ends.items()) if len(end) < 40)
+        lines.append(f"| {count.name} | {count.good:,} of {count.trials:,} | {ends} |")
+    wrong = [f"- {count.name}: {text[:200]}" for count in counts for text in count.wrong]
+    return "\n".join([*lines, "", *(wrong or ["No trial misbehaved."])]) + "\n"
+
+
+def main() -> None:
+    """Run attacks by name, or all of them; print the counts, and write a page of them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=", ".join(FULL))
+    parser.add_argument("--out", type=Path, help="the page")
+    options = parser.parse_args()
+    counts = []
+    for name in options.names or FULL:
+        counts.append(FULL[name]())
+        sys.stdout.write(f"{counts[-1]}\n")
         sys.stdout.flush()
+        if options.out is not None:
+            options.out.write_text(page(counts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

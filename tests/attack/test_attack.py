@@ -17,6 +17,7 @@ SHORT: dict[str, Callable[[], Count]] = {
     "disk full": lambda: attack.disk_full((600,)),
     "malformed": lambda: attack.malformed(1),
     "models": lambda: attack.models(12),
+    "faiss": lambda: attack.faiss_files(12),
 }
 
 

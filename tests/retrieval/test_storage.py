@@ -385,3 +385,22 @@ def test_promises_are_kept_by_a_stored_index(tmp_path: Path) -> None:
     assert (np.array(covered) >= inside).all()
     alone = sets.sizes == 1
     assert (np.array(covered)[~alone] == inside[~alone]).all()
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_lists_and_links_that_lead_to_no_item_are_refused(kind: str, tmp_path: Path) -> None:
+    faiss = pytest.importorskip("faiss")
+    mean = np.tile(np.eye(4, dtype=np.float32), (50, 1)) + np.linspace(0, 0.1, 800, dtype=np.float32).reshape(
+        200, 4
+    )
+    mean /= np.linalg.norm(mean, axis=1, keepdims=True)
+    index = Index(Items(mean, np.ones(200), np.ones(200), None, source="a4f0"), kind=kind)
+    if kind == "ivf":
+        size = index.built.invlists.list_size(0)
+        rows = faiss.rev_swig_ptr(index.built.invlists.get_ids(0), size)
+    else:
+        rows = faiss.rev_swig_ptr(index.built.hnsw.neighbors.data(), index.built.hnsw.neighbors.size())
+    rows[0] = 10**6  # in FAISS' own memory
+    save(index, tmp_path / "index")
+    with pytest.raises(DamagedIndexError, match="does not lead to each item once"):
+        load(tmp_path / "index")
