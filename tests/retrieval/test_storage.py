@@ -402,5 +402,5 @@ def test_lists_and_links_that_lead_to_no_item_are_refused(kind: str, tmp_path: P
         rows = faiss.rev_swig_ptr(index.built.hnsw.neighbors.data(), index.built.hnsw.neighbors.size())
     rows[0] = 10**6  # in FAISS' own memory
     save(index, tmp_path / "index")
-    with pytest.raises(DamagedIndexError, match="does not lead to each item once"):
+    with pytest.raises(DamagedIndexError, match=r"does not lead to each item once|out of range"):
         load(tmp_path / "index")
