@@ -23,7 +23,7 @@ from pathlib import Path
 from experiments.transcript import cleaned, shortened
 from laplacian_metric.core.files import atomic_write
 
-KINDS, EACH, OTHERS = 9, 60, 12  # kinds of fruit, photographs of each, and photographs of each other kind
+KINDS, EACH, OTHERS = 9, 90, 12  # kinds of fruit, photographs of each, and photographs of each other kind
 WEIGHTS = "resnet50_imagenet_v1.safetensors"
 
 # What is said before each command.
@@ -34,7 +34,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "A posterior, and a calibrated probability that the nearest photograph is right.",
-        "lam fit --encoder resnet50-gem-v1 --weights resnet50.safetensors --image-size 128 --data photos --calibrate"
+        "lam fit --encoder resnet50-gem-v1 --weights resnet50.safetensors --image-size 64 --data photos --calibrate"
         " --cache features --out model",
     ),
     (
@@ -43,15 +43,15 @@ STEPS: tuple[tuple[str, str], ...] = (
     ),
     (
         "What is it worth, on photographs that it has not seen, and on other fruit?",
-        "lam evaluate model photos:test --ood others --out diagonal.json",
+        "lam evaluate model photos:test --ood others --out trust.json",
     ),
     (
-        "Is another structure of the posterior better? The features are kept, so that this is quick.",
-        "lam fit --encoder resnet50-gem-v1 --weights resnet50.safetensors --image-size 128 --data photos"
-        " --no-confidence --structure lowrank --cache features --out lowrank-model",
+        "Is the posterior's own uncertainty, 1/kappa, better than that probability? The features are kept.",
+        "lam fit --encoder resnet50-gem-v1 --weights resnet50.safetensors --image-size 64 --data photos"
+        " --no-confidence --structure lowrank --cache features --out posterior",
     ),
-    ("", "lam evaluate lowrank-model photos:test --ood others --out lowrank.json"),
-    ("", "lam compare diagonal.json lowrank.json"),
+    ("", "lam evaluate posterior photos:test --ood others --out kappa.json"),
+    ("", "lam compare trust.json kappa.json"),
     ("A page to look at, and to send.", "lam report model photos:test --ood others --out report"),
     (
         "An index. One photograph is there twice.",

@@ -80,5 +80,5 @@ def _row(difference: Difference) -> tuple[str, str, str, str, str]:
     seeds = ", ".join(map(str, difference.seeds))
     over = f"seeds {seeds}" if difference.paired is not None else f"seed {seeds}"
     if difference.interval is not None:
-        over += ", the same queries" if difference.same_queries else ", separate queries"
+        over += ", the same queries" if difference.same_queries else ", queries drawn apart"
     return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, over

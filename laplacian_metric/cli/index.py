@@ -102,7 +102,8 @@ def _once(gallery: Dataset, drop: bool) -> Dataset:
     named = ", ".join(pairs[:NAMED]) + (", ..." if len(pairs) > NAMED else "")
     other = [] if names is None else [row for row, first in repeated.items() if names[row] != names[first]]
     classes = f", {len(other)} of them with another class than the first" if other else ""
-    text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} are repeats{classes} ({named})"
+    are = "is a repeat" if len(repeated) == 1 else "are repeats"
+    text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} {are}{classes} ({named})"
     if not drop:
         common.warn(
             f"warning: {text}: each finds its copy, so that answers look surer than they are; "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from laplacian_metric.retrieval.replies import Reply
 
 
-LISTED = 100  # refused queries that are listed one by one
+LISTED = 20  # refused queries that are listed one by one
 
 
 def query(
@@ -73,9 +73,6 @@ def _show(replies: list[Reply]) -> None:
     refused = [reply for reply in replies if reply.answered is False]
     for reply in replies:
         name = reply.query
-        if reply.answered is False and (reply.matches or len(refused) <= LISTED):
-            rows.append((name, f"refused: {reply.reason}", "", "", ""))
-            name = ""
         for match in reply.matches:
             right = common.number(reply.probability) if match is reply.matches[0] and reply.trust else ""
             numbers = (common.number(match.similarity), common.number(match.probability))
@@ -84,7 +81,12 @@ def _show(replies: list[Reply]) -> None:
     header = ["query", "answer", "similarity", "match probability", "nearest is right"]
     if not any(reply.trust for reply in replies):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    common.show(common.table(header, rows, slice(2, None)))
+    if rows:
+        common.show(common.table(header, rows, slice(2, None)))
+    # Reasons are long: in the same table they would make every line as long.
+    listed = [(reply.query, f"refused: {reply.reason}") for reply in refused[:LISTED]]
+    if listed:
+        common.show(common.table(("query", "reason"), listed, slice(2, None)))
     if len(refused) > LISTED:
-        common.show(f"{len(refused)} queries are refused; --json lists each with its reason")
+        common.show(f"... {len(refused)} queries are refused in all; --json lists each with its reason")
     common.show(f"{len(replies) - len(refused)} of {len(replies)} queries answered")

@@ -25,6 +25,7 @@ from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 HEADS = ("keep", "trained", "whitening", "identity")
+FEW_ERRORS = 10  # of validation images, below which a calibration is hardly more than a constant
 DIM = 64  # of a head that is trained or whitens, unless it is given
 
 
@@ -165,6 +166,7 @@ def fit_model(
         trust = Trust.fit(
             gallery, (queries.features.float().cpu(), class_labels(_needed(validation))), lam=lam
         )
+        _warn_if_few_errors(lam, _needed(held_out), train_features)
     seen = {"train": train.digests()}
     if validation is not None:
         seen["validation"] = validation.digests()
@@ -181,6 +183,20 @@ def fit_model(
         seen,
         trust,
     )
+
+
+def _warn_if_few_errors(lam: LAM, held_out: Features, train: Features) -> None:
+    """Say so if a calibration has seen hardly any wrong answers."""
+    z, gallery = (lam.embed_features(features).point.cpu() for features in (held_out, train))
+    right = metrics.rank(z, held_out.labels.cpu(), 1, database=gallery, database_labels=train.labels.cpu())
+    wrong = int((right.first_is_right() == 0).sum())
+    if wrong < FEW_ERRORS:
+        LOGGER.warning(
+            "only %d of the %d validation images have a wrong nearest image, so that the probability has learned little"
+            " about wrong answers: calibrate on more images, or on harder ones",
+            wrong,
+            len(held_out),
+        )
 
 
 def _needed(held_out: T | None) -> T:
