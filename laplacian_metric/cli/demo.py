@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from laplacian_metric.cli import common, options
-from laplacian_metric.demo.compute import ALPHA, EPOCHS, REPORT_NAME
 
 if TYPE_CHECKING:
     from laplacian_metric.demo.compute import DemoResult
@@ -21,17 +20,24 @@ def demo(
         typer.Option("--force", help="Accept a folder that is not empty; only its report.html is replaced."),
     ] = False,
     seed: options.Seed = 0,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = EPOCHS,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training images; by default 25.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a small network on installed images and write a page about which of its answers can be trusted.
 
     Example: lam demo --out demo-report
     """
+    from laplacian_metric.demo.compute import EPOCHS, REPORT_NAME
     from laplacian_metric.demo.run import run_demo
 
     result = run_demo(
-        out, force=force, seed=seed, epochs=epochs, on_stage=lambda stage: common.note(f"{stage} ...")
+        out,
+        force=force,
+        seed=seed,
+        epochs=epochs or EPOCHS,
+        on_stage=lambda stage: common.note(f"{stage} ..."),
     )
     figures = _figures(result)
     if as_json:
@@ -67,6 +73,8 @@ def _figures(result: DemoResult) -> dict[str, Any]:
 
 def _rows(figures: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the figures in words."""
+    from laplacian_metric.demo.compute import ALPHA
+
     rows = [
         ("wrong answers if every query is answered", f"{figures['error']:.1%}"),
         ("calibration error of the probability that an answer is right", f"{figures['probability_ece']:.3f}"),

@@ -112,7 +112,8 @@ class UncertainSentenceTransformer:
             seed: of the training's batches.
             validation: at least 50 other texts and their labels, which calibrate a `Trust` over ``sentences`` as the
                 gallery: `trust` answers with it, and the uncertainty becomes 1 less its probability that the nearest
-                sentence has the same label. Without them the uncertainty is that of the posterior.
+                sentence has the same label. Without them the uncertainty is that of the posterior, which on real texts
+                ranked wrong matches worse than chance (figures/sentences.md).
             options: of `LAM`, such as ``structure``; with ``prior_precision`` none is chosen.
         """
         if isinstance(model, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
@@ -23,6 +24,7 @@ from laplacian_metric.metrics.query_records import QueryRecord, images_digest
 from laplacian_metric.report.evaluated import Evaluated, measure
 from laplacian_metric.trust import Answer
 
+LOGGER = logging.getLogger(__name__)
 FORMAT: Final = "laplacian_metric evaluation"
 SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
 CONSEQUENCE = "the figures are better than those of new images will be"
@@ -238,6 +240,14 @@ def _evaluated(
     outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
     labels = class_labels(source)
     if model.trust is not None:
+        calibrated_over = len(model.trust.gallery.features.rows)
+        if 2 * len(inside.rows) < calibrated_over:
+            LOGGER.warning(
+                "the probability was calibrated over %d images and is judged here among %d, where neighbours are"
+                " further away: it is less well calibrated than in an index of as many images; evaluate on more",
+                calibrated_over,
+                len(inside.rows),
+            )
         trust = model.trust.with_gallery(inside.rows, labels)
         inside = inside.answered(trust.items())
         outside = {name: images.answered(trust(images.rows)) for name, images in outside.items()}

@@ -211,3 +211,12 @@ def test_asking_for_trust_does_not_import_torch(folder: Path, index: Path, root:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_probability_that_is_judged_among_far_fewer_images_is_said_to_be(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    features, labels = clusters(40, seed=8)
+    np.savez(tmp_path / "few.npz", features=features, labels=labels)
+    worked("evaluate", folder / "model", tmp_path / "few.npz", "--samples", 0, "--resamples", 0)
+    assert "is judged here among 40" in caplog.text
