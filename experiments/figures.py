@@ -9,7 +9,6 @@ sets; without it they are left out. A figure none of whose cells has what it sho
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
 from experiments.images import ImagesOfResults
-from experiments.tables import HERE
+from experiments.tables import results_parser
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.lookup import MissingDataError
@@ -250,16 +249,8 @@ def write_figure(figure: FigureDescription, material: Material, out: Path) -> bo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw all figures, or those asked for."""
-    parser = argparse.ArgumentParser(description="Draw the figures from result files.")
-    parser.add_argument(
-        "--results", type=Path, default=Path("figures/results"), help="folder of result files"
-    )
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="figures go to OUT/plots")
+    parser = results_parser("Draw the figures from result files.", "figures go to OUT/plots")
     parser.add_argument("--data", type=Path, help="folder of the data sets, for pictures of images")
-    parser.add_argument(
-        "--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each figure"
-    )
-    parser.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="draw only these figures")
     options = parser.parse_args(arguments)
     try:

@@ -14,7 +14,6 @@ What has not been run is left out, and the command says so. The cells are run by
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
 from experiments.figures import looks_of
-from experiments.tables import HERE, write_table
+from experiments.tables import results_parser, write_table
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.report.descriptions import TableDescription, read_published, read_tables
 from laplacian_metric.report.plane import bin_curves, own_bins, plane_maps
@@ -121,13 +120,7 @@ def make(results: Sequence[Result], out: Path, tables: Path, published: Path) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the tables and the pictures."""
-    parser = argparse.ArgumentParser(description="Make the tables and pictures of N-digit MNIST.")
-    parser.add_argument(
-        "--results", type=Path, default=Path("figures/results"), help="folder of result files"
-    )
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="for OUT/tables and OUT/plots")
-    parser.add_argument("--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each table")
-    parser.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
+    parser = results_parser("Make the tables and pictures of N-digit MNIST.", "for OUT/tables and OUT/plots")
     options = parser.parse_args(arguments)
     try:
         paths = make(read_results(options.results), options.out, options.tables, options.published)

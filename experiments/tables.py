@@ -58,15 +58,21 @@ def write_table(
     return True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write all tables, or those asked for."""
-    parser = argparse.ArgumentParser(description="Make the tables from result files.")
+def results_parser(description: str, out: str) -> argparse.ArgumentParser:
+    """Return a parser that knows where results, descriptions and published numbers are, and where output goes."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--results", type=Path, default=Path("figures/results"), help="folder of result files"
     )
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="tables go to OUT/tables")
-    parser.add_argument("--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each table")
+    parser.add_argument("--out", type=Path, default=Path("figures"), help=out)
+    parser.add_argument("--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each")
     parser.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write all tables, or those asked for."""
+    parser = results_parser("Make the tables from result files.", "tables go to OUT/tables")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="make only these tables")
     options = parser.parse_args(arguments)
     try:

@@ -27,8 +27,8 @@ from experiments.frozen import embedded, features, trained
 from laplacian_metric import metrics
 from laplacian_metric.data import Dataset
 from laplacian_metric.methods import make
-from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.nearest import rank_by
+from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.sparsification import error_auroc, sparsify
 from laplacian_metric.training import TrainingOptions
 

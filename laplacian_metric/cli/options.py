@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Take the defaults of this command's options from a file; options on the command line win."""
     if path is None or ctx.resilient_parsing:
         return path
-    from laplacian_metric.core.checked import read_yaml
+    from laplacian_metric.core.checked import near, read_yaml
 
     try:
         content = read_yaml(path)
@@ -36,10 +35,8 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     for key, value in content.items():
         name = str(key).replace("_", "-")
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(names))}"
             raise typer.BadParameter(
-                f"{path.name} has {key!r}, which is no option of {ctx.info_name}; {hint}"
+                f"{path.name} has {key!r}, which is no option of {ctx.info_name}; {near(name, sorted(names))}"
             )
         defaults[names[name]] = value
     ctx.default_map = {**(ctx.default_map or {}), **defaults}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
-
-from hessians.choices import Choice
 
 
 def positive(name: str, value: float | None) -> float | None:
@@ -65,6 +64,32 @@ def one_of(choices: Iterable[object], **values: object) -> None:
             raise ValueError(f"{name} is {value!r}, one of {', '.join(map(repr, known))} is needed")
 
 
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return the question that names the nearest of the known names, with a space behind it; nothing without one.
+
+    Example:
+        >>> hint("resnet5", ["resnet50", "vit"])
+        "did you mean 'resnet50'? "
+    """
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def check_known(noun: str, name: str, known: Iterable[str], also: str = "") -> None:
+    """Refuse a name that is not known; the error lists those that are, and what else there is.
+
+    Example:
+        >>> check_known("network", "resnet5", ["resnet50"], ", timm:NAME")
+        Traceback (most recent call last):
+        ...
+        ValueError: no network is called 'resnet5'; did you mean 'resnet50'? there are: resnet50, timm:NAME
+    """
+    names = list(known)
+    if name not in names:
+        nearest = hint(str(name).lower().replace("_", "-"), names) or hint(str(name), names)
+        raise ValueError(f"no {noun} is called {name!r}; {nearest}there are: {', '.join(names)}{also}")
+
+
 def parse_choices(options: Any) -> None:
     """Put the member of its `Choice` in place of the word in every such field of a dataclass; None stays.
 
@@ -76,6 +101,8 @@ def parse_choices(options: Any) -> None:
         >>> loss.distance
         <Distance.EUCLIDEAN: 'euclidean'>
     """
+    from hessians.choices import Choice  # with torch, which checks of names do without
+
     hints = get_type_hints(type(options))
     for field in fields(options):
         value, hint = getattr(options, field.name), hints[field.name]

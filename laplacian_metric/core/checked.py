@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+
+from laplacian_metric.core.arguments import hint
 
 Model = TypeVar("Model", bound=BaseModel)
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -127,8 +128,7 @@ def near(name: str, known: Iterable[str]) -> str:
         ("did you mean 'AUROC'?", 'there are: ECE, AUROC')
     """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
+    return hint(name, names).rstrip() or f"there are: {', '.join(names)}"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
+
+from laplacian_metric.core.arguments import check_known, hint
 
 T = TypeVar("T")
 
@@ -48,9 +49,7 @@ class Registry(Generic[T]):
         """Return the class of a name."""
         if name in self._registered:
             return self._registered[name]
-        if name not in self._places:
-            hint = _hint(str(name).lower().replace("_", "-"), self.names())
-            raise ValueError(f"no {self.noun} is called {name!r}; {hint}there are: {', '.join(self.names())}")
+        check_known(self.noun, name, self.names())
         module, attribute = self._places[name].split(":")
         kind: type[T] = getattr(importlib.import_module(module), attribute)
         return kind
@@ -62,10 +61,5 @@ class Registry(Generic[T]):
         for option in options:
             if option not in known:
                 has = f"it has: {', '.join(known)}" if known else "it has none"
-                raise ValueError(f"{name} has no option {option!r}; {_hint(option, known)}{has}")
+                raise ValueError(f"{name} has no option {option!r}; {hint(option, known)}{has}")
         return kind(**options)
-
-
-def _hint(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import os
@@ -14,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
+from laplacian_metric.core.arguments import check_known
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.data.lookup import MissingDataError, data_folders
@@ -153,10 +153,7 @@ def load(
 
 
 def _source(name: str) -> Source:
-    if name not in _MODULES:
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), _MODULES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no data set is called {name!r}; {hint}there are: {', '.join(_MODULES)}")
+    check_known("data set", name, _MODULES)
     return cast(Source, importlib.import_module(f"laplacian_metric.data.sources.{_MODULES[name]}"))
 
 

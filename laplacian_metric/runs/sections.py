@@ -19,6 +19,7 @@ from pydantic import (
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric import losses, methods
+from laplacian_metric.core.arguments import check_known
 from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
 from laplacian_metric.data.lookup import MissingDataError, data_folders
@@ -222,14 +223,7 @@ class NetworkSection(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in encoder_names() and name.partition(":")[0] not in LIBRARIES:
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, encoder_names(), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(
-                f"no network is called {name!r}; {hint}there are: {', '.join(encoder_names())}, timm:NAME and "
-                "torchvision:NAME"
-            )
+            check_known("network", name, encoder_names(), ", timm:NAME and torchvision:NAME")
         return name
 
     @field_validator("weights")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.choices import Choice
-from laplacian_metric.core.arguments import at_least, not_negative, parse_choices, positive
+from laplacian_metric.core.arguments import at_least, check_known, not_negative, parse_choices, positive
 from laplacian_metric.core.method import all_pairs
 from laplacian_metric.encoder.precision import Precision
 
@@ -199,15 +199,10 @@ def dealt_pairs(u: Tensor, labels: Tensor) -> Pairs:
 
 def make_miner(name: str, settings: dict[str, Any]) -> Any:
     """A miner of pytorch-metric-learning by the name of its class."""
-    import difflib
-
     from pytorch_metric_learning import miners
 
     known = [entry for entry in dir(miners) if entry.endswith("Miner") and not entry.startswith("Base")]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no miner is called {name!r}; {hint}there are: {', '.join(known)}")
+    check_known("miner", name, known)
     try:
         return getattr(miners, name)(**settings)
     except TypeError as error:

@@ -58,9 +58,6 @@ class PlainTripletLearner(TripletLearner):
         squared = pairwise(F.normalize(self.encoder.raw(inputs)))
         return triplet_hinge(squared, self.triplets(squared, labels), self.method.margin)
 
-    def mined_points(self, inputs: Any) -> Tensor:
-        return F.normalize(self.encoder.raw(inputs))
-
     def points(self, inputs: Any) -> Tensor:
         return self.encoder.raw(inputs)
 
@@ -117,9 +114,6 @@ class TripletRegressionLearner(TripletLearner):
         u, noise = self.network(inputs)
         squared = pairwise(F.normalize(u))
         return triplet_regression(squared, noise, self.triplets(squared, labels), self.method.margin)
-
-    def mined_points(self, inputs: Any) -> Tensor:
-        return F.normalize(self.network.encoder.raw(inputs))
 
     def points(self, inputs: Any) -> Tensor:
         return self.network.encoder.raw(inputs)

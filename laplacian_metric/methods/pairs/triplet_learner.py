@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hessians.choices import Choice
 from laplacian_metric.core.arguments import at_least, not_negative, parse_choices
@@ -109,7 +109,7 @@ class TripletMethod(Method):
 class TripletLearner(Learner):
     """A learner whose batches are mined out of a cache, or whose triplets out of a batch.
 
-    Subclasses give `mined_points`, by whose distances triplets are hard.
+    Triplets are hard by the distances of `mined_points`.
     """
 
     def __init__(self, module: nn.Module, method: TripletMethod) -> None:
@@ -127,9 +127,9 @@ class TripletLearner(Learner):
             only_hard = self.options.mining is Mining.CACHE
         return self.options.margin if only_hard else None
 
-    @abstractmethod
     def mined_points(self, inputs: Any) -> Tensor:
-        """The means (N, Z) whose distances the loss compares."""
+        """Return the points (N, Z) whose distances the loss compares: those of length 1."""
+        return F.normalize(self.points(inputs))
 
     def choose(self, images: Dataset, rows: Sequence[Tensor]) -> list[Tensor]:
         def points(batch: Batch) -> Tensor:
