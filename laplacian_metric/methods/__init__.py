@@ -26,7 +26,7 @@ _METHODS: Registry[Method] = Registry(
         "laplace": f"{_FAMILIES}.laplace.laplace:Laplace",
         "online-laplace": f"{_FAMILIES}.laplace.online:OnlineLaplace",
         "triplet": f"{_FAMILIES}.pairs.triplet:Triplet",
-        "triplet-regression": f"{_FAMILIES}.pairs.triplet_regression:TripletRegression",
+        "triplet-regression": f"{_FAMILIES}.pairs.triplet:TripletRegression",
         "btl": f"{_FAMILIES}.pairs.btl:BTL",
         "softmax": f"{_FAMILIES}.softmax.softmax:Softmax",
         "softmax-ensemble": f"{_FAMILIES}.softmax.softmax:SoftmaxEnsemble",
