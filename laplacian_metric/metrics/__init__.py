@@ -16,6 +16,7 @@ from laplacian_metric.metrics.calibration import (
     reliability,
     retrieval_ece,
 )
+from laplacian_metric.metrics.classification import clustering_nmi, knn_accuracy, linear_probe, weighted_votes
 from laplacian_metric.metrics.evaluation import Evaluation, Uncertainties, evaluate, evaluate_ranking
 from laplacian_metric.metrics.out_of_distribution import (
     crop_test,
@@ -55,6 +56,7 @@ __all__ = [
     "Uncertainties",
     "ausc",
     "bootstrap",
+    "clustering_nmi",
     "compare_paired",
     "consensus",
     "crop_test",
@@ -63,7 +65,9 @@ __all__ = [
     "evaluate",
     "evaluate_ranking",
     "feature_norm",
+    "knn_accuracy",
     "label_entropy",
+    "linear_probe",
     "mahalanobis_distance",
     "map_at_k",
     "map_at_r",
@@ -84,4 +88,5 @@ __all__ = [
     "roc",
     "sparsify",
     "trivial_scores",
+    "weighted_votes",
 ]

@@ -25,6 +25,7 @@ from laplacian_metric.metrics.calibration import (
     probability_bins,
     reliability,
 )
+from laplacian_metric.metrics.classification import check_classes, classified, clustering_nmi
 from laplacian_metric.metrics.json_types import Number, Numbers, OrEmpty, Vector
 from laplacian_metric.metrics.out_of_distribution import SUREST, Roc, crop_outcome, detection_statistics, roc
 from laplacian_metric.metrics.positives import Labels, Positives
@@ -230,6 +231,10 @@ def evaluate(
     classes: Tensor | None = None,
     scores: Mapping[str, Uncertainties] | None = None,
     probability: Tensor | None = None,
+    neighbours: int | None = None,
+    features: Tensor | None = None,
+    database_features: Tensor | None = None,
+    clusters: int | None = None,
     ks: Sequence[int] = (1, 5, 10),
     normalisation: Normalisation = "min",
     resamples: int = 1000,
@@ -251,6 +256,9 @@ def evaluate(
         scores: other uncertainties by name, such as trivial scores; they get no intervals. "own" is the method's again,
             in place of the arguments above.
         probability: (Q,), predicted, that the nearest item is right.
+        neighbours: so many of the gallery vote for a query's class (`weighted_votes`): "knn@200" for 200.
+        features, database_features: (Q, H) and (M, H), of a linear classifier (`linear_probe`): "linear probe".
+        clusters: of k-means, compared with the classes (`clustering_nmi`): "nmi"; 0 for as many as there are classes.
         ks: of recall@k, map@k and ece@k.
         normalisation: of map@k, see `Ranking.average_precision`.
         resamples: draws of the bootstrap; 0 leaves the intervals out.
@@ -280,9 +288,18 @@ def evaluate(
                 "samples are given, but neighbours can only agree on a class: pass labels, not positives"
             )
         agreed = consensus(samples, labels, database=database_samples, database_labels=database_labels)
+    known = None if isinstance(labels, Positives) else labels
+    correct = classified(
+        embeddings, known, database, database_labels, neighbours, features, database_features
+    )
+    nmi = None
+    if clusters is not None:
+        nmi = clustering_nmi(embeddings, check_classes(known), clusters=clusters or None)
     return evaluate_ranking(
         ranking,
         uncertainty,
+        correct=correct,
+        nmi=nmi,
         agreed=agreed,
         ood_uncertainty=ood_uncertainty,
         crop_uncertainty=crop_uncertainty,
@@ -302,6 +319,8 @@ def evaluate_ranking(
     ranking: Ranking | None,
     uncertainty: Tensor | None = None,
     *,
+    correct: Mapping[str, Tensor] | None = None,
+    nmi: float | None = None,
     agreed: Consensus | None = None,
     ood_uncertainty: Tensor | Mapping[str, Tensor] | None = None,
     crop_uncertainty: Tensor | None = None,
@@ -316,6 +335,8 @@ def evaluate_ranking(
     generator: torch.Generator | None = None,
 ) -> Evaluation:
     """Return the same of a search that was done before; without one (None), what needs no retrieval.
+
+    ``correct`` has for each classifier by name whether it is right about each query (Q,).
 
     Example:
         >>> from laplacian_metric.metrics.ranking import rank
@@ -345,6 +366,14 @@ def evaluate_ranking(
     groups = {
         name: _score_groups(score, ranking, ks, label_entropy, classes) for name, score in scores.items()
     }
+    accuracies = [
+        Group({name: partial(statistics.mean, right.double())}, (len(right),), right.device)
+        for name, right in (correct or {}).items()
+    ]
+    numbers = retrieval.values() if ranking is not None else {}
+    numbers |= {name: value for group in accuracies for name, value in group.values().items()}
+    if nmi is not None:
+        numbers["nmi"] = nmi
     calibrated, predicted = [], None
     if agreed is not None:
         calibrated.append(_calibration(agreed))
@@ -353,14 +382,14 @@ def evaluate_ranking(
         predicted = reliability(right, probability)
         calibrated.append(_reliability(right, probability))
     return Evaluation(
-        retrieval={} if ranking is None else {TEST: retrieval.values()},
+        retrieval={TEST: numbers} if numbers else {},
         scores={name: _score(score_groups) for name, score_groups in groups.items()},
         calibration=None if agreed is None else agreed.calibration,
         reliability=predicted,
         curves=_curves(scores[OWN], ranking) if OWN in scores else None,
         refusals=_refusals(scores[OWN], ranking) if OWN in scores and ranking is not None else (),
         intervals=_intervals(
-            [retrieval, *calibrated, *groups.get(OWN, ())],
+            [retrieval, *accuracies, *calibrated, *groups.get(OWN, ())],
             resamples=resamples,
             level=level,
             generator=generator,
