@@ -19,15 +19,15 @@ from laplacian_metric import methods
 from laplacian_metric.core.method import Setup
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.training.options import Precision
-from laplacian_metric.training.precision import computing_in
+from laplacian_metric.encoder.precision import Precision, computing_in
 
 TITLE = "Learning without labels: views, steps and InfoNCE's curvature"
 NOTE = (
-    "One thread; medians in ms of interleaved runs in one process. Views: one view of each of 128 images of 3 x 32 x 32. "
-    "Steps: two views of 128 images, forward, backward and SGD, bfloat16 in the backbone where the processor has it; UMM "
-    "with k samples and all three losses. Curvature: the last layer's diagonal of InfoNCE for 256 views, D = 128, H = 512; "
-    "beside it the matrix products alone that its formula consists of. 'ratio' is against the row that 'beside' names."
+    "One thread; medians in ms of interleaved runs in one process. Views: one view of each of 128 images of "
+    "3 x 32 x 32. Steps: two views of 128 images, forward, backward and SGD, bfloat16 in the backbone where the "
+    "processor has it; UMM with k samples and all three losses. Curvature: the last layer's diagonal of InfoNCE for "
+    "256 views, D = 128, H = 512; beside it the matrix products alone that its formula consists of. 'ratio' is against "
+    "the row that 'beside' names."
 )
 NUM, DIM, WIDTH = 256, 128, 512
 
@@ -111,7 +111,7 @@ def main(
         seconds = median_seconds(runs, repeats=repeats)
         for name, taken in seconds.items():
             other = beside.get(name, f"{name.split(', ')[0]}, nt-xent" if ", umm" in name else "")
-            ratio = taken / seconds[other] if other else float("nan")
+            ratio = f"{taken / seconds[other]:.2f}" if other else ""
             rows.append({"what": name, "ms": taken * 1e3, "beside": other, "ratio": ratio})
     show(TITLE, rows)
     if out is not None:

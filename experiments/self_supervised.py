@@ -3,7 +3,7 @@
     python -m experiments.self_supervised --data DATA --work WORK --out figures      # of all cells trained in WORK
 
 The networks are those of the cells below experiments/cells/self_supervised, trained by `experiments.run`; labels are
-used here alone. Each network's numbers are kept in figures/self_supervised, and a repeated call computes what is missing.
+used here alone. Each network's numbers are kept in figures/self_supervised; a repeated call computes what is missing.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ OUTSIDE = ("grocery", "fashion-mnist", "mnist", "quickdraw")
 QUALITY = ("knn@200", "linear probe", "recall@1", "nmi", "trace")
 TITLE = "Embeddings of CIFAR-10 learned without labels"
 NOTE = """\
-Cells of experiments/cells/self_supervised. *knn@200* is the accuracy of the weighted vote of 200 training images (weights
-exp(cosine/0.1)) on 10,000 test images, *linear probe* that of a logistic regression on the features, *recall@1* that of
-the nearest training image, *nmi* the agreement of k-means clusters of the test images with their classes, *trace* the
-median of tr Sigma. Labels are used in this evaluation alone; nothing was chosen by it. One seed has a standard error of
-about 0.005 from its test images. Each seed's numbers are in figures/self_supervised."""
+Cells of experiments/cells/self_supervised. *knn@200* is the accuracy of the weighted vote of 200 training images
+(weights exp(cosine/0.1)) on 10,000 test images, *linear probe* that of a logistic regression on the features,
+*recall@1* that of the nearest training image, *nmi* the agreement of k-means clusters of the test images with their classes,
+*trace* the median of tr Sigma. Labels are used in this evaluation alone; nothing was chosen by it. One seed has a
+standard error of about 0.005 from its test images. Each seed's numbers are in figures/self_supervised."""
 SCORE_NOTE = f"""\
 R-AUROC: how well a score tells that the nearest of {GALLERY:,} training images is of another class, on {QUERIES:,} test
 images (standard error about .009; .5 is chance). The other columns: AUROC of detecting {OOD_IMAGES:,} corrupted test
 images, or {OOD_IMAGES:,} images of another data set, against the test images; below .5 a score is inverted. *LAM* is
-fitted to two views of the {GALLERY:,} images without labels, diagonal, marginal prior, n_effective the number of images;
-the curvature is that of InfoNCE (constant keys, 256 views in a batch, temperature 0.1) or of the contrastive loss with
-image numbers as classes. *Trust* alone knows labels: those of the {GALLERY:,} training images and of {CALIBRATION}
-validation images."""
+fitted to two views of the {GALLERY:,} images without labels, diagonal, marginal prior, n_effective the number of
+images; the curvature is that of InfoNCE (constant keys, 256 views in a batch, temperature 0.1) or of the contrastive
+loss with image numbers as classes. *Trust* alone knows labels: those of the {GALLERY:,} training images and of
+{CALIBRATION} validation images."""
 
 
 def evaluate(run: Fitted, data_views: ImageViews) -> dict[str, Any]:
