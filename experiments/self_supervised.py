@@ -51,9 +51,9 @@ TITLE = "Embeddings of CIFAR-10 learned without labels"
 NOTE = """\
 Cells of experiments/cells/self_supervised. *knn@200* is the accuracy of the weighted vote of 200 training images
 (weights exp(cosine/0.1)) on 10,000 test images, *linear probe* that of a logistic regression on the features,
-*recall@1* that of the nearest training image, *nmi* the agreement of k-means clusters of the test images with their classes,
-*trace* the median of tr Sigma. Labels are used in this evaluation alone; nothing was chosen by it. One seed has a
-standard error of about 0.005 from its test images. Each seed's numbers are in figures/self_supervised."""
+*recall@1* that of the nearest training image, *nmi* the agreement of k-means clusters of the test images with their
+classes, *trace* the median of tr Sigma. Labels are used in this evaluation alone; nothing was chosen by it. One seed
+has a standard error of about 0.005 from its test images. Each seed's numbers are in figures/self_supervised."""
 SCORE_NOTE = f"""\
 R-AUROC: how well a score tells that the nearest of {GALLERY:,} training images is of another class, on {QUERIES:,} test
 images (standard error about .009; .5 is chance). The other columns: AUROC of detecting {OOD_IMAGES:,} corrupted test

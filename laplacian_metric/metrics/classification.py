@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -104,8 +106,6 @@ def probe_correct(
         >>> probe_correct(h, [0, 0, 1, 0], database=h, database_labels=[0, 0, 1, 1]).tolist()
         [True, True, True, False]
     """
-    from sklearn.linear_model import LogisticRegression
-
     for name, rows in (("features", features), ("database", database)):
         check_matrix(name, rows)
         check_finite(name, rows)
@@ -116,7 +116,11 @@ def probe_correct(
         raise ValueError("database_labels has one class: a classifier needs at least 2")
     mean, deviation = database.double().mean(0), database.double().std(0).clamp(min=1e-12)
     scaled = [((rows.double() - mean) / deviation).cpu().numpy() for rows in (database, features)]
-    classifier = LogisticRegression(C=weight, max_iter=1000).fit(scaled[0], taught.cpu().numpy())
+    classifier = (
+        import_module("sklearn.linear_model")
+        .LogisticRegression(C=weight, max_iter=1000)
+        .fit(scaled[0], taught.cpu().numpy())
+    )
     predicted = torch.from_numpy(classifier.predict(scaled[1]))
     return predicted == known.cpu()
 
@@ -155,9 +159,6 @@ def clustering_nmi(
         >>> clustering_nmi(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), [0, 0, 1, 1])
         1.0
     """
-    from sklearn.cluster import KMeans
-    from sklearn.metrics import normalized_mutual_info_score
-
     check_matrix("embeddings", embeddings)
     check_finite("embeddings", embeddings)
     known = as_labels("labels", labels).cpu()
@@ -165,8 +166,10 @@ def clustering_nmi(
     number = len(torch.unique(known)) if clusters is None else clusters
     if not 1 <= number <= len(embeddings):
         raise ValueError(f"clusters is {number} for {len(embeddings)} embeddings: a number from 1 to these")
-    means = KMeans(number, n_init=repeats, random_state=seed).fit(embeddings.detach().cpu().double().numpy())
-    return round(float(normalized_mutual_info_score(known.numpy(), means.labels_)), 12)
+    means = import_module("sklearn.cluster").KMeans(number, n_init=repeats, random_state=seed)
+    means.fit(embeddings.detach().cpu().double().numpy())
+    information = import_module("sklearn.metrics").normalized_mutual_info_score
+    return round(float(information(known.numpy(), means.labels_)), 12)
 
 
 def classified(

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
+from laplacian_metric.core.arguments import not_negative, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.core.points import PointEmbedder
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.self_supervised.set_losses import spread_loss
 from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner
 
@@ -42,7 +41,8 @@ class NTXent(Method):
     views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
-        check_weights(self, "temperature", "spread")
+        positive("temperature", self.temperature)
+        not_negative(spread=self.spread)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         learner = InstanceLearner(only(encoders, self.name), self)
@@ -82,15 +82,6 @@ class InstanceLearner(Learner):
 
     def embedder(self, data: FitData) -> Embedder:
         return PointEmbedder(self.encoder)
-
-
-def check_weights(method: Any, temperature: str, *weights: str) -> None:
-    """Refuse a temperature that is not positive, and weights that are negative or not finite."""
-    positive(temperature, getattr(method, temperature))
-    for name in weights:
-        value = getattr(method, name)
-        if not 0 <= value < torch.inf:
-            raise ValueError(f"{name} is {value}, a number from 0 on is needed")
 
 
 def check_pairs(learner: Learner, setup: Setup) -> Learner:

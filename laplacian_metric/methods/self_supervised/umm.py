@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core.arguments import at_least, not_negative, positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.info_nce import info_nce
@@ -17,8 +18,7 @@ from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
-from laplacian_metric.laplace.fit_inputs import positive
-from laplacian_metric.methods.self_supervised.instances import check_pairs, check_weights
+from laplacian_metric.methods.self_supervised.instances import check_pairs
 from laplacian_metric.methods.self_supervised.set_losses import (
     consistency_loss,
     limit_mean,
@@ -69,11 +69,10 @@ class UMM(Method):
     views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
-        check_weights(self, "temperature", "consistency", "ranking", "spread")
+        positive("temperature", self.temperature)
         positive("trace", self.trace)
-        for name in ("bins", "components"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        not_negative(consistency=self.consistency, ranking=self.ranking, spread=self.spread)
+        at_least(1, bins=self.bins, components=self.components)
         epochs = [epoch for epoch, _ in self.samples]
         if not epochs or epochs[0] != 0 or epochs != sorted(set(epochs)):
             raise ValueError(f"samples is {self.samples}: pairs (first epoch, k), in order, from epoch 0 on")
