@@ -1,0 +1,161 @@
+"""The evidence page: each claim of the pages, the paired difference behind it, its command, and what would falsify it.
+
+    python -m experiments.claims --results figures/results --out docs/evidence.md
+
+The claims are in `experiments/claims.yaml`, the numbers in the result files. A claim that its interval does not bear
+out is written down as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from experiments.critical_differences import RIVALS
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+from laplacian_metric.report.table_columns import find
+from laplacian_metric.runs.results import OWN, Result, read_results
+
+HERE = Path(__file__).resolve().parent
+Pairs = tuple[list[float], list[float], str]  # both sides, one number for each of what they are paired by
+
+
+def of_cells(compared: dict[str, Any], results: list[Result]) -> Pairs:
+    """Return the numbers of two cells, paired by seeds; a number in the place of the second stands for every seed."""
+    column = find(compared["metric"], compared.get("out", ""))
+
+    def values(side: Any) -> dict[int, float]:
+        cell, score = side if isinstance(side, list) else (side, OWN)
+        numbers = {r.seed: column.value(r, score) for r in results if r.cell == cell and r.error is None}
+        return {seed: number for seed, number in numbers.items() if math.isfinite(number)}
+
+    first = values(compared["first"])
+    chance = isinstance(compared["second"], float)
+    second = dict.fromkeys(first, compared["second"]) if chance else values(compared["second"])
+    seeds = sorted(set(first) & set(second))
+    return [first[s] for s in seeds], [second[s] for s in seeds], "seeds"
+
+
+def of_settings(compared: dict[str, Any], folder: Path) -> Pairs:
+    """Return the numbers of two scores, paired by the settings of `experiments.trust` that have the measure."""
+    seeds: dict[str, list[dict[str, dict[str, float]]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        seeds[content["name"]].append(content["scores"])
+    first, second = [], []
+    for runs in seeds.values():
+        means = {
+            score: float(np.mean([run[score].get(compared["measure"], math.nan) for run in runs]))
+            for score in runs[0]
+        }
+        rivals = compared.get("among", RIVALS) if compared["second"] == "best" else [compared["second"]]
+        if math.isfinite(means[compared["first"]]):
+            first.append(means[compared["first"]])
+            second.append(max(means[rival] for rival in rivals))
+    return first, second, "settings"
+
+
+def of_situations(compared: dict[str, Any], folder: Path) -> Pairs:
+    """Return the numbers of two columns of `experiments.posterior_use`, paired by situations (means over seeds)."""
+    runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if "scores" not in content:
+            continue
+        place = content["accuracy"] if compared["measure"] == "accuracy" else None
+        both = [
+            place[name] if place is not None else content["scores"][name][compared["measure"]]
+            for name in (compared["first"], compared["second"])
+        ]
+        runs[path.stem.rsplit("-", 1)[0]].append((both[0], both[1]))
+    means = [np.mean(values, axis=0) for values in runs.values()]
+    return [float(m[0]) for m in means], [float(m[1]) for m in means], "situations"
+
+
+def verdict(expect: str, paired: PairedComparison, kind: str) -> str:
+    """Return what the interval says of a claim."""
+    if expect == "alike":
+        return (
+            f"no difference seen over {paired.num_seeds} {kind}"
+            if not paired.differs
+            else "**does not hold**"
+        )
+    wanted = paired.difference if expect == "above" else -paired.difference
+    if not paired.differs:
+        return f"not decided by {paired.num_seeds} {kind}"
+    return "holds" if wanted > 0 else "**does not hold**"
+
+
+def entry(claim: dict[str, Any], results: list[Result], folder: Path) -> list[str]:
+    """Return the lines of one claim."""
+    if "cells" in claim:
+        first, second, kind = of_cells(claim["cells"], results)
+    elif "settings" in claim:
+        first, second, kind = of_settings(claim["settings"], folder / "trust")
+    else:
+        first, second, kind = of_situations(claim["situations"], folder / "posterior_use")
+    lines = ["", f"### {claim['id']}", "", claim["claim"], ""]
+    if len(first) < 2:
+        lines.append(f"- Not decided: {len(first)} {kind} have both numbers, an interval needs two.")
+    else:
+        paired = compare_paired(first, second)
+        lines += [
+            f"- Paired difference: {paired.difference:+.3f}, 95 % interval [{paired.low:+.3f}, {paired.high:+.3f}] "
+            f"over {paired.num_seeds} {kind} (means {np.mean(first):.3f} and {np.mean(second):.3f}).",
+            f"- Verdict: {verdict(claim['expect'], paired, kind)}.",
+        ]
+    return [*lines, f"- Would be falsified by {claim['falsified']}"]
+
+
+def page(themes: list[dict[str, Any]], folder: Path) -> str:
+    """Return the page of all claims."""
+    results = list(read_results(folder))
+    lines = [
+        "# Evidence",
+        "",
+        "Each claim of these pages that compares two things, the paired difference behind it, and what would "
+        "show that it is wrong. Differences are of two scores or methods on the same seeds, settings or "
+        "situations, with Student's 95 % interval; three seeds make wide ones. Settings and situations share "
+        "data sets and encoders, so that they are not independent, and their intervals are somewhat too "
+        "narrow. A claim whose interval includes 0 is not decided, and says so. Claims that no difference "
+        "exists say only that none was seen.",
+        "",
+        "The numbers of the papers beside ours are on [a page of their own](../figures/papers.md), mean ranks "
+        "with critical differences on [another](../figures/critical_differences.md).",
+    ]
+    for theme in themes:
+        files = ", ".join(f"`{name.strip()}`" for name in theme["files"].split(","))
+        table = theme["table"]
+        lines += ["", f"## {theme['theme']}", ""]
+        lines.append(
+            f"Made by `{theme['command']}`; files: {files}; table: [{Path(table).stem}](../{table})."
+        )
+        for claim in theme["claims"]:
+            lines += entry(claim, results, folder)
+    made_by = "Made by `python -m experiments.claims --results figures/results --out docs/evidence.md`."
+    return "\n".join([*lines, "", made_by, ""])
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for option in ("--results", "--out"):
+        parser.add_argument(option, type=Path, required=True)
+    options = parser.parse_args()
+    themes = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
+    with atomic_write(options.out) as temporary:
+        temporary.write_text(page(themes, options.results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

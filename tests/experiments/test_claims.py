@@ -1,0 +1,90 @@
+"""The evidence page is that of the committed results, verdicts follow from intervals, and pages link to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.claims import of_cells, of_settings, of_situations, page, verdict
+from laplacian_metric.metrics.comparison import PairedComparison
+from laplacian_metric.runs.results import read_results
+
+COMPARISON = re.compile(r"\b(ahead of|behind|better than|worse than|outperforms?|beats)\b")
+MEASURED = re.compile(r"\]\([^)]*(figures/|evidence\.md)[^)]*\)")
+PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/trust.md", "docs/ancestors.md")
+
+
+def blocks(text: str) -> list[str]:
+    """The paragraphs and list items of a page, without code and tables."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    lines = "\n".join(line for line in prose.splitlines() if not line.startswith("|"))
+    return [block for block in re.split(r"\n\s*\n|\n(?=- )", lines) if block.strip()]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_comparison_links_to_what_was_measured(root: Path, name: str) -> None:
+    """Of ways to compute, "behind" and the like are no claims about results: these blocks have no number."""
+    bare = [
+        " ".join(block.split())[:90]
+        for block in blocks((root / name).read_text(encoding="utf-8"))
+        if COMPARISON.search(block) and re.search(r"\d\.\d|\.\d{2}", block) and not MEASURED.search(block)
+    ]
+    assert not bare, f"{name}: these compare, and link to no measurement: {bare}"
+
+
+def test_the_committed_page_is_made_of_the_committed_results(root: Path) -> None:
+    themes = yaml.safe_load((root / "experiments" / "claims.yaml").read_text(encoding="utf-8"))
+    text = page(themes, root / "figures" / "results")
+    assert text == (root / "docs" / "evidence.md").read_text(encoding="utf-8")
+    ids = [claim["id"] for theme in themes for claim in theme["claims"]]
+    assert len(set(ids)) == len(ids)
+    for theme in themes:
+        assert (root / theme["table"]).is_file()
+
+
+def test_links_to_claims_lead_to_one(root: Path) -> None:
+    claims = set(re.findall(r"^### (\S+)$", (root / "docs" / "evidence.md").read_text("utf-8"), re.M))
+    for path in (root / "README.md", *(root / "docs").rglob("*.md")):
+        linked = set(re.findall(r"evidence\.md#([\w-]+)", path.read_text(encoding="utf-8")))
+        assert linked <= claims, f"{path.name}: {linked - claims}"
+
+
+@pytest.mark.parametrize(
+    ("expect", "low", "high", "said"),
+    [
+        ("above", 0.1, 0.3, "holds"),
+        ("above", -0.3, -0.1, "does not hold"),
+        ("above", -0.1, 0.3, "not decided"),
+        ("below", -0.3, -0.1, "holds"),
+        ("alike", -0.1, 0.3, "no difference seen"),
+        ("alike", 0.1, 0.3, "does not hold"),
+    ],
+)
+def test_a_verdict_follows_from_the_interval(expect: str, low: float, high: float, said: str) -> None:
+    paired = PairedComparison((low + high) / 2, low, high, 0.95, 3)
+    assert said in verdict(expect, paired, "seeds")
+
+
+def test_numbers_are_paired_by_what_both_have(root: Path, tmp_path: Path) -> None:
+    results = list(read_results(root / "figures" / "results"))
+    compared = {"metric": "mAP@1", "first": "fashion_mnist/ensemble", "second": "fashion_mnist/deterministic"}
+    first, second, kind = of_cells(compared, results)
+    assert len(first) == len(second) == 3
+    assert kind == "seeds"
+    assert of_cells({**compared, "second": 0.5}, results)[1] == [0.5] * 3
+    for number, (own, rivals) in enumerate([(0.9, (0.5, 0.8)), (0.7, (0.6, 0.4))]):
+        scores = {"trust": {"R": own}, "vote": {"R": rivals[0]}, "margin": {"R": rivals[1]}}
+        (tmp_path / f"{number}-0.json").write_text(json.dumps({"name": str(number), "scores": scores}))
+    best = {"measure": "R", "first": "trust", "second": "best", "among": ["vote", "margin"]}
+    assert of_settings(best, tmp_path)[:2] == ([0.9, 0.7], [0.8, 0.6])
+    run = {"scores": {"a": {"R": 0.4}, "b": {"R": 0.3}}, "accuracy": {"a": 0.2, "b": 0.1}}
+    (tmp_path / "few").mkdir()
+    for seed in range(2):
+        (tmp_path / "few" / f"few-labels-{seed}.json").write_text(json.dumps(run))
+    for measure, expected in (("R", (0.4, 0.3)), ("accuracy", (0.2, 0.1))):
+        values = of_situations({"measure": measure, "first": "a", "second": "b"}, tmp_path / "few")
+        assert (values[0], values[1]) == ([expected[0]], [expected[1]])
