@@ -28,7 +28,7 @@ from experiments.posterior_use.situations import SITUATIONS, situation
 from hessians.checks import CurvatureWarning
 from laplacian_metric.core.files import atomic_write
 
-SEEDS = range(10)
+SEEDS = range(5)
 SOURCES = ("cifar", "fashion")
 OWN = "joint samples"
 RIVALS = tuple(name for name in VOTES if name != OWN)
