@@ -20,7 +20,7 @@ import yaml
 
 from experiments.critical_differences import RIVALS
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.metrics.comparison import PairedComparison, compare_paired
+from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
 from laplacian_metric.report.table_columns import find
 from laplacian_metric.runs.results import OWN, Result, read_results
 

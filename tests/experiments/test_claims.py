@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from experiments.claims import of_cells, of_settings, of_situations, page, verdict
-from laplacian_metric.metrics.comparison import PairedComparison
+from laplacian_metric.metrics.resampling import PairedComparison
 from laplacian_metric.runs.results import read_results
 
 COMPARISON = re.compile(r"\b(ahead of|behind|better than|worse than|outperforms?|beats)\b")
