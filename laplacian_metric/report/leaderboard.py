@@ -8,8 +8,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from laplacian_metric.report.blocks.texts import MARKERS
 from laplacian_metric.report.page import Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
+from laplacian_metric.report.plots import COLOURS, as_png
 from laplacian_metric.runs.suites.judging import GALLERY, IMAGE
 from laplacian_metric.runs.suites.leaderboard import NOT_RUN, Row, rows
 from laplacian_metric.runs.suites.measuring import BESIDE
