@@ -35,15 +35,22 @@ from laplacian_metric.metrics.resampling import bootstrap_all
 from laplacian_metric.metrics.statistics import auroc, spearman
 from laplacian_metric.metrics.trivial import trivial_scores
 from laplacian_metric.training import TrainingOptions
+from laplacian_metric.training.options import Optimizer, Sampling, Schedule
 from laplacian_metric.trust import Trust
 
 FOLDS = 5
 DIM = 8
 SIDE = 96
+IMAGES_AT_ONCE = 1000  # after each, features are kept
 PEOPLE = range(45, 65)  # how many labels an image of CIFAR-10H may have
 DRAWN, MAJORITY = "drawn", "majority"
 OPTIONS = TrainingOptions(
-    epochs=5, batch_size=64, optimizer="adam", learning_rate=1e-3, schedule="cosine", sampling="shuffled"
+    epochs=5,
+    batch_size=64,
+    optimizer=Optimizer.ADAM,
+    learning_rate=1e-3,
+    schedule=Schedule.COSINE,
+    sampling=Sampling.SHUFFLED,
 )
 CELLS: dict[str, tuple[str, Callable[[], Method]]] = {
     "positivity": (DRAWN, partial(make, "vmf", loss="positivity")),
@@ -85,15 +92,15 @@ def image_set(root: Path) -> Dataset:
     return data.load("cifar-10", "test", data_dir=root, preprocessing="unit", human_labels=True)
 
 
-def all_features(images: Dataset, cache: Path) -> Arrays:
+def all_features(images: Dataset, root: Path, cache: Path) -> Arrays:
     """Return "h" and "crop h" of all images and the "side" of the crops."""
 
     folder = cache / "cifar10h"
 
     def compute() -> Arrays:
-        network, x = lite0(), images.floats()
+        network, x = lite0(root), images.floats()
         blocks = []
-        for number, block in enumerate(x.split(1000)):
+        for number, block in enumerate(x.split(IMAGES_AT_ONCE)):
             blocks.append(
                 cached(folder / f"features-{number}.npz", partial(one_block, network, block, number))
             )
@@ -182,7 +189,7 @@ def path_of(cache: Path, cell: str, fold: int) -> Path:
 def run(root: Path, cache: Path) -> Iterator[str]:
     """Train every cell of every fold that has no scores yet."""
     images = image_set(root)
-    arrays = all_features(images, cache)
+    arrays = all_features(images, root, cache)
     for fold in range(FOLDS):
         sets = fold_sets(images, arrays, fold)
         for cell in CELLS:
@@ -206,8 +213,8 @@ def ceiling(people: Tensor, repeats: int = 20) -> tuple[float, float]:
     halves = []
     for _ in range(repeats):
         first = np.stack([generator.multivariate_hypergeometric(row, int(row.sum()) // 2) for row in counts])
-        pair = (label_entropy(torch.from_numpy(part).double()) for part in (first, counts - first))
-        halves.append(float(spearman(*pair, torch.ones(1, len(counts), dtype=torch.float64))))
+        one, other = (label_entropy(torch.from_numpy(part).double()) for part in (first, counts - first))
+        halves.append(float(spearman(one, other, torch.ones(1, len(counts), dtype=torch.float64))))
     half = float(np.mean(halves))
     reliability = 2 * half / (1 + half)
     return reliability, math.sqrt(max(reliability, 0.0))
@@ -265,7 +272,7 @@ def table(root: Path, cache: Path, out: Path, resamples: int = 300) -> list[Path
     """Write the table of all scores, each with intervals and beside the reference."""
     images = image_set(root)
     people = images.extras["human_distribution"]
-    entropy, side = label_entropy(people), torch.from_numpy(all_features(images, cache)["side"])
+    entropy, side = label_entropy(people), torch.from_numpy(all_features(images, root, cache)["side"])
     with np.load(path_of(cache, BASE, 0)) as content:
         free = [key.removeprefix("test:") for key in content if key.startswith("test:")]
     scores = [(cell, "1/kappa") for cell in CELLS]
@@ -319,7 +326,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of tables and figures")
     arguments = parser.parse_args()
     if arguments.action == "features":
-        all_features(image_set(arguments.data), arguments.cache)
+        all_features(image_set(arguments.data), arguments.data, arguments.cache)
     elif arguments.action == "run":
         for name in run(arguments.data, arguments.cache):
             print(f"finished: {name}", flush=True)

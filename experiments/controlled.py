@@ -162,8 +162,8 @@ def information_at_the_truth(cell: Cell, batches: int = 20) -> float:
         _, mean, kappa = images.draw(cell.batch, generator)
         mean2, kappa2 = images.positives(mean, kappa, generator)
         cosine = (mean.double() @ mean2.double().T).clamp(-1, 1)
-        kappas = (k.clamp(max=LARGEST_KAPPA).double() for k in (kappa[:, None], kappa2))
-        log_h = vmf.log_positivity(cosine, *kappas, KAPPA_POS, cell.dim)
+        k1, k2 = (k.clamp(max=LARGEST_KAPPA).double() for k in (kappa[:, None], kappa2))
+        log_h = vmf.log_positivity(cosine, k1, k2, KAPPA_POS, cell.dim)
         losses.append(float(F.cross_entropy(log_h, torch.arange(cell.batch))))
     return math.log(cell.batch) - sum(losses) / batches
 

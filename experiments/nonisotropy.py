@@ -1,6 +1,6 @@
 """Do non-isotropic proxies improve retrieval of classes that were not trained on? Paired over seeds.
 
-    python -m experiments.nonisotropy run --cache WORK --out figures
+    python -m experiments.nonisotropy run --data DATA --cache WORK --out figures
     python -m experiments.nonisotropy table --out figures
 
 Heads with 64 dimensions on features of EfficientNet-Lite0. Quick, Draw!: 138 classes of sketches to train on, 34 to
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from benchmarks.common import save, show, write_text
 from experiments.frozen import embedded, features, trained
 from experiments.published_nivmf import log_densities
-from experiments.trust.features import balanced
+from experiments.trust.features import balanced, image_set_features
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, Learner, Setup
@@ -43,6 +43,7 @@ from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.sparsification import error_auroc
 from laplacian_metric.metrics.statistics import spearman
 from laplacian_metric.training import TrainingOptions
+from laplacian_metric.training.options import Optimizer, Schedule
 
 DIM = 64
 SEEDS = range(5)
@@ -60,10 +61,10 @@ MEASURES = (
 )
 OPTIONS = {
     "quickdraw": TrainingOptions(
-        epochs=8, batch_size=128, optimizer="adam", learning_rate=1e-3, schedule="cosine"
+        epochs=8, batch_size=128, optimizer=Optimizer.ADAM, learning_rate=1e-3, schedule=Schedule.COSINE
     ),
     "grocery": TrainingOptions(
-        epochs=15, batch_size=64, optimizer="adam", learning_rate=1e-3, schedule="cosine"
+        epochs=15, batch_size=64, optimizer=Optimizer.ADAM, learning_rate=1e-3, schedule=Schedule.COSINE
     ),
 }
 TITLE = "Distances to class proxies, measured on classes that were not trained on"
@@ -121,12 +122,12 @@ VARIANTS = ("cosine", "nivmf", "per class", "published", "l2", "el-vmf")
 UNTRAINED = "untrained"
 
 
-def data_sets(cache: Path, name: str, seed: int) -> tuple[Dataset, Dataset, Dataset]:
+def data_sets(root: Path, cache: Path, name: str, seed: int) -> tuple[Dataset, Dataset, Dataset]:
     """Return features for training, choosing and testing, of different classes."""
     generator = np.random.default_rng(seed)
     if name == "grocery":
-        with np.load(cache / "lite0" / "grocery.npz") as content:
-            everything = features(content["h"], content["labels"], name)
+        content = image_set_features(root, cache, name)
+        everything = features(content["h"], content["labels"], name)
         groups = np.split(generator.permutation(len(everything.classes)), [6, 9])
         parts = [
             everything.select(torch.isin(everything.labels, torch.from_numpy(group))) for group in groups
@@ -134,9 +135,9 @@ def data_sets(cache: Path, name: str, seed: int) -> tuple[Dataset, Dataset, Data
     else:
         parts = []
         for part in ("train", "validation", "test"):
-            with np.load(cache / "lite0" / f"quickdraw-{part}.npz") as content:
-                rows = balanced(content["labels"], PER_CLASS, seed=0)
-                parts.append(features(content["h"][rows], content["labels"][rows], name))
+            content = image_set_features(root, cache, f"quickdraw-{part}")
+            rows = balanced(content["labels"], PER_CLASS, seed=0)
+            parts.append(features(content["h"][rows], content["labels"][rows], name))
         rows = generator.permutation(len(parts[0]))[: len(parts[0]) * 4 // 5]
         parts[0] = parts[0].select(torch.from_numpy(rows))
     return parts[0].relabelled(), parts[1], parts[2]
@@ -195,9 +196,9 @@ def axes_correlation(embedder: Embedder, training: Dataset) -> float | None:
     return float(np.mean(correlations))
 
 
-def run_one(cache: Path, name: str, variant: str, seed: int) -> dict[str, Any]:
+def run_one(root: Path, cache: Path, name: str, variant: str, seed: int) -> dict[str, Any]:
     """Return the sharpness that validation classes choose, and what the trained head is like on test classes."""
-    training, validation, test = data_sets(cache, name, seed)
+    training, validation, test = data_sets(root, cache, name, seed)
     if variant == UNTRAINED:
         norm = torch.linalg.vector_norm(test.inputs, dim=1)
         h = test.inputs / norm[:, None]
@@ -219,7 +220,7 @@ def run_one(cache: Path, name: str, variant: str, seed: int) -> dict[str, Any]:
     return measure(embedded(best, test), test) | chosen_by | {"cpu seconds": time.process_time() - begun}
 
 
-def run(cache: Path, out: Path) -> Iterator[str]:
+def run(root: Path, cache: Path, out: Path) -> Iterator[str]:
     """Run what the result file does not have yet."""
     path = out / "results" / "nonisotropy.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -228,7 +229,7 @@ def run(cache: Path, out: Path) -> Iterator[str]:
             for variant in (*VARIANTS, UNTRAINED):
                 key = f"{name}/{variant}/{seed}"
                 if key not in results:
-                    results[key] = run_one(cache, name, variant, seed)
+                    results[key] = run_one(root, cache, name, variant, seed)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_text(path, json.dumps(results, indent=1) + "\n")
                     yield key
@@ -273,17 +274,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--cache", type=Path, help="folder of the features of experiments.trust")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
     arguments = parser.parse_args()
     if arguments.action == "table":
         for path in table(arguments.out):
             print(f"written: {path}")
         return
-    if arguments.cache is None:
-        parser.error("run needs --cache")
+    if arguments.cache is None or arguments.data is None:
+        parser.error("run needs --data and --cache")
     torch.set_num_threads(1)
-    for name in run(arguments.cache, arguments.out):
+    for name in run(arguments.data, arguments.cache, arguments.out):
         print(f"finished: {name}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """Which loss of the vMF head is best on validation images: what decides the default.
 
-    python -m experiments.vmf_losses run --cache WORK --out figures
+    python -m experiments.vmf_losses run --data DATA --cache WORK --out figures
     python -m experiments.vmf_losses table --out figures
 
 Heads on features of EfficientNet-Lite0. Quick, Draw!: trained on 138 classes of sketches, measured on 34 other classes.
@@ -24,13 +24,16 @@ from numpy.typing import NDArray
 
 from benchmarks.common import save, show, write_text
 from experiments.frozen import embedded, features, trained
+from experiments.trust.features import image_set_features
 from laplacian_metric import metrics
 from laplacian_metric.data import Dataset
 from laplacian_metric.methods import make
+from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.metrics.nearest import rank_by
 from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.sparsification import error_auroc, sparsify
 from laplacian_metric.training import TrainingOptions
+from laplacian_metric.training.options import Optimizer, Sampling, Schedule
 
 DIM = 16
 SEEDS = range(3)
@@ -44,10 +47,10 @@ SCALES: dict[str, tuple[float | None, ...]] = {
 OPTIONS = TrainingOptions(
     epochs=6,
     batch_size=64,
-    optimizer="adam",
+    optimizer=Optimizer.ADAM,
     learning_rate=1e-3,
-    schedule="cosine",
-    sampling="balanced",
+    schedule=Schedule.COSINE,
+    sampling=Sampling.BALANCED,
     images_per_class=8,
 )
 TITLE = "Losses of the vMF head on validation images"
@@ -85,12 +88,12 @@ CELLS = [
 ]
 
 
-def data_sets(cache: Path, name: str) -> tuple[Dataset, Dataset]:
+def data_sets(root: Path, cache: Path, name: str) -> tuple[Dataset, Dataset]:
     """Return training and validation features."""
 
     def read(file: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        with np.load(cache / "lite0" / f"{file}.npz") as content:
-            return content["h"], content["labels"]
+        content = image_set_features(root, cache, file)
+        return content["h"], content["labels"]
 
     if name == "quickdraw":
         parts = [read("quickdraw-train"), read("quickdraw-validation")]
@@ -110,9 +113,12 @@ def measure(cell: Cell, training: Dataset, validation: Dataset) -> dict[str, flo
     seconds = time.process_time() - begun
     e = embedded(embedder, validation)
     if cell.loss == "elk":
-        ranking = rank_by(lambda rows: embedder.similarity(e[rows], e), validation.labels)
+        ranking = rank_by(
+            lambda rows: log_kernel(e[rows].mean, e[rows].kappa, e.mean, e.kappa), validation.labels
+        )
     else:
         ranking = metrics.rank(e.mean, validation.labels, at_r=True)
+    assert ranking.precision_at_r is not None
     return {
         "mAP@R": float(ranking.precision_at_r.mean()),
         "R-AUROC": error_auroc(ranking, e.uncertainty),
@@ -123,11 +129,11 @@ def measure(cell: Cell, training: Dataset, validation: Dataset) -> dict[str, flo
     }
 
 
-def run(cache: Path, out: Path) -> Iterator[str]:
+def run(root: Path, cache: Path, out: Path) -> Iterator[str]:
     """Train the cells that the result file does not have yet."""
     path = out / "results" / "vmf_losses.json"
     results: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.is_file() else {}
-    sets = {name: data_sets(cache, name) for name in DATA_SETS}
+    sets = {name: data_sets(root, cache, name) for name in DATA_SETS}
     for cell in CELLS:
         if cell.name not in results:
             results[cell.name] = measure(cell, *sets[cell.data])
@@ -181,17 +187,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--cache", type=Path, help="folder of the features of experiments.trust")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
     arguments = parser.parse_args()
     if arguments.action == "table":
         for path in table(arguments.out):
             print(f"written: {path}")
         return
-    if arguments.cache is None:
-        parser.error("run needs --cache")
+    if arguments.cache is None or arguments.data is None:
+        parser.error("run needs --data and --cache")
     torch.set_num_threads(1)
-    for name in run(arguments.cache, arguments.out):
+    for name in run(arguments.data, arguments.cache, arguments.out):
         print(f"finished: {name}", flush=True)
 
 

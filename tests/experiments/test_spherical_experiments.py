@@ -12,11 +12,14 @@ import torch
 
 from experiments import cifar10h, cifar10h_figures, nonisotropy, vmf_losses
 from experiments.published_nivmf import log_densities, log_density
-from laplacian_metric.data import Dataset
+from laplacian_metric.data import Dataset, Preparation
 from laplacian_metric.training import TrainingOptions
+from laplacian_metric.training.options import Optimizer, Sampling
 
-FEW = TrainingOptions(epochs=1, batch_size=16, optimizer="adam")
-BALANCED = TrainingOptions(epochs=1, batch_size=16, optimizer="adam", sampling="balanced", images_per_class=4)
+FEW = TrainingOptions(epochs=1, batch_size=16, optimizer=Optimizer.ADAM)
+BALANCED = TrainingOptions(
+    epochs=1, batch_size=16, optimizer=Optimizer.ADAM, sampling=Sampling.BALANCED, images_per_class=4
+)
 
 
 def a_cache(folder: Path, **files: tuple[int, int]) -> Path:
@@ -41,8 +44,8 @@ def test_losses_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: pyt
         for loss, scale in (("positivity", 16.0), ("elk", 1.0))
     ]
     monkeypatch.setattr(vmf_losses, "CELLS", cells)
-    assert list(vmf_losses.run(cache, tmp_path)) == [cell.name for cell in cells]
-    assert list(vmf_losses.run(cache, tmp_path)) == []
+    assert list(vmf_losses.run(tmp_path, cache, tmp_path)) == [cell.name for cell in cells]
+    assert list(vmf_losses.run(tmp_path, cache, tmp_path)) == []
     assert "| positivity |" in vmf_losses.table(tmp_path)[1].read_text()
 
 
@@ -56,9 +59,9 @@ def test_distances_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: 
         "SHARPNESS": (5.0, 20.0),
     }.items():
         monkeypatch.setattr(nonisotropy, name, value)
-    finished = list(nonisotropy.run(cache, tmp_path))
+    finished = list(nonisotropy.run(tmp_path, cache, tmp_path))
     assert len(finished) == 2 * (len(nonisotropy.VARIANTS) + 1)
-    assert list(nonisotropy.run(cache, tmp_path)) == []
+    assert list(nonisotropy.run(tmp_path, cache, tmp_path)) == []
     text = nonisotropy.table(tmp_path)[1].read_text()
     assert all(f"| {variant} |" in text for variant in nonisotropy.VARIANTS)
 
@@ -66,7 +69,8 @@ def test_distances_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: 
 def test_classes_for_training_choosing_and_testing_are_different(tmp_path: Path) -> None:
     cache = a_cache(tmp_path, grocery=(14, 6))
     rows = [
-        {tuple(row) for row in part.inputs.tolist()} for part in nonisotropy.data_sets(cache, "grocery", 1)
+        {tuple(row) for row in part.inputs.tolist()}
+        for part in nonisotropy.data_sets(tmp_path, cache, "grocery", 1)
     ]
     assert [len(part) for part in rows] == [36, 18, 30]
     assert not rows[0] & rows[1]
@@ -107,7 +111,7 @@ def test_cifar10h_from_features_to_table_and_figures(tmp_path: Path, monkeypatch
     monkeypatch.setattr(cifar10h_figures, "CELLS", cifar10h.CELLS)
     replaced: dict[str, Callable[..., Any]] = {
         "image_set": lambda root: images,
-        "all_features": lambda images, cache: arrays,
+        "all_features": lambda images, root, cache: arrays,
     }
     for name, function in replaced.items():
         monkeypatch.setattr(cifar10h, name, function)
@@ -120,6 +124,31 @@ def test_cifar10h_from_features_to_table_and_figures(tmp_path: Path, monkeypatch
     text = cifar10h.table(tmp_path, tmp_path, tmp_path, resamples=20)[1].read_text()
     assert "| proxies | Trust, match |" in text
     assert all(path.exists() for path in cifar10h_figures.draw(tmp_path, tmp_path, tmp_path))
+
+
+def test_features_are_computed_in_parts_and_not_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = people_and_images()[0].select(range(10)).prepared(Preparation())
+    passes = 0
+
+    class Means(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nonlocal passes
+            passes += 1
+            if passes == 4:
+                raise KeyboardInterrupt
+            return x.mean((2, 3))
+
+    monkeypatch.setattr(cifar10h, "IMAGES_AT_ONCE", 4)
+    monkeypatch.setattr(cifar10h, "lite0", lambda root: Means())
+    with pytest.raises(KeyboardInterrupt):
+        cifar10h.all_features(images, tmp_path, tmp_path)
+    arrays = cifar10h.all_features(images, tmp_path, tmp_path)
+    assert passes == 4 + 2 * 2  # the first four images are not looked at again
+    assert cifar10h.all_features(images, tmp_path, tmp_path).keys() == {"h", "crop h", "side"}
+    np.testing.assert_allclose(arrays["h"], images.floats().mean((2, 3)).numpy(), atol=1e-3)
+    assert arrays["side"].shape == (10,)
 
 
 def test_folds_share_no_image() -> None:
