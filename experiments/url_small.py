@@ -124,7 +124,9 @@ def _options(setting: Mapping[str, Any]) -> str:
 # --- comparisons over the same draws of classes ---
 
 
-def compared(run: Benchmark, track: str, pair: tuple[str, str, str, str]) -> dict[str, Any] | None:
+def compared(
+    run: Benchmark, track: str, entries: Mapping[str, Any], pair: tuple[str, str, str, str]
+) -> dict[str, Any] | None:
     """Return the difference of two scores' R-AUROC on the main set: means over seeds, and a paired interval.
 
     Each score is judged by the errors of its own space; every draw has the same classes for both. None where a part
@@ -132,7 +134,7 @@ def compared(run: Benchmark, track: str, pair: tuple[str, str, str, str]) -> dic
     """
     differences, draws = [], []
     for seed in run.suite.seeds:
-        sides = [_scores(run, track, entry, seed) for entry in (pair[0], pair[2])]
+        sides = [_scores(run, track, entries, entry, seed) for entry in (pair[0], pair[2])]
         if sides[0] is None or sides[1] is None:
             continue
         first, second = (
@@ -164,11 +166,13 @@ def _area(side: Mapping[str, Tensor], score: str, weights: Tensor) -> Tensor:
     return statistics.auroc(side[score].double(), (~side["right"]).double(), weights)
 
 
-def _scores(run: Benchmark, track: str, entry: str, seed: int) -> dict[str, Tensor] | None:
-    result = run.results()["tracks"].get(track, {"entries": {}})["entries"].get(entry)
-    if result is None or V1 not in result["chosen"]:
+def _scores(
+    run: Benchmark, track: str, entries: Mapping[str, Any], entry: str, seed: int
+) -> dict[str, Tensor] | None:
+    chosen = entries.get(entry, {}).get("chosen", {})
+    if V1 not in chosen:
         return None
-    place = Part(track, entry, result["chosen"][V1]["setting"], seed).place(run.out / WORK) / SCORES
+    place = Part(track, entry, chosen[V1]["setting"], seed).place(run.out / WORK) / SCORES
     return tensor_file.load(place)[0] if place.is_file() else None
 
 
@@ -352,7 +356,10 @@ def text_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> tuple[str
     content = results["tracks"][track]
     first = [row for row in rows(results, "V1") if row.track == track]
     second = [row for row in rows(results, "V2") if row.track == track]
-    pairs = {f"{a}: {b} less {c}: {d}": compared(run, track, (a, b, c, d)) for a, b, c, d in PAIRS}
+    pairs = {
+        f"{a}: {b} less {c}: {d}": compared(run, track, content["entries"], (a, b, c, d))
+        for a, b, c, d in PAIRS
+    }
     missing = [row.title for row in first if row.note == NOT_RUN]
     ceiling = many_shot(run, track, run.suite.seeds) if run.suite.tracks[track].network.frozen else []
     parts = [f"# {content['title']}\n", f"Suite {results['suite']}, version {results['version']}.\n"]
