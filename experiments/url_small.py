@@ -307,13 +307,13 @@ def acceptance(
     for row in best:
         value = _first(row.r_auroc)
         lines.append(
-            [f"match risk of {row.title} is at least .69", shown(value), "yes" if value >= 0.69 else "no"]
+            [f"match risk of {row.title} is at least 0.69", shown(value), "yes" if value >= 0.69 else "no"]
         )
     for name, pair in pairs.items():
         if MATCH_RISK in name and GALLERY_DISTANCE in name and pair is not None:
             ok = pair["difference"] >= 0.03 and pair["difference"] > 2 * pair["standard error"]
             lines.append(
-                [f"{name}: at least .03 and two standard errors", _interval(pair), "yes" if ok else "no"]
+                [f"{name}: at least 0.03 and two standard errors", _interval(pair), "yes" if ok else "no"]
             )
         if name.startswith("risk-head: own less softmax") and pair is not None:
             ok = pair["difference"] > 2 * pair["standard error"]
@@ -323,9 +323,9 @@ def acceptance(
     )
     if risk is not None:
         value = _first(risk.r_auroc)
-        lines.append(["risk head is at least .645", shown(value), "yes" if value >= 0.645 else "no"])
+        lines.append(["risk head is at least 0.645", shown(value), "yes" if value >= 0.645 else "no"])
         inside = "yes" if 0.47 <= risk.unseen <= 0.53 else "no"
-        lines.append(["risk head, unseen against seen, is within .47 and .53", shown(risk.unseen), inside])
+        lines.append(["risk head, unseen against seen, is within 0.47 and 0.53", shown(risk.unseen), inside])
     return lines
 
 

@@ -183,16 +183,13 @@ def _origin(results: Mapping[str, Any]) -> list[Any]:
 
 
 def shown(value: float | None, digits: int = 3) -> str:
-    """Return a number as text, without a zero before the point; a dash where there is none.
+    """Return a number as text; a dash where there is none.
 
     Example:
         >>> shown(0.6934), shown(float("nan")), shown(1.5, 1)
-        ('.693', '–', '1.5')
+        ('0.693', '–', '1.5')
     """
-    if value is None or math.isnan(value):
-        return "–"
-    text = f"{value:.{digits}f}"
-    return text.replace("0.", ".", 1) if abs(value) < 1 else text
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def scatter(listed: Sequence[Row], caption: str) -> Picture:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.conftest import Place
 from tests.cli.running import clusters, refused, worked
 
 
@@ -32,6 +33,17 @@ def test_scores_of_a_file(mine: Path, tmp_path: Path) -> None:
     page = (out / "leaderboard.html").read_text()
     assert "image alone" in page
     assert "Yours" in page
+
+
+def test_a_model_of_your_own(place: Place, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    rows = json.loads(worked("benchmark", "--quick", "--encoder", place.model, "--out", out, "--json").out)["rows"]
+    assert {row["score"] for row in rows} == {"own", "gallery distance", "match risk", "Trust"}
+    assert {row["title"] for row in rows} == {"model"}
+    own = next(row for row in rows if row["score"] == "own")
+    assert 0 <= own["recall mnist"] <= 1
+    assert 0 <= own["crop"] <= 1
+    assert "takes features" in refused("benchmark", "--quick", "--encoder", place.flat_model, "--out", out)
 
 
 @pytest.mark.parametrize(

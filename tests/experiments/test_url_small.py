@@ -53,7 +53,7 @@ def test_tables_keep_the_groups_apart_and_the_best_first() -> None:
     text = url_small.of_group(listed, IMAGE)
     assert text.index("| Y |") < text.index("| X |")
     assert "Z" not in text
-    assert ".600" in text
+    assert "0.600" in text
 
 
 def test_correlations_over_methods() -> None:
@@ -86,8 +86,8 @@ def test_corruptions_by_strength_and_safe_retrieval() -> None:
     }
     entry = {"title": "X", "score": "own", "seeds": {"V1": {"0": part}}}
     track = {"entries": {"x": entry, "y": {"title": "Y", "score": "own", "seeds": {}}}}
-    assert url_small.by_strength(track) == [["X", ".700", ".900", ".500"]]
+    assert url_small.by_strength(track) == [["X", "0.700", "0.900", "0.500"]]
     assert [line[:3] for line in url_small.safe(track)] == [
-        ["X", s, ".250"] for s in ("own", "match risk", "Trust")
+        ["X", s, "0.250"] for s in ("own", "match risk", "Trust")
     ]
     assert url_small.rounded({"a": [0.123456, math.nan]})["a"][0] == 0.1235

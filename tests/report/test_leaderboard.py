@@ -41,9 +41,9 @@ def results() -> dict[str, Any]:
 
 def test_rows_are_means_over_seeds() -> None:
     own = next(row for row in rows(results()) if row.score == "own" and row.seeds)
-    assert shown(own.r_auroc["a"]) == ".650"
-    assert shown(own.spread) == ".071"
-    assert (shown(own.low), shown(own.high)) == (".550", ".750")
+    assert shown(own.r_auroc["a"]) == "0.650"
+    assert shown(own.spread) == "0.071"
+    assert (shown(own.low), shown(own.high)) == ("0.550", "0.750")
     assert own.milliseconds == 1.5
     assert shown(own.nausc) == "–"
 

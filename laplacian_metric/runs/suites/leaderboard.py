@@ -98,15 +98,14 @@ def _of_entry(track: str, name: str, entry: Mapping[str, Any], rule: str) -> lis
     chosen = entry["chosen"][rule]
     base = replace(base, setting=chosen["setting"], note=chosen["note"], seeds=len(parts))
     groups = parts[0]["groups"]
-    beside = [score for score, group in groups.items() if group == BESIDE]
-    wanted = [(entry["score"], IMAGE), *((score, BESIDE) for score in beside)]
-    wanted += [(score, GALLERY) for score in SHOWN_OF_GALLERY]
-    if name in ("deterministic", "untrained"):
-        wanted += [
-            (score, GALLERY)
-            for score, group in groups.items()
-            if group == GALLERY and score not in SHOWN_OF_GALLERY
-        ]
+    wanted = [(entry["score"], IMAGE)]
+    if (
+        entry["method"]["name"] == "deterministic"
+    ):  # what costs nothing is shown once, beside the networks themselves
+        wanted += [(score, BESIDE) for score, group in groups.items() if group == BESIDE]
+        wanted += [(score, GALLERY) for score, group in groups.items() if group == GALLERY]
+    else:
+        wanted += [(score, GALLERY) for score in SHOWN_OF_GALLERY]
     return [row_of(replace(base, score=score, group=group), parts) for score, group in wanted]
 
 
