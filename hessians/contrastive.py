@@ -290,6 +290,11 @@ class ContrastiveLoss(PairLoss):
         warn_about_pairs(pairs, approximation)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
+        if pairs.sums is not None and approximation is Approximation.FIXED:
+            row_sums, product = self.known_sums(points, pairs)
+            known = self._structured(points, inverse, row_sums, product, None)
+            self._warn_if_zero(known, pairs)
+            return known
         only_positives = TypeWeights(1 / pairs.num_positives if pairs.num_positives else 0.0, 0.0)
         if approximation is Approximation.POSITIVE:
             graph = self.positive_graph(points, pairs, only_positives.positive)
@@ -306,6 +311,22 @@ class ContrastiveLoss(PairLoss):
         elif approximation is Approximation.FIXED:
             self._warn_if_zero(base, pairs)
         return hessian.positive_part() if approximation is Approximation.CLIPPED else hessian
+
+    def known_sums(
+        self, points: Tensor, pairs: Pairs, weights: TypeWeights | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Y 1, (N,), and Y z, (N, Z), from the sums that the pairs know."""
+        sums, (positive, negative) = pairs.sums, self.type_weights(pairs) if weights is None else weights
+        if sums is None or sums.margin != self.margin or self.power != 2:
+            raise ValueError("the pairs know no sums for this loss: pass pairs without sums")
+        total = sums.positive(points).mul_(positive) if positive else torch.zeros_like(sums.active)
+        total.sub_(sums.active, alpha=negative)
+        return total[:, 0], total[:, 1:]
+
+    def node_term(self, points: Tensor, inverse: Tensor | None, sums: Tensor) -> Tensor:
+        """The diagonals (N, Z) of the blocks of single images, "fixed", from sums [Y 1, Y z] (N, 1 + Z)."""
+        known = self._structured(points, inverse, sums[:, 0], sums[:, 1:], None)
+        return known.diagonal_per_dimension()
 
     def _structured(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hessians.contrastive import ContrastiveLoss, Negatives, row_sums_and_product
-from hessians.pair_loss import PairLoss
+from hessians.pair_loss import PairLoss, TypeWeights
 from hessians.pairs import Pairs
 
 
@@ -49,11 +49,17 @@ def trained_gradient(loss: PairLoss, summary: LossSummary, num_negatives: float)
 
 def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSummary:
     """All sums that are needed follow from Y 1 and Y z, for the positives and for all pairs."""
-    points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
+    origin = None if pairs.sums is None else pairs.sums.origin
+    origin = u.mean(0, keepdim=True) if origin is None else origin
+    points, inverse = loss.on_sphere(u) if loss.normalize else (u - origin, None)
     weights = loss.type_weights(pairs)
-    every = row_sums_and_product(loss.graph(points, pairs), points)
-    positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
-    negative = (every[0] - positive[0], every[1] - positive[1])
+    if pairs.sums is not None:
+        positive = loss.known_sums(points, pairs, TypeWeights(weights.positive, 0.0))
+        negative = loss.known_sums(points, pairs, TypeWeights(0.0, weights.negative))
+    else:
+        every = row_sums_and_product(loss.graph(points, pairs), points)
+        positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
+        negative = (every[0] - positive[0], every[1] - positive[1])
     gradients, squares = [], []
     for sums, product in (positive, negative):
         gradient = sums[:, None] * points - product  # L z, L the graph Laplacian of Y

@@ -27,6 +27,28 @@ class PairList(NamedTuple):
     times: Tensor
 
 
+class PairSums(NamedTuple):
+    """Sums of [1, z] over the partners of images, where they are known already.
+
+    ``classes`` (C, 1 + Z) are over all images of each class, those of other processes among them, ``class_of`` (N,)
+    says which class an image has, and ``active`` (N, 1 + Z) are over its active negatives within ``margin``. Points
+    without a norm are relative to ``origin`` (Z,).
+    """
+
+    classes: Tensor
+    class_of: Tensor
+    active: Tensor
+    margin: float
+    origin: Tensor | None = None
+
+    def positive(self, points: Tensor) -> Tensor:
+        """Over the positive partners of the images at z (N, Z), (N, 1 + Z)."""
+        sums = self.classes[self.class_of]
+        sums[:, 0] -= 1
+        sums[:, 1:] -= points
+        return sums
+
+
 class Pairs(ABC):
     """A set of positive and a set of negative pairs over ``num_images`` images.
 
@@ -44,6 +66,7 @@ class Pairs(ABC):
     num_images: int
     num_positives: float
     num_negatives: float
+    sums: PairSums | None = None
 
     @staticmethod
     def from_labels(labels: Tensor | Sequence[int], *, population: Population | None = None) -> Pairs:
@@ -112,6 +135,14 @@ class Pairs(ABC):
         """
         other = copy(self)
         other._set_population((self.num_positives, self.num_negatives), population)
+        return other
+
+    def with_sums(self, sums: PairSums) -> Pairs:
+        """The same pairs, with the sums over them that would otherwise be searched for."""
+        if not len(sums.active) == len(sums.class_of) == self.num_images:
+            raise ValueError(f"the sums are over {len(sums.active)} images, and the pairs over {self.num_images}")
+        other = copy(self)
+        other.sums = sums
         return other
 
     def _set_population(self, own: Population, population: Population | None) -> None:

@@ -36,6 +36,36 @@ def all_sum(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
+def gathered(tensor: Tensor, reduce: Reduce | None) -> tuple[Tensor, int]:
+    """The rows of all processes one after the other, and which of them is the first of this process.
+
+    Example:
+        >>> gathered(torch.ones(2), None)
+        (tensor([1., 1.]), 0)
+    """
+    if reduce is None:
+        return tensor, 0
+    rank = dist.get_rank()
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.long)
+    counts[rank] = len(tensor)
+    counts = reduce(counts)
+    start = int(counts[:rank].sum())
+    # Sums with zeros lose no digit.
+    rows = tensor.new_zeros(int(counts.sum()), *tensor.shape[1:])
+    rows[start : start + len(tensor)] = tensor
+    return reduce(rows), start
+
+
+def share() -> tuple[int, int]:
+    """The rank of this process and the number of processes, (0, 1) of a single one.
+
+    Example:
+        >>> share()
+        (0, 1)
+    """
+    return (0, 1) if reducer() is None else (dist.get_rank(), dist.get_world_size())
+
+
 def own_folder() -> str:
     """The name of this process's folder among those of all processes; empty in one process."""
     return "" if reducer() is None else f"process-{dist.get_rank()}-of-{dist.get_world_size()}"

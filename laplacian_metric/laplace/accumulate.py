@@ -6,13 +6,14 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from hessians import Pairs, last_layer_ggn_diagonal
+from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from hessians.approximations import Approximation
+from hessians.graph import DENSE_IMAGES
 from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.output_hessian import CoupledHessian, MatrixHessian, OutputHessian
 from hessians.pair_loss import PairLoss
@@ -27,6 +28,7 @@ from laplacian_metric.laplace.layer import (
     Structure,
 )
 from laplacian_metric.laplace.layer.full import check_dense_weights
+from laplacian_metric.laplace.pair_search import PairChoice, SearchedPairs, SearchOptions, search_pairs
 
 LOGGER = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Settings:
         generator: of the batches and of the subspace's start.
         reduce: adds a tensor up over processes.
         progress: whether to show a bar; None asks the terminal.
+        search: how all pairs of a data set are searched; None takes the pairs of this process, all of them.
     """
 
     structure: Structure
@@ -61,6 +64,7 @@ class Settings:
     generator: torch.Generator | None = None
     reduce: Reduce | None = None
     progress: bool | None = None
+    search: SearchOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,16 @@ class LayerData:
 
 @dataclass(frozen=True)
 class Accumulated:
-    """A curvature with the pairs that it is of: ``batches`` of (rows, None for all; pairs that know all counts)."""
+    """A curvature with the pairs that it is of: ``batches`` of (rows, None for all; pairs that know all counts).
+
+    ``error`` is that of an estimated curvature's diagonal in the l2 norm, 0 where every pair was looked at.
+    """
 
     curvature: LayerCurvature
     num_positives: float
     num_negatives: float
     batches: list[tuple[Tensor | None, Pairs]]
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,8 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
     pairs inside class-balanced batches, each batch standing for its share: the counts are summed over all batches
     and divided by once.
     """
-    parts, population = _parts(data, settings, batches)
+    searched = _searched(data, settings, batches)
+    parts, population = _parts(data, settings, batches, searched)
     make = {
         Structure.DIAGONAL: _diagonal,
         Structure.KRONECKER: _kronecker,
@@ -130,11 +139,35 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
         Structure.FULL: _full,
     }[settings.structure]
     curvature = make(data, parts, settings)
-    return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts])
+    # The curvature of "positive" has no negatives, and its positives are summed by classes.
+    error = searched.error if searched and settings.approximation is Approximation.FIXED else 0.0
+    return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
+
+
+def _searched(
+    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None
+) -> SearchedPairs | None:
+    """The sums over all pairs of a data set, where they are searched for; None where a loss goes over rows or batches."""
+    options, labels = settings.search, data.labels
+    if options is None or isinstance(labels, Pairs) or batches is not None or _in_batches(settings):
+        return None
+    if type(data.loss) is not ContrastiveLoss or data.loss.power != 2:
+        if options.choice is PairChoice.ESTIMATE:
+            raise ValueError(
+                'pairs="estimate" is for a ContrastiveLoss with power=2: take pairs="exact", or approximation="full" or '
+                '"clipped", which go over batches'
+            )
+        return None
+    if settings.approximation is not Approximation.FIXED:
+        options = replace(options, reduce=None)
+    if options.reduce is None and len(labels) <= DENSE_IMAGES and options.choice is not PairChoice.ESTIMATE:
+        return None
+    bias = data.bias is not None
+    return search_pairs(data.loss, data.embeddings, labels, data.features, options, bias=bias)
 
 
 def _parts(
-    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None
+    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, searched: SearchedPairs | None
 ) -> tuple[list[_Part], tuple[float, float]]:
     labels, approximation = data.labels, settings.approximation
     if settings.structure is Structure.KRONECKER and approximation is Approximation.FULL:
@@ -152,10 +185,14 @@ def _parts(
         return [_Part(data, None, pairs, approximation, keeps_dense=True)], counts
     if batches is None and (data.loss.couples_batch or _in_batches(settings)):
         batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
-    own = pair_counts(labels, None if batches is None else list(batches))
-    population = _reduced_counts(own, data.embeddings, settings.reduce)
+    if searched is not None and len(searched.labels) > len(labels):
+        population = pair_counts(searched.labels)
+    else:
+        own = pair_counts(labels, None if batches is None else list(batches))
+        population = _reduced_counts(own, data.embeddings, settings.reduce)
     if batches is None:
         pairs = Pairs.from_labels(labels, population=population)
+        pairs = pairs if searched is None else pairs.with_sums(searched.sums)
         return [_Part(data, None, pairs, approximation, keeps_dense=True)], population
     u = data.embeddings
     dense = sum((len(rows) * u.shape[1]) ** 2 for rows in batches) * u.element_size()

@@ -37,6 +37,8 @@ class Diagnostics:
         prior_to_data: the prior precision over the mean precision that the data give a weight.
         effective_parameters: how many parameters the data determine rather than the prior.
         parameters: how many there are.
+        precision_error: the relative error of the posterior's diagonal precision in the l2 norm, where negative pairs
+            were sampled; 0 where every pair was looked at.
     """
 
     loss_value: float
@@ -47,6 +49,7 @@ class Diagnostics:
     prior_to_data: float
     effective_parameters: float
     parameters: int
+    precision_error: float = 0.0
 
     @property
     def is_mode(self) -> bool:
@@ -67,6 +70,7 @@ def diagnose(
     loss_value: float,
     clamped: float,
     trace: float,
+    precision_error: float = 0.0,
 ) -> Diagnostics:
     """The numbers of a posterior at theta (Z, H'), where the loss has this gradient (Z, H')."""
     slope = scale * gradient + posterior.prior * theta
@@ -82,6 +86,7 @@ def diagnose(
         prior_to_data=posterior.prior / data if data > 0 else math.inf,
         effective_parameters=effective,
         parameters=posterior.num_parameters,
+        precision_error=precision_error,
     )
 
 
@@ -104,11 +109,16 @@ def loss_and_gradient(
     """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
     u = data.embeddings
     value, active = 0.0, 0.0
-    positive, negative = torch.zeros_like(u), torch.zeros_like(u)
-    for rows, pairs in accumulated.batches:
+    positive, negative = torch.zeros_like(u[:1]).expand_as(u), torch.zeros_like(u[:1]).expand_as(u)
+    for number, (rows, pairs) in enumerate(accumulated.batches):
         part = summarise(loss, u if rows is None else u[rows], pairs)
         value, active = value + part.value, active + part.active
-        index = torch.arange(len(u), device=u.device) if rows is None else rows.to(u.device)
+        if rows is None:  # the only batch
+            positive, negative = part.positive_gradient, part.negative_gradient
+            continue
+        index = rows.to(u.device)
+        if not number:
+            positive, negative = torch.zeros_like(u), torch.zeros_like(u)
         positive.index_add_(0, index, part.positive_gradient)
         negative.index_add_(0, index, part.negative_gradient)
     numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)

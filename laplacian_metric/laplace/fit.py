@@ -22,6 +22,7 @@ from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_sq
 from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.fit_inputs import check_columns
 from laplacian_metric.laplace.head import FEATURE_MEMORY
+from laplacian_metric.laplace.pair_search import warn_if_inexact
 from laplacian_metric.laplace.state import Fitted
 
 
@@ -58,9 +59,10 @@ def bias_is_known(loss: PairLoss, approximation: Approximation) -> bool:
 def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch) -> Fitted:
     """The curvature, and what else is known about the data, summed over all processes."""
     reduce, weight = settings.reduce, watch.encoder.head.weight
+    pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
     check_agreement(
         reduce,
-        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r} over "
+        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} over "
         f"{tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
     )
     with warnings.catch_warnings():
@@ -71,6 +73,9 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         for tensor in accumulated.curvature.tensors().values():
             check_no_overflow(data.features, len(data.features), tensor)
         value, gradient = loss_and_gradient(data.loss, data, accumulated, reduce)
+    if settings.search is not None and accumulated.error:
+        size = float(accumulated.curvature.diagonal().double().norm())
+        warn_if_inexact(accumulated.error, size, settings.search.tolerance)
     sums = torch.tensor(
         [len(data.features), len(accumulated.batches), sum_of_squares(data.embeddings)],
         dtype=torch.float64,
@@ -89,6 +94,7 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         bias_is_random=data.bias is not None,
         fingerprint=watch.fingerprint,
         length=root_mean_square(squares, num_images),
+        curvature_error=accumulated.error,
     )
 
 

@@ -39,6 +39,7 @@ from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, w
 from laplacian_metric.laplace.fit_inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
+from laplacian_metric.laplace.pair_search import TOLERANCE, PairChoice, SearchOptions
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 from laplacian_metric.laplace.state import Fitted
 
@@ -65,6 +66,9 @@ class LAM:
         prior_precision: of the weights. By default n_effective * weight_decay / temperature where the weight decay is
             given, which is what the training had, and 1 otherwise.
         weight_decay: of the training.
+        pairs: "exact" looks at all pairs of the data set, "estimate" at a random share of the negative ones, "auto" at all
+            of up to 65,536 images. The error of an estimate is in the diagnostics. Of "fixed" and "positive"; "full"
+            and "clipped" go over batches.
 
     Example:
         >>> from hessians import ContrastiveLoss
@@ -89,6 +93,7 @@ class LAM:
         temperature: float = 1.0,
         prior_precision: float | None = None,
         weight_decay: float | None = None,
+        pairs: str | PairChoice = PairChoice.AUTO,
     ) -> None:
         check_model(encoder, loss)
         self.encoder = encoder
@@ -98,6 +103,7 @@ class LAM:
         if rank < 1:
             raise ValueError(f"rank is {rank}, at least 1 is needed")
         self.rank = rank
+        self.pairs = PairChoice.parse(pairs)
         self._n_effective = positive("n_effective", n_effective)
         self._temperature = positive("temperature", temperature) or 1.0
         self._prior_precision = positive("prior_precision", prior_precision)
@@ -155,6 +161,7 @@ class LAM:
         batches: Sequence[Tensor] | None = None,
         batch_size: int = BATCH_SIZE,
         generator: torch.Generator | None = None,
+        pair_tolerance: float = TOLERANCE,
         check_mode: bool = True,
         progress: bool | None = None,
     ) -> LAM:
@@ -162,15 +169,17 @@ class LAM:
 
         "fixed" and "positive" are over all pairs of the data set. "full" and "clipped" (and "positive" with
         structure "kron") are summed over class-balanced batches, each standing for its share. Where
-        ``torch.distributed`` is initialised, every process passes its share of the images, and all get the posterior
-        of all pairs of images that are in the same process.
+        ``torch.distributed`` is initialised, every process passes its share of the images, and all get the same
+        posterior: "fixed" of all pairs, the others of the pairs of images that are in the same process.
 
         Args:
             features: may be mapped from a file.
             labels: integers, or `hessians.Pairs`.
             batches: positions of the images of each batch, where they are to be those and no others.
             batch_size: of the class-balanced batches.
-            generator: of these batches, and of the start of "lowrank".
+            generator: of these batches, of the start of "lowrank", and of an estimate over pairs, which is the same in
+                every fit without one. An interrupted search for pairs is resumed where `Features` have a folder.
+            pair_tolerance: the relative error that an estimate over pairs may have.
             check_mode: warn where theta* is no mode of its loss.
             progress: whether to show bars; None asks the terminal.
         """
@@ -182,8 +191,18 @@ class LAM:
             generator=generator,
             reduce=reducer(),
             progress=progress,
+            search=SearchOptions(
+                self.pairs,
+                pair_tolerance,
+                0 if generator is None else int(generator.initial_seed() % (1 << 31)),
+                features.folder if isinstance(features, Features) else None,
+                reducer(),
+                progress,
+            ),
         )
         with together(settings.reduce):
+            if not 0 < pair_tolerance < 1:
+                raise ValueError(f"pair_tolerance is {pair_tolerance}, a number between 0 and 1 is needed")
             rows, pairs = features_and_labels(features, labels)
             data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
             chosen = checked_batches(batches, rows)
@@ -409,7 +428,10 @@ class LAM:
 
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used."""
-        fitted = self._fit()
+        fitted, error = self._fit(), 0.0
+        if fitted.curvature_error:
+            precision = self.scale * fitted.curvature.diagonal().double() + self.prior_precision
+            error = self.scale * fitted.curvature_error / float(precision.norm())
         return diagnose(
             self.posterior,
             fitted.gradient,
@@ -418,6 +440,7 @@ class LAM:
             loss_value=fitted.loss_value,
             clamped=fitted.curvature.clamped,
             trace=fitted.curvature.trace(),
+            precision_error=error,
         )
 
     def recall_lost(

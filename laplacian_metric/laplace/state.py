@@ -23,6 +23,7 @@ class Fitted:
         bias_is_random: whether H' counts the bias.
         fingerprint: of the encoder.
         length: the root mean square of |u| over the images, before the norm; None where it is not known.
+        curvature_error: the error of the curvature's diagonal in the l2 norm, where pairs were sampled.
     """
 
     curvature: LayerCurvature
@@ -35,3 +36,4 @@ class Fitted:
     bias_is_random: bool
     fingerprint: str
     length: float | None = None
+    curvature_error: float = 0.0

@@ -52,6 +52,7 @@ class SettingsEntry(Strict):
     temperature: float
     prior_precision: float | None
     weight_decay: float | None
+    pairs: str = "auto"  # files of earlier versions do not have it
 
 
 class FitEntry(Strict):
@@ -65,6 +66,7 @@ class FitEntry(Strict):
     bias_is_random: bool
     clamped: float
     length: float | None = None  # files of earlier versions do not have it
+    curvature_error: float = 0.0
 
 
 class EncoderEntry(Strict):
@@ -113,6 +115,7 @@ def header_of(lam: LAM, fitted: Fitted, orders: Mapping[str, list[int]] | None =
             "temperature": lam.temperature,
             "prior_precision": lam._prior_precision,
             "weight_decay": lam.weight_decay,
+            "pairs": lam.pairs.value,
         },
         "fit": {
             "num_images": fitted.num_images,
@@ -123,6 +126,7 @@ def header_of(lam: LAM, fitted: Fitted, orders: Mapping[str, list[int]] | None =
             "bias_is_random": fitted.bias_is_random,
             "clamped": fitted.curvature.clamped,
             "length": fitted.length,
+            "curvature_error": fitted.curvature_error,
         },
         "encoder": {
             "fingerprint": fitted.fingerprint,
