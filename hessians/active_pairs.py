@@ -20,6 +20,7 @@ excludes are left out, which is exact.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -208,16 +209,13 @@ class ActiveSearch:
         balls, chosen = [], []
         for start, size in zip(cells.starts, sizes, strict=False):
             members = cells.order[start : start + size]
-            balls.append(self._ball(self.rows(members)) if size else None)
-            picked = torch.randint(size, (PILOT if size else 0,), generator=generator)
+            balls.append(self._ball(self.rows(members)))
+            picked = torch.randint(size, (PILOT,), generator=generator)
             chosen.append(members[picked.to(members.device)])
         pilot = [self.rows(members) for members in chosen]
         candidates: list[tuple[int, int, float]] = []
-        for c, ball in enumerate(balls):
-            for d in range(c, len(sizes)):
-                other = balls[d]
-                if ball is None or other is None or (c != d and self._apart(ball, other)):
-                    continue
+        for c, d in itertools.combinations_with_replacement(range(len(sizes)), 2):
+            if c == d or not self._apart(balls[c], balls[d]):
                 hits = torch.mm(_flipped(pilot[c]), pilot[d].T) > self._limit
                 hits &= self.class_of[chosen[c]][:, None] != self.class_of[chosen[d]]
                 candidates.append((c, d, (float(hits.sum()) + 1) / (hits.numel() + 1)))
@@ -344,7 +342,7 @@ def _partition(points: Tensor, count: int, seed: int) -> Cells:
         moved = torch.zeros_like(centres).index_add_(0, cell, sample)
         centres = torch.where(sizes[:, None] > 0, moved / sizes.clamp(min=1)[:, None], centres)
     cell = _nearest(points, centres)
-    starts = [0, *torch.bincount(cell, minlength=count).cumsum(0).tolist()]
+    starts = [0, *torch.bincount(cell).cumsum(0).unique().tolist()]  # cells without an image are left out
     return Cells(torch.argsort(cell, stable=True), starts)
 
 

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from laplacian_metric.core.watch import OtherProcessError, wait
+
 Reduce = Callable[[Tensor], Tensor]
 
 # Numbers below it can be squared and summed over 2,048 processes in 64 bits.
 CHECKSUMS = 1 << 20
-
-
-class OtherProcessError(RuntimeError):
-    """Another process cannot go on, or has other settings: see its own error."""
 
 
 def reducer() -> Reduce | None:
@@ -32,7 +30,7 @@ def all_sum(tensor: Tensor) -> Tensor:
     # NCCL adds up tensors on the GPU only; features that are mapped from a file are not there.
     device = torch.device("cuda") if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.device
     total = tensor.to(device, copy=True)
-    dist.all_reduce(total)
+    wait(dist.all_reduce(total, async_op=True))
     return total.to(tensor.device)
 
 
@@ -82,13 +80,18 @@ def together(reduce: Reduce | None) -> Iterator[None]:
     if reduce is None:
         yield
         return
+    rank, processes = share()
+    failed = torch.zeros(processes, dtype=torch.long)
     try:
         yield
     except Exception:
-        reduce(torch.ones(1, dtype=torch.long))
+        failed[rank] = 1
+        reduce(failed)
         raise
-    if int(reduce(torch.zeros(1, dtype=torch.long))):
-        raise OtherProcessError("another process cannot go on: see its error")
+    others = reduce(failed).nonzero().flatten().tolist()
+    if others:
+        names = ", ".join(map(str, others))
+        raise OtherProcessError(f"process {names} of {processes} cannot go on: see its error")
 
 
 def check_agreement(reduce: Reduce | None, settings: str) -> None:

@@ -21,6 +21,7 @@ from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together
+from laplacian_metric.core.watch import watched
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.accumulate import Settings
@@ -143,11 +144,12 @@ class LAM:
             progress: whether to show bars; None asks the terminal.
             options: of `fit_features`.
         """
-        with together(reducer()):
-            features = collect_features(
-                self.encoder, loader, folder=cache, memory_limit=memory_limit, progress=progress
-            )
-        return self.fit_features(features, progress=progress, **options)
+        with watched():
+            with together(reducer()):
+                features = collect_features(
+                    self.encoder, loader, folder=cache, memory_limit=memory_limit, progress=progress
+                )
+            return self.fit_features(features, progress=progress, **options)
 
     def features(self, loader: Loader, **options: Any) -> Features:
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""
@@ -200,14 +202,17 @@ class LAM:
                 progress,
             ),
         )
-        with together(settings.reduce):
-            if not 0 < pair_tolerance < 1:
-                raise ValueError(f"pair_tolerance is {pair_tolerance}, a number between 0 and 1 is needed")
-            rows, pairs = features_and_labels(features, labels)
-            data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
-            chosen = checked_batches(batches, rows)
-            watch = Watch(self.encoder)
-        self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
+        with watched():
+            with together(settings.reduce):
+                if not 0 < pair_tolerance < 1:
+                    raise ValueError(
+                        f"pair_tolerance is {pair_tolerance}, a number between 0 and 1 is needed"
+                    )
+                rows, pairs = features_and_labels(features, labels)
+                data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
+                chosen = checked_batches(batches, rows)
+                watch = Watch(self.encoder)
+            self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
         self.confidence = None
         warn_if_zero(self.fitted)
         if check_mode:

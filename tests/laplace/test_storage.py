@@ -134,7 +134,7 @@ def test_settings_stay_as_they_were_given(given: dict[str, float], tmp_path: Pat
     told = describe(tmp_path / "lam")["settings"]
     assert told == {
         "approximation": "fixed", "structure": "diag", "rank": 50, "n_effective": None, "temperature": 1.0,
-        "prior_precision": None, "weight_decay": None, **given,
+        "prior_precision": None, "weight_decay": None, "pairs": "auto", **given,
     }  # fmt: skip
     again = LAM.load(tmp_path / "lam", an_encoder())
     assert (again.n_effective, again.prior_precision) == (lam.n_effective, lam.prior_precision)

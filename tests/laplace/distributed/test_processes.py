@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,19 @@ import torch
 import torch.distributed as dist
 
 from laplacian_metric.core.parallel import check_agreement, own_folder, reducer, together
-from tests.laplace.distributed.worker import BATCH, CASES, PROCESSES, SHARDS, lam, layer, main, summary
+from tests.laplace.distributed.worker import (
+    BATCH,
+    CASES,
+    PROCESSES,
+    SHARDS,
+    all_pairs,
+    all_pairs_of,
+    disappear,
+    lam,
+    layer,
+    main,
+    summary,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning"),
@@ -67,12 +80,12 @@ def test_shards_are_batches_of_one_fit(found: Found, structure: str, approximati
 
 
 def test_a_loader_for_each(found: Found, folder: Path) -> None:
-    """Without batches "fixed" is over all pairs of a process; features are kept in a folder for each."""
+    """Without batches "fixed" is over all pairs of both processes; features are kept in a folder for each."""
     first, second = (each["loader"] for each in found)
     assert_identical(first, second)
     assert_identical(first["first"], first["again"])
     whole = layer()
-    alone = summary(lam().fit_features(whole.features, whole.labels, batches=SHARDS))
+    alone = summary(lam().fit_features(whole.features, whole.labels))
     for name in ("num_images", "diagonal", "kappa", "prior", "loss_value"):
         close(first["first"][name], alone[name])
     names = sorted(each.name for each in (folder / "features").iterdir())
@@ -85,10 +98,41 @@ def test_a_process_with_one_class(found: Found) -> None:
     whole = layer()
     shards = [torch.arange(20), (whole.labels[20:] == 1).nonzero().flatten() + 20]
     rows = torch.cat(shards)
-    parts = list(torch.arange(len(rows)).split([20, len(shards[1])]))
-    alone = summary(lam().fit_features(whole.features[rows], whole.labels[rows], batches=parts))
+    alone = summary(lam().fit_features(whole.features[rows], whole.labels[rows]))
     close(first["diagonal"], alone["diagonal"])
     assert first["num_positives"] == alone["num_positives"]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_all_pairs_of_all_processes(processes: int, tmp_path: Path) -> None:
+    """Exact and estimated, and in every structure: up to rounding what one process gets from all images."""
+    torch.multiprocessing.spawn(all_pairs_of, (tmp_path, processes), nprocs=processes)
+    expected = all_pairs(0, 1)
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(processes)]
+    for result in results:
+        assert_identical(result, results[0])
+    for name, alone in expected.items():
+        tolerance = 0.05 if "lowrank" in name else 1e-9
+        for key in ("loss_value", "gradient", "diagonal", "curvature_error", "num_positives", "num_negatives"):
+            one, other = torch.as_tensor(results[0][name][key]), torch.as_tensor(alone[key])
+            close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()) + 1e-15)
+    assert expected["estimate"]["curvature_error"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_who_is_gone_is_named(how: str, tmp_path: Path) -> None:
+    """The others end within seconds, and say who it was."""
+    context = torch.multiprocessing.spawn(disappear, (tmp_path, 3, how), nprocs=3, join=False)
+    begun = time.monotonic()
+    for process in context.processes:
+        process.join(60)
+    assert time.monotonic() - begun < 60  # the group's own time-out is ten minutes here
+    for rank in (0, 2):
+        message, seconds = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        assert message.startswith("OtherProcessError: process 1 of 3 (")
+        assert ("no sign of life" if how == "killed" else "OSError: the disk is gone") in message
+        assert seconds < 30
 
 
 @pytest.mark.parametrize(
@@ -102,7 +146,7 @@ def test_a_process_with_one_class(found: Found) -> None:
 )
 def test_an_error_of_one_stops_both(found: Found, case: str, message: str) -> None:
     """Nobody waits for a sum that never comes."""
-    assert found[0]["failures"][case] == "OtherProcessError: another process cannot go on: see its error"
+    assert found[0]["failures"][case] == "OtherProcessError: process 1 of 2 cannot go on: see its error"
     assert found[1]["failures"][case].startswith(message)
 
 

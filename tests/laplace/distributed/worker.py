@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -15,6 +18,8 @@ from torch import Tensor
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM
+from laplacian_metric.core.parallel import all_sum
+from laplacian_metric.core.watch import watched
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
 PROCESSES = 2
@@ -138,17 +143,68 @@ def failures(rank: int) -> dict[str, str]:
     return found
 
 
-def main(rank: int, folder: Path) -> None:
-    """Write what this process found into a file."""
+def all_pairs(rank: int, processes: int) -> dict[str, Any]:
+    """Every structure of "fixed" over all pairs of all processes, and an estimate."""
+    results = {}
+    for structure in (*STRUCTURES, "estimate"):
+        estimated = structure == "estimate"
+        whole = Layer.random(6000 if estimated else 31, 4, 2, classes=40 if estimated else 4, seed=3)
+        rows = torch.arange(len(whole.labels)).tensor_split(processes)[rank]
+        made = LAM(
+            network(whole),
+            ContrastiveLoss(0.9),
+            structure="diag" if estimated else structure,
+            rank=3,
+            pairs="estimate" if estimated else "auto",
+        )
+        generator = torch.Generator().manual_seed(rank)
+        made.fit_features(
+            whole.features[rows], whole.labels[rows], generator=generator, pair_tolerance=0.5, check_mode=False
+        )
+        results[structure] = summary(made)
+    return results
+
+
+def start(rank: int, folder: Path, processes: int, seconds: int = 30) -> None:
+    """Join the group of a test."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CurvatureWarning)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'meeting'}",
         rank=rank,
-        world_size=PROCESSES,
-        timeout=timedelta(seconds=30),
+        world_size=processes,
+        timeout=timedelta(seconds=seconds),
     )
+
+
+def all_pairs_of(rank: int, folder: Path, processes: int) -> None:
+    """Write what `all_pairs` returns into a file."""
+    start(rank, folder, processes)
+    torch.save(all_pairs(rank, processes), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def disappear(rank: int, folder: Path, processes: int, how: str) -> None:
+    """Process 1 is killed, or fails, while the others wait for it; they write what they raise, and after how long."""
+    start(rank, folder, processes, seconds=600)
+    begun = time.monotonic()
+    try:
+        with watched():
+            all_sum(torch.ones(1))
+            if rank == 1:
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise OSError("the disk is gone")
+            all_sum(torch.ones(1))
+    except Exception as error:
+        torch.save((f"{type(error).__name__}: {error}", time.monotonic() - begun), folder / f"{rank}.pt")
+    os._exit(0)
+
+
+def main(rank: int, folder: Path) -> None:
+    """Write what this process found into a file."""
+    start(rank, folder, PROCESSES)
     found = {
         "shards": fit_shards(rank),
         "loader": fit_loader(rank, folder),
