@@ -5,29 +5,30 @@
 DATA holds FashionMNIST/raw, MNIST/raw and quickdraw. The rows are 174,500 images of 365 classes, each in six views that
 are shifted by up to two pixels to either side, in random order: the first n rows are mostly different images. Their
 features are 512 random projections of the pixels, rectified; the head is trained on the first 20,000 rows. With --cache
-the features are kept. Each size is measured in a process of its own.
+the features and every row of the tables are kept, so that the same command resumes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import faiss
 import torch
 import typer
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import mebibytes, peak_extra_memory, save, show, write_text
+from benchmarks.common import Row, mebibytes, peak_extra_memory, save, show, write_text
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder, Trust
@@ -38,16 +39,29 @@ from laplacian_metric.encoder import train_head
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.fit import fit_layer, layer_data
-from laplacian_metric.laplace.pair_search import SearchOptions
 from laplacian_metric.retrieval import Index, Items
 
 SOURCES = ("fashion-mnist", "mnist", "quickdraw")
 VIEWS, SHIFT, WIDTH, DIM = 6, 2, 512, 64
-HEAD_ROWS, QUERIES = 20_000, 1000
-SIZES = "10000,20000,40000,80000,160000,320000,640000,1000000"
-BEFORE = 80_000  # images up to which the search over rows, as it was before, is measured too
+HEAD_ROWS, QUERIES, JUDGED = 20_000, 300, 5000
+SIZES = "10000,20000,80000,320000,1000000"
+BY_ROWS = 20_000  # images up to which a fit row by row is measured too
 LOSS = ContrastiveLoss(margin=0.7, negatives="active")
 TITLE = "Growth from 10,000 to 1,000,000 images"
+NOTE = (
+    f"Features of {WIDTH} numbers, embeddings of {DIM}; 174,500 images of FashionMNIST, MNIST and Quick, Draw! (365 "
+    "classes) in six shifted views each, in random order. Seconds are those of the processor, one thread, unless they are "
+    "'wall'. 'fit' is a posterior with 'fixed' and pairs='auto': all pairs of up to 65,536 images, and beyond an estimate, "
+    "whose reported error is beside it; 'by rows' the same fit going over all pairs row by row. 'embed' is mean and kappa of "
+    f"all images, 'index' the exact index of them. 'query' and 'trusted answer' are for one of {QUERIES} queries asked "
+    "together. MiB are the peak beyond what was there before, the map of the features included there."
+)
+DRAW_TITLE = "An estimate over pairs beside all pairs"
+DRAW_NOTE = (
+    "The images of the growth table, 'fixed', Arccos. 'precision error' is the relative error of the diagonal precision in "
+    "the l2 norm, 'reported' what the diagnostics say of it, 'kappa error' what 99 of 100 images' relative error of kappa is "
+    f"below, of {JUDGED:,} images. Each draw has a seed of its own. Seconds of the processor, one thread."
+)
 
 
 def images_and_labels(data_dir: Path | None) -> tuple[Tensor, Tensor]:
@@ -103,62 +117,167 @@ def head_of(features: Tensor, labels: Tensor, folder: Path) -> nn.Linear:
     return head
 
 
-def timed(run: Any) -> tuple[Any, float, float, int | None]:
-    """What a call returns, its seconds, its processor seconds, and the bytes by which memory rose."""
+@dataclass(frozen=True)
+class Cost:
+    """What a stage costs: seconds of all processors together, seconds, and the bytes by which memory rose."""
+
+    processor: float
+    seconds: float
+    memory: int | None
+
+
+def cost_of(run: Callable[[], Any]) -> tuple[Any, Cost]:
+    """What a call returns, and what it costs."""
     results: list[Any] = []
 
     def call() -> None:
-        wall, processor = time.perf_counter(), time.process_time()
+        processor, seconds = time.process_time(), time.perf_counter()
         result = run()
-        results.extend((result, time.perf_counter() - wall, time.process_time() - processor))
+        results.extend((result, time.process_time() - processor, time.perf_counter() - seconds))
 
     memory = peak_extra_memory(call)
     if not results:  # memory cannot be measured here
         call()
-    return results[0], results[1], results[2], memory
+    return results[0], Cost(results[1], results[2], memory)
 
 
-def fit_before(encoder: Encoder, features: Tensor, labels: Tensor) -> None:
-    """A fit that goes over all pairs row by row."""
-    settings = Settings(LAM(encoder, LOSS).structure, LAM(encoder, LOSS).approximation)
-    data = layer_data(encoder.head, LOSS, features, labels, settings.approximation)
-    fit_layer(data, settings, None, Watch(encoder))
+def fit_by_rows(encoder: Encoder, features: Tensor, labels: Tensor) -> None:
+    """A fit that goes over all pairs row by row, as every fit did before there was a search."""
+    lam = LAM(encoder, LOSS)
+    data = layer_data(encoder.head, LOSS, features, labels, lam.approximation)
+    fit_layer(data, Settings(lam.structure, lam.approximation), None, Watch(encoder))
 
 
-def measured(features: Tensor, labels: Tensor, head: nn.Linear, pairs: str) -> dict[str, Any]:
-    """One row of the table."""
+def embedded(lam: LAM, features: Tensor) -> Items:
+    """All items, without the variances."""
+    return Items.cat([Items.of(lam.embed_features(h), variance=False) for h in features.split(20_000)])
+
+
+def row_of(features: Tensor, labels: Tensor, queries: Tensor, query_labels: Tensor, head: nn.Linear) -> Row:
+    """What everything costs with these images."""
     encoder = Encoder(nn.Identity(), head)
-    lam = LAM(encoder, LOSS, pairs=pairs)
+    float(features.sum())  # the map is in memory from now on, and does not count
     row: dict[str, Any] = {"images": len(features)}
-    _, row["fit s"], row["fit processor s"], memory = timed(
-        lambda: lam.fit_features(features, labels, progress=False)
-    )
-    row["fit MiB"] = mebibytes(memory)
+    lam = LAM(encoder, LOSS)
+    _, fit = cost_of(lambda: lam.fit_features(features, labels, check_mode=False, progress=False))
+    row |= {"fit s": fit.processor, "fit wall s": fit.seconds, "fit MiB": mebibytes(fit.memory)}
     row["precision error %"] = 100 * lam.diagnostics().precision_error
-    row["before s"] = None
-    if len(features) <= BEFORE:
-        row["before s"] = timed(lambda: fit_before(encoder, features, labels))[2]
+    row["by rows s"] = None
+    if len(features) <= BY_ROWS:
+        row["by rows s"] = cost_of(lambda: fit_by_rows(encoder, features, labels))[1].processor
     lam.optimize_prior_precision()
+    items, embed = cost_of(lambda: embedded(lam, features))
+    index, build = cost_of(lambda: Index(items))
+    asked = Items.of(lam.embed_features(queries), variance=False)
+    _, search = cost_of(lambda: index.query(asked, k=10))
+    row |= {
+        "embed s": embed.processor,
+        "index s": build.processor,
+        "index MiB": mebibytes((embed.memory or 0) + (build.memory or 0)),
+        "query ms": 1000 * search.processor / len(queries),
+    }
+    gallery, h = (features.numpy(), labels.numpy()), queries.numpy()
+    trust, fit = cost_of(lambda: Trust.fit(gallery, (h, query_labels.numpy()), lam=lam))
+    _, answer = cost_of(lambda: trust(h))
+    row |= {
+        "trust fit s": fit.processor,
+        "trust MiB": mebibytes(fit.memory),
+        "trusted answer ms": 1000 * answer.processor / len(queries),
+    }
+    return row
 
-    def items() -> Items:
-        parts = [Items.of(lam.embed_features(rows)) for rows in features.split(20_000)]
-        return Items.cat(parts) if len(parts) > 1 else parts[0]
 
-    gallery, _, row["embed processor s"], memory = timed(items)
-    index, _, row["index processor s"], memory = timed(lambda: Index(gallery, labels=labels.numpy()))
-    row["index MiB"] = mebibytes(memory)
+def draw_of(features: Tensor, labels: Tensor, head: nn.Linear, seed: int | None) -> dict[str, Any]:
+    """The diagonal precision and kappa of 5,000 images by an estimate with a seed, or by all pairs for None."""
+    lam = LAM(Encoder(nn.Identity(), head), LOSS, pairs="exact" if seed is None else "estimate")
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    _, fit = cost_of(
+        lambda: lam.fit_features(features, labels, check_mode=False, progress=False, generator=generator)
+    )
+    error = lam.diagnostics().precision_error
+    assert lam.fitted is not None
+    precision = lam.scale * lam.fitted.curvature.diagonal() + lam.prior_precision
+    kappa = lam.embed_features(features[:JUDGED]).kappa
+    return {"seconds": fit.processor, "error": error, "precision": precision, "kappa": kappa}
+
+
+def deviations(estimate: dict[str, Any], exact: dict[str, Any]) -> Row:
+    """A draw beside all pairs."""
+    precision, kappa = (exact[name].double() for name in ("precision", "kappa"))
+    difference = (estimate["kappa"].double() - kappa).abs() / kappa
+    return {
+        "precision error %": 100
+        * float((estimate["precision"].double() - precision).norm() / precision.norm()),
+        "reported %": 100 * estimate["error"],
+        "kappa error, 99 of 100 below, %": 100 * float(difference.quantile(0.99)),
+        "fit s": estimate["seconds"],
+        "all pairs s": exact["seconds"],
+    }
+
+
+def exponent(rows: list[Row], name: str, low: int, high: int) -> float:
+    """The slope of a cost in the number of images, both in logarithms, between two sizes."""
+    cost = {row["images"]: row[name] for row in rows}
+    return math.log(cost[high] / cost[low]) / math.log(high / low)
+
+
+def kept(folder: Path, name: str, run: Callable[[], Row]) -> Row:
+    """A row that was measured already, or is measured now."""
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        write_text(path, json.dumps(dict(run())))
+    row: Row = json.loads(path.read_text(encoding="utf-8"))
     return row
 
 
 def main(
     data_dir: Annotated[Path, typer.Option(envvar=VARIABLE, help="Folder of the data sets.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the table.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Keep the features here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep features and rows here.")] = None,
     sizes: Annotated[str, typer.Option(help="Numbers of images.")] = SIZES,
-    pairs: Annotated[str, typer.Option(help='"auto", "exact" or "estimate".')] = "auto",
-    single: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    draws: Annotated[int, typer.Option(min=0, help="Estimates beside all pairs.")] = 20,
+    draw_images: Annotated[int, typer.Option(min=1000, help="Of how many images.")] = 80_000,
+    threads: Annotated[int, typer.Option(min=1, help="Of torch and FAISS.")] = 1,
 ) -> None:
     """Measure, print, and write where asked to."""
+    warnings.simplefilter("ignore", CurvatureWarning)
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+    counts = [int(size) for size in sizes.split(",") if size]
+    with tempfile.TemporaryDirectory() if cache is None else nullcontext(str(cache)) as place:
+        folder = Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
+        features, labels = rows_of(data_dir, folder, max([draw_images, *counts]) + QUERIES)
+        head, last = head_of(features, labels, folder), len(features) - QUERIES
+        held_out = features[last:].clone(), labels[last:]
+        rows = [
+            kept(folder, f"row-{n}", lambda n=n: row_of(features[:n], labels[:n], *held_out, head))  # type: ignore[misc]
+            for n in counts
+        ]
+        images = features[:draw_images], labels[:draw_images]
+        exact = draw_of(*images, head, None) if draws else {}
+        estimates = [
+            kept(
+                folder,
+                f"draw-{draw_images}-{seed}",
+                lambda s=seed: deviations(draw_of(*images, head, s), exact),
+            )  # type: ignore[misc]
+            for seed in range(draws)
+        ]
+    tables = [("benchmark_growth", TITLE, rows, NOTE)] if rows else []
+    if rows and {20_000, 1_000_000} <= set(counts):
+        tables[0] = (
+            *tables[0][:3],
+            NOTE
+            + f" Exponent of the fit between 20,000 and 1,000,000 images: {exponent(rows, 'fit s', 20_000, 1_000_000):.2f}.",
+        )
+    if estimates:
+        worst = [{"draw": seed, **row} for seed, row in enumerate(estimates)]
+        tables.append(("benchmark_pair_estimate", f"{DRAW_TITLE}: {draw_images:,} images", worst, DRAW_NOTE))
+    for name, title, table, note in tables:
+        show(title, table)
+        for path in save(out, name, title, table, note) if out is not None else ():
+            Console().print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -243,25 +243,23 @@ class ActiveSearch:
         cells: Cells,
         strata: Sequence[Stratum],
         number: int,
-        scale: float = 1.0,
         *,
         share: tuple[int, int] = (0, 1),
-    ) -> None:
-        """Add ``scale`` times the estimate of a round to ``sums`` (N, 1 + Z), in the order of the images.
+    ) -> Tensor:
+        """Add the estimate of a round to ``sums`` (N, 1 + Z), in an order of the images (N,) that is returned.
 
         ``share`` (rank, processes) takes every so-manyth stratum only: those of all ranks add up to the round.
         """
         order = self.shuffled(cells, number)
         rows, classes = self.rows(order), self.class_of[order]
-        added = self.zeros()
         generator = torch.Generator().manual_seed(_mixed(self.seed, -1 - number))
         for at, stratum in enumerate(strata):
             shifts = torch.randperm(stratum.groups, generator=generator)[: stratum.shifts].tolist()
             if at % share[1] == share[0]:
-                weight = scale * stratum.groups / stratum.shifts
+                weight = stratum.groups / stratum.shifts
                 for shift in shifts:
-                    self._add_shift(added, rows, classes, cells.starts, stratum, shift, weight)
-        sums.index_add_(0, order, added)
+                    self._add_shift(sums, rows, classes, cells.starts, stratum, shift, weight)
+        return order
 
     def _add_shift(
         self,
@@ -350,7 +348,9 @@ def _nearest(points: Tensor, centres: Tensor) -> Tensor:
     """The nearest centre of each point, (N,)."""
     half = centres.square().sum(1) / 2
     at_once = max(1, (1 << 21) // len(centres))
-    return torch.cat([torch.addmm(half, part, centres.T, alpha=-1).argmin(1) for part in points.split(at_once)])
+    return torch.cat(
+        [torch.addmm(half, part, centres.T, alpha=-1).argmin(1) for part in points.split(at_once)]
+    )
 
 
 def _allocated(candidates: list[tuple[int, int, float]], sizes: list[int], budget: int) -> list[Stratum]:

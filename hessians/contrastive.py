@@ -14,7 +14,7 @@ from hessians.choices import Choice
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
-from hessians.pairs import ListedPairs, Pairs, row_blocks
+from hessians.pairs import ListedPairs, Pairs, PairSums, row_blocks
 from hessians.unsquared import UnsquaredHessian
 
 # Un-squared distances below this share of the margin count as this share: |z_i - z_j| has no derivative at 0, and its
@@ -291,7 +291,7 @@ class ContrastiveLoss(PairLoss):
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
         if pairs.sums is not None and approximation is Approximation.FIXED:
-            row_sums, product = self.known_sums(points, pairs)
+            row_sums, product = self.known_sums(points, pairs.sums, self.type_weights(pairs))
             known = self._structured(points, inverse, row_sums, product, None)
             self._warn_if_zero(known, pairs)
             return known
@@ -312,15 +312,11 @@ class ContrastiveLoss(PairLoss):
             self._warn_if_zero(base, pairs)
         return hessian.positive_part() if approximation is Approximation.CLIPPED else hessian
 
-    def known_sums(
-        self, points: Tensor, pairs: Pairs, weights: TypeWeights | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Y 1, (N,), and Y z, (N, Z), from the sums that the pairs know."""
-        sums, (positive, negative) = pairs.sums, self.type_weights(pairs) if weights is None else weights
-        if sums is None or sums.margin != self.margin or self.power != 2:
+    def known_sums(self, points: Tensor, sums: PairSums, weights: TypeWeights) -> tuple[Tensor, Tensor]:
+        """Y 1, (N,), and Y z, (N, Z), from what is known of the partners of the images at z (N, Z)."""
+        if sums.margin != self.margin or self.power != 2:
             raise ValueError("the pairs know no sums for this loss: pass pairs without sums")
-        total = sums.positive(points).mul_(positive) if positive else torch.zeros_like(sums.active)
-        total.sub_(sums.active, alpha=negative)
+        total = sums.positive(points).mul_(weights.positive).sub_(sums.active, alpha=weights.negative)
         return total[:, 0], total[:, 1:]
 
     def node_term(self, points: Tensor, inverse: Tensor | None, sums: Tensor) -> Tensor:

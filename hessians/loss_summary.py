@@ -9,7 +9,9 @@ from torch import Tensor
 
 from hessians.contrastive import ContrastiveLoss, Negatives, row_sums_and_product
 from hessians.pair_loss import PairLoss, TypeWeights
-from hessians.pairs import Pairs
+from hessians.pairs import Pairs, PairSums
+
+ROWS = 1 << 16  # images whose gradients are computed at a time, where their sums are known
 
 
 class LossSummary(NamedTuple):
@@ -49,34 +51,58 @@ def trained_gradient(loss: PairLoss, summary: LossSummary, num_negatives: float)
 
 def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSummary:
     """All sums that are needed follow from Y 1 and Y z, for the positives and for all pairs."""
-    origin = None if pairs.sums is None else pairs.sums.origin
-    origin = u.mean(0, keepdim=True) if origin is None else origin
-    points, inverse = loss.on_sphere(u) if loss.normalize else (u - origin, None)
-    weights = loss.type_weights(pairs)
-    if pairs.sums is not None:
-        positive = loss.known_sums(points, pairs, TypeWeights(weights.positive, 0.0))
-        negative = loss.known_sums(points, pairs, TypeWeights(0.0, weights.negative))
-    else:
-        every = row_sums_and_product(loss.graph(points, pairs), points)
-        positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
-        negative = (every[0] - positive[0], every[1] - positive[1])
-    gradients, squares = [], []
-    for sums, product in (positive, negative):
-        gradient = sums[:, None] * points - product  # L z, L the graph Laplacian of Y
-        # Every pair is in two rows: sum over pairs of y d^2 = sum_i z_i . (L z)_i.
-        squares.append(float((gradient * points).sum(dtype=torch.float64)))
-        if inverse is not None:
-            gradient = (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
-        gradients.append(gradient)
+    weights, known = loss.type_weights(pairs), pairs.sums
+    if known is not None:
+        return _from_sums(loss, u, known, weights)
+    points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
+    every = row_sums_and_product(loss.graph(points, pairs), points)
+    positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
+    negative = (every[0] - positive[0], every[1] - positive[1])
+    (first, square), (second, other) = (_gradient(points, inverse, *sums) for sums in (positive, negative))
     if loss.power == 1:
         totals = loss.sums(points, pairs)
         value = weights.positive * float(totals[0]) + weights.negative * float(totals[1])
-        return LossSummary(value, gradients[0], gradients[1], float(totals[2]))
-    # The weights of active negatives are -2w/|Q| each.
+        return LossSummary(value, first, second, float(totals[2]))
     total = -float(negative[0].sum(dtype=torch.float64)) / 2
-    value = (squares[0] + squares[1] + loss.margin**2 * total) / 2
+    return LossSummary(*_value(loss, weights, square + other, total, first, second))
+
+
+def _from_sums(loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeWeights) -> LossSummary:
+    """A few images at a time, since their sums are known."""
+    gradients, squares, total = (torch.empty_like(u), torch.empty_like(u)), 0.0, 0.0
+    for start in range(0, len(u), ROWS):
+        part = slice(start, start + ROWS)
+        points, inverse = loss.on_sphere(u[part]) if loss.normalize else (u[part] - known.origin, None)
+        sums = known._replace(class_of=known.class_of[part], active=known.active[part])
+        for into, chosen in zip(
+            gradients, (TypeWeights(weights.positive, 0.0), TypeWeights(0.0, weights.negative)), strict=True
+        ):
+            row_sums, product = loss.known_sums(points, sums, chosen)
+            into[part], square = _gradient(points, inverse, row_sums, product)
+            squares += square
+        total -= float(row_sums.sum(dtype=torch.float64)) / 2
+    return LossSummary(*_value(loss, weights, squares, total, *gradients))
+
+
+def _value(
+    loss: ContrastiveLoss, weights: TypeWeights, squares: float, total: float, *gradients: Tensor
+) -> tuple[float, Tensor, Tensor, float]:
+    """The fields of a summary; ``total`` is what all active negatives weigh, -2w/|Q| each with the other sign."""
+    value = (squares + loss.margin**2 * total) / 2
     active = max(0.0, total / weights.negative) if weights.negative else 0.0
-    return LossSummary(value, gradients[0], gradients[1], active)
+    return value, gradients[0], gradients[1], active
+
+
+def _gradient(
+    points: Tensor, inverse: Tensor | None, row_sums: Tensor, product: Tensor
+) -> tuple[Tensor, float]:
+    """d/du of pairs with the weights Y, (N, Z), and the sum over them of y d^2, from Y 1 and Y z."""
+    gradient = row_sums[:, None] * points - product  # L z, L the graph Laplacian of Y
+    # Every pair is in two rows: sum over pairs of y d^2 = sum_i z_i . (L z)_i.
+    square = float((gradient * points).sum(dtype=torch.float64))
+    if inverse is not None:
+        gradient = (gradient - (gradient * points).sum(1, keepdim=True) * points) * inverse[:, None]
+    return gradient, square
 
 
 def _of_whole_batch(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:

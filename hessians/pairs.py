@@ -140,7 +140,9 @@ class Pairs(ABC):
     def with_sums(self, sums: PairSums) -> Pairs:
         """The same pairs, with the sums over them that would otherwise be searched for."""
         if not len(sums.active) == len(sums.class_of) == self.num_images:
-            raise ValueError(f"the sums are over {len(sums.active)} images, and the pairs over {self.num_images}")
+            raise ValueError(
+                f"the sums are over {len(sums.active)} images, and the pairs over {self.num_images}"
+            )
         other = copy(self)
         other.sums = sums
         return other

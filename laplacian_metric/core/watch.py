@@ -1,8 +1,8 @@
 """Processes that watch each other: one that fails or is killed ends the others' wait within seconds, by its name.
 
-A sum over processes waits for all of them, and by itself for the time-out of the group, half an hour. Inside of
-`watched` every process leaves a sign of life in the group's store each second, and the error that it fails with; whoever
-waits for a sum looks at both.
+A sum over processes waits for all of them, by itself for the time-out of the group, which is half an hour. Inside of
+`watched` every process leaves a sign of life in the group's store each second, and the error that it fails with. A
+process that waits for a sum looks at both.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class _Watch:
         self._left.set()
         self._thread.join()
         try:
-            if error is None or isinstance(error, OtherProcessError):  # what another one failed with has its name
+            if error is None or isinstance(
+                error, OtherProcessError
+            ):  # what another one failed with has its name
                 self.store.set(f"done/{self.rank}", "")
             else:
                 self.store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}")
@@ -100,8 +102,8 @@ class _Watch:
                     self._look_at(rank, now)
         except (dist.DistError, OSError) as error:
             raise OtherProcessError(
-                "the store of the process group cannot be reached: the process that keeps it, by default that of rank 0, "
-                "is gone"
+                "the store of the process group cannot be reached: the process that keeps it is gone, by default "
+                "process 0"
             ) from error
 
     def _look_at(self, rank: int, now: float) -> None:
@@ -115,8 +117,8 @@ class _Watch:
         self.signs[rank] = (sign, since if sign == before else now)
         if now - self.signs[rank][1] > SECONDS_UNTIL_GONE:
             raise OtherProcessError(
-                f"{self._name(rank)} is gone: it has given no sign of life for {SECONDS_UNTIL_GONE:g} s; it was killed, "
-                "or its machine stands still"
+                f"{self._name(rank)} is gone: it has given no sign of life for {SECONDS_UNTIL_GONE:g} s; it was "
+                "killed, or its machine stands still"
             )
 
     def _name(self, rank: int) -> str:

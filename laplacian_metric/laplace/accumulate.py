@@ -144,18 +144,16 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
     return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
 
 
-def _searched(
-    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None
-) -> SearchedPairs | None:
-    """The sums over all pairs of a data set, where they are searched for; None where a loss goes over rows or batches."""
+def _searched(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None) -> SearchedPairs | None:
+    """The sums over all pairs of a data set; None where they are summed row by row, or over batches."""
     options, labels = settings.search, data.labels
     if options is None or isinstance(labels, Pairs) or batches is not None or _in_batches(settings):
         return None
     if type(data.loss) is not ContrastiveLoss or data.loss.power != 2:
         if options.choice is PairChoice.ESTIMATE:
             raise ValueError(
-                'pairs="estimate" is for a ContrastiveLoss with power=2: take pairs="exact", or approximation="full" or '
-                '"clipped", which go over batches'
+                'pairs="estimate" is for a ContrastiveLoss with power=2: take pairs="exact", or approximation="full" '
+                'or "clipped", which go over batches'
             )
         return None
     if settings.approximation is not Approximation.FIXED:

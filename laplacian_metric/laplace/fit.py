@@ -62,8 +62,8 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
     pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
     check_agreement(
         reduce,
-        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} over "
-        f"{tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
+        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} "
+        f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
     )
     with warnings.catch_warnings():
         if isinstance(data.labels, Tensor):

@@ -1,7 +1,7 @@
 """The sums over all pairs of a data set: exact, or an estimate whose error is measured; resumed where interrupted.
 
-The estimate (see `hessians.active_pairs`) is the mean of independent rounds. Pilot rounds, which are not part of it, say
-how much a round scatters, and with that how many rounds bring the error of the curvature to half of what is allowed.
+The estimate (see `hessians.active_pairs`) is the mean of independent rounds. Pilot rounds, which are not part of it,
+measure how much a round scatters, and so how many rounds bring the error of the curvature to half of what is allowed.
 The error is that of the curvature's diagonal diag_kh = sum_n A_nk x_nh^2 in the l2 norm. It is measured in random
 combinations of the columns x^2, which keep the norms of differences on average, so that no round needs a pass over
 the features.
@@ -36,7 +36,7 @@ LOGGER = logging.getLogger(__name__)
 
 EXACT_IMAGES = 1 << 16  # "auto" estimates beyond so many images
 TOLERANCE = 0.01  # of the diagonal of the curvature, relative, in the l2 norm
-PARTNERS = 512  # that a round looks at for each image, about
+PARTNERS = 256  # that a round looks at for each image, about
 PILOT_ROUNDS = 4
 FEWEST_ROUNDS = 4
 MOST_ROUNDS = 64
@@ -211,25 +211,26 @@ class _Sketch:
     inverse: Tensor | None
     squares: Tensor  # (N, 16)
 
-    def __call__(self, sums: Tensor) -> Tensor:
+    def __call__(self, sums: Tensor, order: Tensor) -> Tensor:
         total = torch.zeros(
             self.points.shape[1], self.squares.shape[1], dtype=torch.float64, device=sums.device
         )
         for start in range(0, len(sums), ROWS):
-            part = slice(start, start + ROWS)
-            inverse = None if self.inverse is None else self.inverse[part]
-            term = self.loss.node_term(self.points[part], inverse, sums[part])
-            total += (term.T @ self.squares[part]).double()
+            images = order[start : start + ROWS]
+            inverse = None if self.inverse is None else self.inverse[images]
+            term = self.loss.node_term(self.points[images], inverse, sums[start : start + ROWS])
+            total += (term.T @ self.squares[images]).double()
         return total
 
-    def of_active(self, sums: Tensor) -> Tensor:
-        """Of the active negatives' share, from the sums over them."""
-        return -self.weights[1] * self(sums)
+    def of_active(self, sums: Tensor, order: Tensor) -> Tensor:
+        """Of the active negatives' share, from the sums over them, in an order of the images."""
+        return -self.weights[1] * self(sums, order)
 
     def of_positives(self, class_of: Tensor) -> Tensor:
         """Of the positives' share."""
         known = PairSums(_class_sums(self.points, class_of), class_of, self.points[:, :0], 0.0)
-        return self.weights[0] * self(known.positive(self.points))
+        order = torch.arange(len(class_of), device=class_of.device)
+        return self.weights[0] * self(known.positive(self.points), order)
 
 
 def _combined(features: Tensor, bias: bool, seed: int) -> Tensor:
@@ -250,6 +251,7 @@ class _Estimate:
         self.share = share() if options.reduce is not None else (0, 1)
         self.cells: Cells = search.cells()
         self.strata: list[Stratum] = search.strata(self.cells, PARTNERS)
+        self.scratch = search.zeros()
 
     def run(self) -> tuple[Tensor, float]:
         """This process's share of the sums (N, 1 + Z), and the error of the curvature's diagonal."""
@@ -264,7 +266,7 @@ class _Estimate:
         for number in track(range(rounds), "pairs", show=options.progress):
             if number < len(sketches):
                 continue
-            sketches.append(self._round(sums, PILOT_ROUNDS + number, 1 / rounds))
+            sketches.append(self._round(PILOT_ROUNDS + number, sums, 1 / rounds))
             note.keep(sums=sums, sketches=torch.stack(sketches), rounds=torch.tensor(rounds))
         note.remove()
         deviation = _scatter(self._added(torch.stack(sketches))) / math.sqrt(rounds)
@@ -273,20 +275,20 @@ class _Estimate:
     def _shape(self) -> tuple[int, int]:
         return self.search.dim, COMBINATIONS
 
-    def _round(self, sums: Tensor, number: int, scale: float) -> Tensor:
+    def _round(self, number: int, sums: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Add a round to the sums; the sketch of this process's share of it, in float64 on the CPU."""
-        added = self.search.zeros()
-        self.search.add_round(added, self.cells, self.strata, number, share=self.share)
-        sums.add_(added, alpha=scale)
-        return self.sketch.of_active(added).cpu()
+        self.scratch.zero_()
+        order = self.search.add_round(self.scratch, self.cells, self.strata, number, share=self.share)
+        if sums is not None:
+            sums.index_add_(0, order, self.scratch, alpha=scale)
+        return self.sketch.of_active(self.scratch, order).cpu()
 
     def _added(self, sketches: Tensor) -> Tensor:
         return sketches if self.options.reduce is None else self.options.reduce(sketches)
 
     def _planned_rounds(self) -> int:
         """How many rounds bring the error to half of the tolerance; 0 where all pairs are less work."""
-        scratch = self.search.zeros()
-        pilot = [self._round(scratch, number, 0.0) for number in range(PILOT_ROUNDS)]
+        pilot = [self._round(number) for number in range(PILOT_ROUNDS)]
         sketches = self._added(torch.stack(pilot))
         size = float((self.sketch.of_positives(self.search.class_of.long()).cpu() + sketches.mean(0)).norm())
         if not size > 0:

@@ -67,9 +67,9 @@ class LAM:
         prior_precision: of the weights. By default n_effective * weight_decay / temperature where the weight decay is
             given, which is what the training had, and 1 otherwise.
         weight_decay: of the training.
-        pairs: "exact" looks at all pairs of the data set, "estimate" at a random share of the negative ones, "auto" at all
-            of up to 65,536 images. The error of an estimate is in the diagnostics. Of "fixed" and "positive"; "full"
-            and "clipped" go over batches.
+        pairs: "exact" looks at all pairs of the data set, "estimate" at a random share of the negative ones, and "auto"
+            at all pairs of up to 65,536 images. The diagnostics have the error of an estimate. This is for "fixed" and
+            "positive"; "full" and "clipped" go over batches.
 
     Example:
         >>> from hessians import ContrastiveLoss
@@ -104,7 +104,7 @@ class LAM:
         if rank < 1:
             raise ValueError(f"rank is {rank}, at least 1 is needed")
         self.rank = rank
-        self.pairs = PairChoice.parse(pairs)
+        self.pairs = PairChoice.parse(pairs, "pairs")
         self._n_effective = positive("n_effective", n_effective)
         self._temperature = positive("temperature", temperature) or 1.0
         self._prior_precision = positive("prior_precision", prior_precision)

@@ -33,6 +33,8 @@ LOGGER = logging.getLogger(__name__)
 TOLERANCE = 1e-9
 MAX_ITERATIONS = 200
 GATHERED = 1 << 22  # entries of the embeddings of pairs
+MOST_PAIRS = 5000  # of a type, drawn of the validation pairs
+REFINED = 8  # steps of the golden section, which leave 9 % of the precision
 REACH = 14.0  # of log prior, to either side of the precision that the data give a weight on average
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -137,6 +139,24 @@ def _evidence(loss: PairLoss, u: Tensor, listed: PairList) -> Tensor:
     return torch.cat(parts).double()
 
 
+def few_pairs(pairs: Pairs, most: int, generator: torch.Generator | None = None) -> Pairs:
+    """At most so many of the positive and of the negative pairs, drawn at random; the pairs themselves if they are few.
+
+    Example:
+        >>> few_pairs(Pairs.from_labels([0, 0, 0, 1, 1, 1]), 4).num_negatives
+        4
+    """
+    if max(pairs.num_positives, pairs.num_negatives) <= most:
+        return pairs
+    indices: list[Tensor] = []
+    for positive in (True, False):
+        listed = list(pairs.listed(positive))
+        first, second = (torch.cat([getattr(part, name) for part in listed]) for name in ("first", "second"))
+        drawn = torch.randperm(len(first), generator=generator)[:most]
+        indices += [first[drawn], second[drawn]]
+    return Pairs.from_indices(indices, pairs.num_images)
+
+
 def validated_prior(
     head: nn.Linear,
     fitted: Fitted,
@@ -150,12 +170,12 @@ def validated_prior(
 ) -> float:
     """The prior precision under which sampled heads tell best which pairs of validation images are positive.
 
-    At most ``max_images`` of the features (N, H) are drawn, several of a class where there are; every precision that
-    is tried has the same noise.
+    At most ``max_images`` of the features (N, H) are drawn, several of a class where there are, and at most 5,000 of
+    their pairs of each type; every precision that is tried has the same pairs and the same noise.
     """
     generator = on_host(generator)
     chosen = class_balanced_batches(labels, max_images, generator=generator)[0].to(features.device)
-    rows, pairs = features[chosen], Pairs.from_labels(labels[chosen].cpu())
+    rows, pairs = features[chosen], few_pairs(Pairs.from_labels(labels[chosen].cpu()), MOST_PAIRS, generator)
     seed = int(torch.randint(2**62, (1,), generator=generator))
     curvature = fitted.curvature
     centre = math.log(max(scale * curvature.trace() / curvature.num_parameters, 1e-12))
@@ -167,7 +187,7 @@ def validated_prior(
         return pair_log_likelihood([u.cpu() for u in sampled.draws(rows, samples, same)], pairs, loss)
 
     low, high = centre - REACH, centre + REACH
-    maximum = maximise(value, low, high, steps=15)
+    maximum = maximise(value, low, high, steps=15, refine=REFINED)
     if min(maximum - low, high - maximum) < 1e-3 * REACH:
         LOGGER.warning(
             "the validation pairs want a prior precision at the end of what was tried, %.3g: the more the weights are "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
-from hessians.active_pairs import ActiveSearch
+from hessians.active_pairs import ActiveSearch, Cells, Stratum
 from hessians.loss_summary import summarise
 from hessians.pairs import PairSums
 
@@ -34,14 +37,21 @@ def clusters(
     return (F.normalize(points, dim=1) if sphere else points), labels
 
 
+def of_round(
+    search: ActiveSearch, number: int, cells: Cells, strata: Sequence[Stratum], **options: Any
+) -> Tensor:
+    """What a round adds, (N, 1 + Z), in the order of the images."""
+    sums = search.zeros()
+    return search.in_order(sums, search.add_round(sums, cells, strata, number, **options))
+
+
 def estimate(search: ActiveSearch, rounds: int, partners: int) -> tuple[Tensor, Tensor]:
     """The mean of rounds and its standard error, (N, 1 + Z) each."""
     cells = search.cells()
     strata = search.strata(cells, partners)
     total, squares = search.zeros(), search.zeros()
     for number in range(rounds):
-        one = search.zeros()
-        search.add_round(one, cells, strata, number)
+        one = of_round(search, number, cells, strata)
         total += one / rounds
         squares += one.square() / rounds
     return total, ((squares - total.square()).clamp(min=0) / (rounds - 1)).sqrt()
@@ -66,9 +76,7 @@ def test_any_shape(
     close(search.exact(), expected)
     # A round that looks at all partners misses none but those that it draws instead of all shifts.
     whole = [s._replace(shifts=s.groups) for s in search.strata(search.cells(), num)]
-    once = search.zeros()
-    search.add_round(once, search.cells(), whole, 3)
-    close(once, expected)
+    close(of_round(search, 3, search.cells(), whole), expected)
 
 
 @pytest.mark.parametrize("sphere", [True, False])
@@ -102,8 +110,7 @@ def test_the_estimate_is_unbiased(sphere: bool) -> None:
     cells = search.cells()
     strata = search.strata(cells, 24)
     for number in range(200):
-        one = search.zeros()
-        search.add_round(one, cells, strata, number)
+        one = of_round(search, number, cells, strata)
         totals.append(float(one[:, 0].sum()))
     total = torch.tensor(totals, dtype=torch.float64)
     assert abs(total.mean() - expected[:, 0].sum()) < 4 * total.std() / 200**0.5
@@ -114,11 +121,9 @@ def test_shares_of_processes_add_up() -> None:
     search = ActiveSearch(points, labels, 0.9, cells=3)
     cells = search.cells()
     strata = search.strata(cells, 32)
-    whole, parts = search.zeros(), search.zeros()
-    search.add_round(whole, cells, strata, 7, scale=0.5)
-    for rank in range(3):
-        search.add_round(parts, cells, strata, 7, scale=0.5, share=(rank, 3))
-    close(parts, whole)
+    whole = of_round(search, 7, cells, strata)
+    parts = [of_round(search, 7, cells, strata, share=(rank, 3)) for rank in range(3)]
+    close(sum(parts), whole)
     assert whole[:, 0].sum() > 0
 
 

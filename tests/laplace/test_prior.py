@@ -19,6 +19,7 @@ from laplacian_metric.laplace.layer import DiagonalCurvature, LayerCurvature
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import (
     NoOptimumError,
+    few_pairs,
     log_marginal_likelihood,
     maximise,
     optimal_prior,
@@ -136,6 +137,19 @@ def test_pairs_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair_log_likelihood(samples, pairs, ContrastiveLoss()) == pytest.approx(whole, rel=1e-12)
     with pytest.raises(ValueError, match="no positive one: both types are needed"):
         pair_log_likelihood(samples, Pairs.from_labels(torch.arange(20)), ContrastiveLoss())
+
+
+def test_few_pairs() -> None:
+    """A random share of each type: pairs of that type, none twice, and all of a type that has few."""
+    labels = torch.arange(40) % 10
+    pairs = few_pairs(Pairs.from_labels(labels), 100, torch.Generator().manual_seed(0))
+    assert (pairs.num_positives, pairs.num_negatives) == (60, 100)
+    for positive in (True, False):
+        (listed,) = pairs.listed(positive)
+        assert bool(((labels[listed.first] == labels[listed.second]) == positive).all())
+        assert bool((listed.times == 1).all())
+    whole = Pairs.from_labels(labels)
+    assert few_pairs(whole, 10_000) is whole
 
 
 @pytest.mark.parametrize("peak", [-3.0, -0.31, 0.0, 1.7, 4.0])

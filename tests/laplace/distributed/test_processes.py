@@ -113,7 +113,14 @@ def test_all_pairs_of_all_processes(processes: int, tmp_path: Path) -> None:
         assert_identical(result, results[0])
     for name, alone in expected.items():
         tolerance = 0.05 if "lowrank" in name else 1e-9
-        for key in ("loss_value", "gradient", "diagonal", "curvature_error", "num_positives", "num_negatives"):
+        for key in (
+            "loss_value",
+            "gradient",
+            "diagonal",
+            "curvature_error",
+            "num_positives",
+            "num_negatives",
+        ):
             one, other = torch.as_tensor(results[0][name][key]), torch.as_tensor(alone[key])
             close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()) + 1e-15)
     assert expected["estimate"]["curvature_error"] > 0

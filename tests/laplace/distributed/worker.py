@@ -159,7 +159,11 @@ def all_pairs(rank: int, processes: int) -> dict[str, Any]:
         )
         generator = torch.Generator().manual_seed(rank)
         made.fit_features(
-            whole.features[rows], whole.labels[rows], generator=generator, pair_tolerance=0.5, check_mode=False
+            whole.features[rows],
+            whole.labels[rows],
+            generator=generator,
+            pair_tolerance=0.5,
+            check_mode=False,
         )
         results[structure] = summary(made)
     return results

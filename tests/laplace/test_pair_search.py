@@ -1,0 +1,202 @@
+"""All pairs of a data set by the search: exact, estimated with a measured error, and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hessians import ContrastiveLoss, Pairs
+from hessians.checks import CurvatureWarning
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.laplace import pair_search
+from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.layer import LayerCurvature
+from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs
+from tests.laplace.fit_reference import LOSSES, Layer
+
+pytestmark = pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning")
+close = torch.testing.assert_close
+LARGE = Layer.random(5000, 5, 3, classes=12, seed=1)  # beyond what fits a dense matrix of pairs
+SQUARED = [name for name, loss in LOSSES.items() if loss.power == 2]
+
+
+def fitted(
+    layer: Layer,
+    loss: ContrastiveLoss,
+    *,
+    pairs: str = "auto",
+    approximation: str = "fixed",
+    **options: object,
+) -> LAM:
+    encoder = Encoder(nn.Identity(), nn.Linear(*reversed(layer.weight.shape)).double())
+    encoder.head.weight.data, encoder.head.bias.data = layer.weight, layer.bias
+    lam = LAM(encoder, loss, approximation, pairs=pairs)
+    labels = options.pop("labels", layer.labels)
+    features = options.pop("features", layer.features)
+    return lam.fit_features(features, labels, check_mode=False, progress=False, **options)  # type: ignore[arg-type]
+
+
+def curvature(lam: LAM) -> LayerCurvature:
+    assert lam.fitted is not None
+    return lam.fitted.curvature
+
+
+@pytest.mark.parametrize("name", SQUARED)
+@pytest.mark.parametrize("approximation", ["fixed", "positive"])
+def test_exact_is_all_pairs(name: str, approximation: str) -> None:
+    """5,000 images by the search, and by pairs that know their labels, which go row by row."""
+    loss = LOSSES[name]
+    found = fitted(LARGE, loss, approximation=approximation)
+    rows = fitted(LARGE, loss, approximation=approximation, labels=Pairs.from_labels(LARGE.labels))
+    close(curvature(found).diagonal(), curvature(rows).diagonal(), rtol=1e-9, atol=1e-12)
+    assert found.fitted is not None
+    assert rows.fitted is not None
+    close(found.fitted.loss_value, rows.fitted.loss_value)
+    close(found.fitted.gradient, rows.fitted.gradient, rtol=1e-8, atol=1e-10)
+    assert found.fitted.num_negatives == rows.fitted.num_negatives
+    assert found.diagnostics().precision_error == 0
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", SQUARED)
+def test_the_error_of_an_estimate_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over draws the error that is reported is the one there is, and the mean comes nearer than single draws."""
+    monkeypatch.setattr(pair_search, "PARTNERS", 64)
+    loss = LOSSES[name]
+    exact = curvature(fitted(LARGE, loss)).diagonal()
+    draws, reported = [], []
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        lam = fitted(LARGE, loss, pairs="estimate", pair_tolerance=0.5, generator=generator)
+        assert lam.fitted is not None
+        draws.append(curvature(lam).diagonal())
+        reported.append(lam.fitted.curvature_error)
+        precision = lam.scale * draws[-1] + lam.prior_precision
+        share = lam.scale * lam.fitted.curvature_error / float(precision.norm())
+        close(lam.diagnostics().precision_error, share)
+    errors = torch.stack([(draw - exact).norm() for draw in draws])
+    expected = torch.tensor(reported, dtype=torch.float64).square().mean().sqrt()
+    assert 0.4 < float(errors.square().mean().sqrt() / expected) < 2.5
+    assert (torch.stack(draws).mean(0) - exact).norm() < 0.75 * errors.square().mean().sqrt()
+
+
+def test_rounds_follow_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tolerance that all pairs reach with less work is reached by all pairs."""
+    monkeypatch.setattr(pair_search, "PARTNERS", 16)
+    loss = LOSSES["arccos"]
+    rough = fitted(LARGE, loss, pairs="estimate", pair_tolerance=0.4)
+    assert 0 < rough.diagnostics().precision_error < 0.4
+    strict = fitted(LARGE, loss, pairs="estimate", pair_tolerance=1e-6)
+    assert strict.diagnostics().precision_error == 0
+    close(curvature(strict).diagonal(), curvature(fitted(LARGE, loss)).diagonal())
+
+
+def test_a_missed_tolerance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_search, "PARTNERS", 16)
+    monkeypatch.setattr(pair_search, "MOST_ROUNDS", 4)
+    monkeypatch.setattr(pair_search, "EXACT_IMAGES", 1000)
+    with pytest.warns(CurvatureWarning, match=r'pairs="exact"'):
+        fitted(LARGE, LOSSES["arccos"], pair_tolerance=1e-4)
+
+
+def test_which_images_are_estimated() -> None:
+    assert not SearchOptions().estimates(65_536)
+    assert SearchOptions().estimates(65_537)
+    assert SearchOptions(PairChoice.ESTIMATE).estimates(2)
+    assert not SearchOptions(PairChoice.EXACT).estimates(10**9)
+
+
+@pytest.mark.parametrize("case", ["one class", "no active negatives", "duplicates", "two images"])
+def test_degenerate(case: str) -> None:
+    """An estimate over so few images looks at all pairs."""
+    layer, loss, labels = Layer.random(60, 4, 2), LOSSES["arccos"], None
+    features = layer.features
+    if case == "one class":
+        labels = torch.zeros(60, dtype=torch.long)
+    elif case == "no active negatives":
+        loss = ContrastiveLoss(1e-9)
+    elif case == "duplicates":
+        features = features[:6].repeat(10, 1)
+    else:
+        features, labels = features[:2], torch.tensor([0, 1])
+    labels = layer.labels if labels is None else labels
+    pair = [
+        curvature(fitted(layer, loss, pairs=pairs, features=features, labels=labels)).diagonal()
+        for pairs in ("exact", "estimate")
+    ]
+    close(*pair)
+
+
+class KilledError(Exception):
+    """As if the process had been killed."""
+
+
+@pytest.mark.parametrize("pairs", ["exact", "estimate"])
+def test_resumed_to_the_bit(pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed search has noted is not computed again, and the result is the same."""
+    monkeypatch.setattr(pair_search, "PARTNERS", 16)
+    monkeypatch.setattr(pair_search, "SECONDS_BETWEEN_NOTES", 0.0)
+    loss, options = LOSSES["arccos"], {"pairs": pairs, "pair_tolerance": 0.3}
+    expected = fitted(LARGE, loss, **options)  # type: ignore[arg-type]
+    features = Features(LARGE.features, LARGE.labels, tmp_path)
+    name = "add_tile" if pairs == "exact" else "add_round"
+    original, calls = getattr(pair_search.ActiveSearch, name), []
+
+    def counted(self: object, *args: object, **keywords: object) -> object:
+        calls.append(args)
+        if len(calls) == 7:
+            raise KilledError
+        return original(self, *args, **keywords)
+
+    monkeypatch.setattr(pair_search.ActiveSearch, name, counted)
+    with pytest.raises(KilledError):
+        fitted(LARGE, loss, features=features, **options)  # type: ignore[arg-type]
+    assert (tmp_path / pair_search.FILE).is_file()
+    first = len(calls)
+    again = fitted(LARGE, loss, features=features, **options)  # type: ignore[arg-type]
+    assert torch.equal(curvature(again).diagonal(), curvature(expected).diagonal())
+    assert again.fitted is not None
+    assert expected.fitted is not None
+    assert again.fitted.curvature_error == expected.fitted.curvature_error
+    assert not (tmp_path / pair_search.FILE).exists()
+    resumed = len(calls) - first
+    calls.clear()
+    monkeypatch.setattr(
+        pair_search.ActiveSearch, name, lambda self, *a, **k: calls.append(a) or original(self, *a, **k)
+    )
+    fitted(LARGE, loss, **options)  # type: ignore[arg-type]
+    assert resumed <= len(calls) - 6
+
+
+def test_notes_of_other_pairs_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_search, "SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr(pair_search._Note, "remove", lambda self: None)
+    loss = LOSSES["arccos"]
+    other = Layer.random(5000, 5, 3, classes=12, seed=2)
+    fitted(LARGE, loss, features=Features(LARGE.features, LARGE.labels, tmp_path))
+    assert (tmp_path / pair_search.FILE).is_file()
+    found = fitted(other, loss, features=Features(other.features, other.labels, tmp_path))
+    close(curvature(found).diagonal(), curvature(fitted(other, loss)).diagonal())
+    (tmp_path / pair_search.FILE).write_bytes(b"no tensors")
+    fitted(LARGE, loss, features=Features(LARGE.features, LARGE.labels, tmp_path))
+
+
+def test_refusals() -> None:
+    small = Layer.random(30, 4, 2)
+    with pytest.raises(ValueError, match="pairs is 'some'"):
+        LAM(Encoder(nn.Identity(), nn.Linear(4, 2)), ContrastiveLoss(), pairs="some")
+    with pytest.raises(ValueError, match="power=2"):
+        fitted(small, LOSSES["un-squared"], pairs="estimate")
+    with pytest.raises(ValueError, match="pair_tolerance"):
+        fitted(small, LOSSES["arccos"], pair_tolerance=0)
+
+
+def test_sums_of_a_few_points() -> None:
+    u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    labels: Tensor = torch.tensor([0, 0, 1])
+    found = search_pairs(ContrastiveLoss(1.0), u, labels, u, SearchOptions())
+    close(found.sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
+    close(found.sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
