@@ -98,7 +98,7 @@ class ActiveSearch:
         count = max(1, min(MOST_CELLS, self.num_images // 4096)) if cells is None else cells
         self._cells = count
         self._limit = -(margin**2) / 2
-        self._slack = 4 * torch.finfo(points.dtype).eps ** 0.5
+        self._slack: float = 4 * torch.finfo(points.dtype).eps ** 0.5
 
     # --- exactly ---
 
@@ -180,7 +180,8 @@ class ActiveSearch:
         """The margin as `_distances` measures it, with slack for rounding."""
         if self.sphere:
             return 2 * math.asin(min(1.0, self.margin / 2)) + 2 * self._slack
-        return self.margin + 2 * self._slack * float(self.points.abs().max() if len(self.points) else 0)
+        largest = float(self.points.abs().max()) if len(self.points) else 0.0
+        return self.margin + 2 * self._slack * largest
 
     def _ball(self, rows: Tensor) -> tuple[Tensor, float]:
         """The centre of points, and how far they are from it."""
