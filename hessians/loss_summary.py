@@ -72,7 +72,10 @@ def _from_sums(loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeW
     gradients, squares, total = (torch.empty_like(u), torch.empty_like(u)), 0.0, 0.0
     for start in range(0, len(u), ROWS):
         part = slice(start, start + ROWS)
-        points, inverse = loss.on_sphere(u[part]) if loss.normalize else (u[part] - known.origin, None)
+        if known.origin is None:
+            points, inverse = loss.on_sphere(u[part])
+        else:
+            points, inverse = u[part] - known.origin, None
         sums = known._replace(class_of=known.class_of[part], active=known.active[part])
         for into, chosen in zip(
             gradients, (TypeWeights(weights.positive, 0.0), TypeWeights(0.0, weights.negative)), strict=True

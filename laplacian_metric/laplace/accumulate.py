@@ -184,7 +184,7 @@ def _parts(
     if batches is None and (data.loss.couples_batch or _in_batches(settings)):
         batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
     if searched is not None and len(searched.labels) > len(labels):
-        population = pair_counts(searched.labels)
+        population: tuple[float, float] = pair_counts(searched.labels)
     else:
         own = pair_counts(labels, None if batches is None else list(batches))
         population = _reduced_counts(own, data.embeddings, settings.reduce)
