@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch.nn import functional as F
@@ -26,8 +27,8 @@ class UnreadableImageError(ValueError):
     """Image files that do not decode."""
 
 
-def decode_image(path: Path) -> torch.Tensor:
-    """Decode an image file.
+def decode_image(path: Path | BinaryIO) -> torch.Tensor:
+    """Decode an image file, or a stream of its bytes.
 
     The orientation that a camera noted is applied, and what is transparent is laid on white. Pillow's limit on the
     number of pixels stays on.
