@@ -65,6 +65,7 @@ EXTRAS = {
     "lightning": ["lightning>=2.4"],
     "hub": ["huggingface_hub>=0.24"],
     "parquet": ["pyarrow>=16.0"],
+    "ray": ["ray>=2.40", "pandas>=2.0", "pyarrow>=16.0"],
     "text": ["sentence-transformers>=3.0"],
 }
 

@@ -29,7 +29,17 @@ def page(root: Path) -> Any:
 
 def test_every_tutorial_is_run(root: Path) -> None:
     found = {path.stem for path in (root / "docs" / "tutorials").glob("*.md")}
-    assert found == {"posthoc", "online", "threshold", "layer_rule", "method", "data_set", "several_machines"}
+    run = {
+        "posthoc",
+        "online",
+        "threshold",
+        "layer_rule",
+        "method",
+        "data_set",
+        "several_machines",
+        "cluster",
+    }
+    assert found == run
 
 
 def test_the_first_page(page: Any) -> None:
@@ -111,6 +121,18 @@ def test_several_processes(root: Path, tmp_path: Path) -> None:
     shards = open_shards(tmp_path / "work" / "shards")
     assert (len(shards), shards.num_shards) == (1000, 2)
     assert "1000 items in 2 shards" in in_time([sys.executable, "ask.py", "work"], tmp_path, environment)
+
+
+@pytest.mark.slow
+def test_a_corpus_on_a_cluster(root: Path, tmp_path: Path) -> None:
+    """The program of the page on a Ray of this machine, and once more, when all parts are there."""
+    pytest.importorskip("ray.data", reason="ray shares the work among the machines")
+    source = root / "docs" / "tutorials" / "cluster.md"
+    (tmp_path / "corpus.py").write_text(code_blocks(source)[0], encoding="utf-8")
+    command = [sys.executable, *code_blocks(source, "sh")[0].split()[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    assert "1000 rows in 4 parts, 0 of an earlier call" in in_time(command, tmp_path, environment)
+    assert "1000 rows in 4 parts, 4 of an earlier call" in in_time(command, tmp_path, environment)
 
 
 def in_time(command: list[str], folder: Path, environment: dict[str, str]) -> str:
