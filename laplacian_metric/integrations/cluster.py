@@ -128,8 +128,7 @@ def embed_corpus(
 
 
 def _summary(folder: Path, parts: list[Part], resumed: int) -> Corpus:
-    from pyarrow import parquet
-
+    parquet = require("pyarrow.parquet", NEEDED_BY, EXTRA)
     rows, unreadable = 0, []
     for part in parts:
         metadata = parquet.read_metadata(folder / part["name"])
@@ -224,9 +223,7 @@ class PartEmbedder:
 
     def embed_part(self, part: Part) -> int:
         """Embed one part and write its file, whole or not at all; the number of its rows."""
-        import pyarrow as pa
-        from pyarrow import parquet
-
+        pa, parquet = require("pyarrow", NEEDED_BY, EXTRA), require("pyarrow.parquet", NEEDED_BY, EXTRA)
         columns: dict[str, list[Any]] = {"id": [], "mean": [], "kappa": []}
         unreadable: list[str] = []
         for ids, inputs in self._batches(part, unreadable):
@@ -265,9 +262,7 @@ class PartEmbedder:
                 some = part["images"][start : start + size]
                 yield from self._decoded([name for name, _ in some], [path for _, path in some], unreadable)
             return
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(part["table"]) as file:
+        with require("pyarrow.parquet", NEEDED_BY, EXTRA).ParquetFile(part["table"]) as file:
             number = part["first"]
             for batch in file.iter_batches(batch_size=size, row_groups=[part["group"]]):
                 content = next(name for name in CONTENTS if name in batch.schema.names)
