@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import experiments.published  # noqa: F401 (registers what cells as published need)
 import hessians
 import laplacian_metric
 from laplacian_metric import runs

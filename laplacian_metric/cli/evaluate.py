@@ -12,6 +12,7 @@ from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
     from laplacian_metric.metrics import Evaluation
+    from laplacian_metric.report.model_evaluation import ModelEvaluation
 
 MEANINGS = {
     "recall@1": "the nearest neighbour is right",
@@ -29,6 +30,11 @@ MEANINGS = {
     "brier": "mean squared error of that probability (0 is best)",
     "retrieval_ece": "calibration error of joint samples (0 is best)",
 }
+
+OOD_MEANINGS = (  # of each set of OOD images
+    ("auroc", "AUROC", "OOD images are less certain (0.5 is chance)"),
+    ("open_set_auroc", "open-set AUROC", "right answers are surer than wrong ones and OOD images"),
+)
 
 
 def evaluate(
@@ -50,7 +56,6 @@ def evaluate(
     """
     if out is not None:
         common.check_new(out, output.force)
-    from laplacian_metric.metrics.evaluation import OWN, ood_name
     from laplacian_metric.report import model_evaluation
 
     loaded = images.model(model)
@@ -69,28 +74,34 @@ def evaluate(
     if output.as_json:  # what was measured of each query is for files
         common.print_json({**record, "queries": None})
         return
-    rows = [
-        (name, *_with_interval(result, name), MEANINGS[name]) for name in result.values if name in MEANINGS
-    ]
+    counts = result.counts
+    common.show(
+        f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class",
+        common.table(("metric", "value", "95 % interval", "meaning"), _metrics(result), numeric=slice(1, 3)),
+        "\nBeside scores that need no method (AUROC of wrong answers and of OOD images):",
+        _score_table(result),
+        "\nIf the least certain queries are refused:",
+        _refusal_table(result),
+    )
+
+
+def _metrics(result: ModelEvaluation) -> list[tuple[str, ...]]:
+    """Return a row for each metric: its name, value, interval and meaning."""
+    from laplacian_metric.metrics.evaluation import OWN, ood_name
+
+    named = [(name, name, MEANINGS[name]) for name in result.values if name in MEANINGS]
+    for kind, label, meaning in OOD_MEANINGS:
+        if kind == "auroc" or "probability_ece" in result.values:
+            named += [(f"{label} {ood}", ood_name(kind, ood), meaning) for ood in result.scores[OWN].ood]
+    return [(label, *_with_interval(result, name), meaning) for label, name, meaning in named]
+
+
+def _score_table(result: ModelEvaluation) -> str:
+    """Return how the model's uncertainty and other scores detect wrong answers and OOD images."""
+    from laplacian_metric.metrics.evaluation import OWN
+
     ood = list(result.scores[OWN].ood)
-    rows += [
-        (
-            f"AUROC {label}",
-            *_with_interval(result, ood_name("auroc", label)),
-            "OOD images are less certain (0.5 is chance)",
-        )
-        for label in ood
-    ]
-    if "probability_ece" in result.values:
-        rows += [
-            (
-                f"open-set AUROC {label}",
-                *_with_interval(result, ood_name("open_set_auroc", label)),
-                "right answers are surer than wrong ones and OOD images",
-            )
-            for label in ood
-        ]
-    scores = [
+    rows = [
         (
             "the model's uncertainty" if name == OWN else name,
             common.number(score.values.get("r_auroc")),
@@ -98,7 +109,15 @@ def evaluate(
         )
         for name, score in result.scores.items()
     ]
-    refused = [
+    return common.table(("score", "wrong answers", *ood), rows)
+
+
+def _refusal_table(result: ModelEvaluation) -> str:
+    """Return the share of wrong answers, and of refused OOD images, where a share of the queries is refused."""
+    from laplacian_metric.metrics.evaluation import OWN
+
+    ood = list(result.scores[OWN].ood)
+    rows = [
         (
             f"{row.share:.1%}",
             f"{row.error:.1%}",
@@ -107,16 +126,13 @@ def evaluate(
         )
         for row in result.refusals
     ]
-    header = ["least certain refused", "wrong answers", "95 % interval"]
-    counts = result.counts
-    common.show(
-        f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class",
-        common.table(("metric", "value", "95 % interval", "meaning"), rows, numeric=slice(1, 3)),
-        "\nBeside scores that need no method (AUROC of wrong answers and of OOD images):",
-        common.table(("score", "wrong answers", *ood), scores),
-        "\nIf the least certain queries are refused:",
-        common.table([*header, *(f"of {label} refused" for label in ood)], refused),
+    header = (
+        "least certain refused",
+        "wrong answers",
+        "95 % interval",
+        *(f"of {label} refused" for label in ood),
     )
+    return common.table(header, rows)
 
 
 def _with_interval(evaluation: Evaluation, name: str) -> tuple[str, str]:
