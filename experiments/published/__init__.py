@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from experiments.published.contrastive import PublishedContrastiveLoss
 from experiments.published.laplace import PublishedLaplace
-from experiments.published.online import PublishedOnlineLAM, PublishedOnlineLaplace
-from experiments.published.switches import PAPER, PUBLISHED, Switches
+from experiments.published.online import (
+    PAPER,
+    PUBLISHED,
+    PublishedOnlineLAM,
+    PublishedOnlineLaplace,
+    Switches,
+)
 from laplacian_metric import losses, methods
 
 __all__ = [

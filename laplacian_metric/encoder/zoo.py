@@ -19,6 +19,7 @@ from laplacian_metric.encoder.networks.layers import (
     pooling_layer,
     replace_pooling,
 )
+from laplacian_metric.encoder.networks.resnet import STAGES, narrow_resnet18, small_cnn
 from laplacian_metric.encoder.networks.small import (
     CIFAR_FEATURES,
     FASHION_FEATURES,
@@ -28,7 +29,6 @@ from laplacian_metric.encoder.networks.small import (
     n_digit_features,
     seeded,
 )
-from laplacian_metric.encoder.networks.small_resnet import STAGES, narrow_resnet18, small_cnn
 from laplacian_metric.encoder.weight_files import efficientnet_names
 
 VISION = 'pip install "laplacian-metric[vision]"'

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import Dataset, shared
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import Features, collect_features
@@ -42,11 +41,6 @@ def class_labels(source: Dataset) -> list[str]:
     source.known_labels()
     names: list[str] = source.label_names.tolist()
     return names
-
-
-def embed_source(model: ModelFolder, source: Dataset, *, progress: bool | None = None) -> StochasticEmbedding:
-    """Return the embeddings of a source's images on the CPU."""
-    return model.lam.embed_features(features_of(model.encoder, source, progress=progress)).to("cpu")
 
 
 def warn_if_seen(model: ModelFolder, source: Dataset, consequence: str) -> dict[str, int]:

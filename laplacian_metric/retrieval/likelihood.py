@@ -59,19 +59,6 @@ def log_expected_likelihood(
     return log_likelihood
 
 
-def squared_expected_distance(
-    similarity: ArrayLike, kappa: ArrayLike, other_kappa: ArrayLike, dim: int
-) -> NDArray[np.float64]:
-    """E |x - y|^2 = 2 - 2 A(k1) A(k2) m1.m2 of independent x and y.
-
-    Example:
-        >>> squared_expected_distance(1.0, [np.inf, 10.0, 0.0], np.inf, 3).round(6)
-        array([0. , 0.2, 2. ])
-    """
-    lengths = mean_resultant_length(kappa, dim) * mean_resultant_length(other_kappa, dim)
-    return 2 - 2 * lengths * np.asarray(similarity, dtype=np.float64)
-
-
 def _concentration(name: str, kappa: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(kappa, dtype=np.float64)
     if not (array >= 0).all():

@@ -12,7 +12,6 @@ from laplacian_metric import vmf
 from laplacian_metric.retrieval.likelihood import (
     log_expected_likelihood,
     mean_resultant_length,
-    squared_expected_distance,
 )
 
 KAPPAS = st.one_of(st.just(0.0), st.floats(1e-6, 1e8))
@@ -43,17 +42,6 @@ def test_lengths_are_those_of_vmf(dim: int) -> None:
     expected = vmf.mean_resultant_length(torch.from_numpy(kappa), dim).numpy()
     np.testing.assert_allclose(mean_resultant_length(kappa, dim), expected, rtol=1e-13)
     assert mean_resultant_length(np.inf, dim) == 1
-
-
-def test_the_expected_distance_is_that_of_samples() -> None:
-    dim, generator = 5, torch.Generator().manual_seed(0)
-    one, two = pair(dim, 3)
-    kappa = torch.tensor([4.0, 20.0], dtype=torch.float64)
-    drawn = vmf.sample(torch.stack([one, two]), kappa, 200_000, generator=generator)
-    measured = (drawn[:, 0] - drawn[:, 1]).square().sum(1).mean()
-    assert squared_expected_distance(float(one @ two), 4.0, 20.0, dim) == pytest.approx(
-        float(measured), rel=0.01
-    )
 
 
 def test_it_grows_with_similarity_and_vanishes_without_knowledge() -> None:
