@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from experiments import risk_joint
 from experiments.risk_features import thinned
 from experiments.risk_heads import Task, install, judged, parts_of, resampled, rivals, trained
 from laplacian_metric.data.dataset import Dataset
@@ -74,3 +75,20 @@ def test_thinned_rows_keep_their_labels() -> None:
     few = thinned(arrays, 4)
     assert len(few["h"]) == 12
     assert (few["h"][:, 0] % 3 == few["labels"]).all()
+
+
+def test_a_joint_training_is_measured_once_and_told(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(48) % 4
+    images = torch.rand(48, 1, 28, 28, generator=generator) + labels[:, None, None, None]
+    sets = {name: Dataset(images, labels) for name in ("train", "validation", "test")}
+    results = {
+        name: [risk_joint.run(stopped, 0, sets, tmp_path, epochs=1)]
+        for name, stopped in (("a", True), ("b", False))
+    }
+    again = risk_joint.run(True, 0, {**sets, "train": sets["train"].select([0])}, tmp_path, epochs=1)
+    assert again == results["a"][0]
+    first = [risk_joint.learner(stopped, 0, 4).network.encoder.head.weight for stopped in (True, False)]
+    assert torch.equal(*first)
+    rows = risk_joint.table({"a": [{"R@1": 0.4}, {"R@1": 0.6}]})
+    assert rows == [{"training": "a", "seeds": 2, "R@1": "0.500 ± 0.141"}]

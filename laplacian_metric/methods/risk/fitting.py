@@ -7,13 +7,15 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from laplacian_metric.core.arguments import at_least, not_negative, one_of, positive
 from laplacian_metric.core.progress import track
 from laplacian_metric.methods.risk.head import RiskHead, check_start
-from laplacian_metric.methods.risk.losses import RiskLoss, check_loss, risk_loss
+from laplacian_metric.methods.risk.losses import RiskLoss, risk_loss
 from laplacian_metric.metrics.out_of_distribution import ood_auroc
 
 BLOCK = 64  # rows of a mapped file that are read one after the other
@@ -42,15 +44,10 @@ class RiskOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_loss(self.loss)
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
-        if not 0 < self.learning_rate < math.inf or not 0 <= self.weight_decay < math.inf:
-            raise ValueError(
-                f"learning_rate is {self.learning_rate} and weight_decay {self.weight_decay}: a number above 0, and "
-                "one from 0 on, are needed"
-            )
+        one_of(get_args(RiskLoss), loss=self.loss)
+        at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        positive("learning_rate", self.learning_rate)
+        not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

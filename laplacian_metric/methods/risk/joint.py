@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import at_least, one_of, positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.risk.head import RiskHead
 from laplacian_metric.methods.risk.loss_prediction import RiskEmbedder
-from laplacian_metric.methods.risk.losses import RiskLoss, check_loss, risk_loss
-from laplacian_metric.methods.risk.targets import Target, batch_retrieval_risk, check_target, pair_losses
+from laplacian_metric.methods.risk.losses import RiskLoss, risk_loss
+from laplacian_metric.methods.risk.targets import Target, batch_retrieval_risk, pair_losses
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,14 @@ class JointLossPrediction(Method):
     hidden: int = 512
 
     def __post_init__(self) -> None:
-        check_target(self.target)
-        check_loss(self.risk_loss)
+        one_of(get_args(Target), target=self.target)
+        one_of(get_args(RiskLoss), loss=self.risk_loss)
         if self.risk_loss == "bce" and self.target != "retrieval":
             raise ValueError(
                 f'loss is "bce", which takes shares, but target is {self.target!r}: use "l2" or "ranking"'
             )
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight is {self.weight}, a finite number above 0 is needed")
-        for name in ("neighbours", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        positive("weight", self.weight)
+        at_least(1, neighbours=self.neighbours, hidden=self.hidden)
 
     @property
     def risk_loss(self) -> RiskLoss:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
@@ -25,7 +26,6 @@ from laplacian_metric.methods.risk.head import LEAST_RISK, RiskHead
 from laplacian_metric.methods.risk.losses import RiskLoss
 from laplacian_metric.methods.risk.targets import (
     Target,
-    check_target,
     nearest_is_wrong,
     pair_losses,
     retrieval_risk,
@@ -73,10 +73,8 @@ class LossPrediction(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_target(self.target)
-        for name in ("neighbours", "hidden", "views"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        one_of(get_args(Target), target=self.target)
+        at_least(1, neighbours=self.neighbours, hidden=self.hidden, views=self.views)
         if self.risk_loss == "bce" and self.target != "retrieval":
             raise ValueError(
                 f'loss is "bce", which takes shares, but target is {self.target!r}: use "l2" or "ranking"'

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from laplacian_metric.core.arguments import not_negative
 
 RiskLoss = Literal["bce", "l2", "ranking"]
 MARGIN = 0.1
@@ -64,16 +65,9 @@ def ranking_loss(risk: Tensor, target: Tensor, margin: float = MARGIN) -> Tensor
         >>> risk.grad  # a step against it raises the risk of the first item, whose loss is the greater one
         tensor([-1.,  1.])
     """
-    if not 0 <= margin < math.inf:
-        raise ValueError(f"margin is {margin}, a number from 0 on is needed")
+    not_negative(margin=margin)
     first, second = torch.triu_indices(len(risk), len(risk), offset=1, device=risk.device)
     sign = torch.sign(target[first] - target[second])
     decided = sign != 0
     hinge = (margin - sign * (risk[first] - risk[second])).clamp(min=0)[decided]
     return hinge.sum() / max(1, int(decided.sum()))
-
-
-def check_loss(kind: str) -> None:
-    """Refuse a name that is no loss."""
-    if kind not in get_args(RiskLoss):
-        raise ValueError(f"loss is {kind!r}, one of {', '.join(map(repr, get_args(RiskLoss)))} is needed")

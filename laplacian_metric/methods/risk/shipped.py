@@ -15,8 +15,8 @@ def names() -> tuple[str, ...]:
     """Return the names of the installed heads.
 
     Example:
-        >>> isinstance(names(), tuple)
-        True
+        >>> names()
+        ('lite0-cifar10', 'lite0-quickdraw', 'minilm-wordnet')
     """
     return tuple(sorted(path.name for path in FOLDER.iterdir() if path.is_dir())) if FOLDER.is_dir() else ()
 
@@ -25,6 +25,8 @@ def load(name: str | os.PathLike[str]) -> RiskHead:
     """Return an installed head by its name, or the head of a folder.
 
     Example:
+        >>> load("lite0-quickdraw").width
+        1280
         >>> load("lite1-quickdraw")
         Traceback (most recent call last):
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -112,9 +112,3 @@ def sampled_pairs(labels: Tensor, generator: torch.Generator) -> Pairs:
     positive = (anchors.expand_as(match)[alone].flatten(), match[alone].flatten())
     negative = (anchors.expand_as(differ).flatten(), differ.flatten())
     return Pairs.from_indices((*positive, *negative), len(labels))
-
-
-def check_target(kind: str) -> None:
-    """Refuse a name that is no target."""
-    if kind not in get_args(Target):
-        raise ValueError(f"target is {kind!r}, one of {', '.join(map(repr, get_args(Target)))} is needed")

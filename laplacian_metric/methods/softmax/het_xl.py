@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.method import Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from laplacian_metric.methods.softmax.probabilities import Score, check_score
+from laplacian_metric.methods.softmax.probabilities import Score
 
 LEAST_VARIANCE = 1e-6
 TEMPERATURES = (0.3, 3.0)
@@ -45,10 +46,9 @@ class HetXL(Method):
     samples: int = 10
 
     def __post_init__(self) -> None:
-        check_score(self.score, SCORES)
-        for name, least in (("rank", 1), ("samples", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least {least} is needed")
+        one_of(SCORES, score=self.score)
+        at_least(1, rank=self.rank)
+        at_least(2, samples=self.samples)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)

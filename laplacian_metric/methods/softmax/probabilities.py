@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -89,9 +89,3 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return float(F.nll_loss(log_mean_softmax(logits / math.exp(log_temperature)), labels))
 
     return math.exp(minimize_scalar(loss, bounds=LOG_TEMPERATURES, method="bounded").x)
-
-
-def check_score(score: str, known: tuple[str, ...] = get_args(Score)) -> None:
-    """Refuse a name that is no score."""
-    if score not in known:
-        raise ValueError(f"score is {score!r}, one of {', '.join(map(repr, known))} is needed")

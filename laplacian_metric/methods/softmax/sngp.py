@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from laplacian_metric.core.arguments import at_least, not_negative, one_of, positive
 from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from laplacian_metric.methods.softmax.probabilities import Score, check_score
+from laplacian_metric.methods.softmax.probabilities import Score
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST_STEPS = 20  # of the power iteration at the start; then one for each batch
@@ -64,15 +64,13 @@ class SNGP(Method):
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        check_score(self.score, SCORES)
+        one_of(SCORES, score=self.score)
         for name in ("bound", "length_scale", "ridge", "temperature"):
             positive(name, getattr(self, name))
-        if self.features < 1:
-            raise ValueError(f"features is {self.features}, at least 1 is needed")
+        at_least(1, features=self.features)
+        not_negative(mean_field=self.mean_field)
         if self.momentum is not None and not 0 < self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}, a number between 0 and 1 is needed, or None")
-        if not 0 <= self.mean_field < math.inf:
-            raise ValueError(f"mean_field is {self.mean_field}, a number from 0 on is needed")
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)

@@ -6,20 +6,20 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import at_least, one_of, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.encoder.networks.dropout import Pieces, dropout
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from laplacian_metric.methods.softmax.probabilities import Score, check_score
+from laplacian_metric.methods.softmax.probabilities import Score
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,11 @@ class Softmax(Method):
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        check_score(self.score)
+        one_of(get_args(Score), score=self.score)
         positive("temperature", self.temperature)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}, a probability from 0 to below 1 is needed")
-        for name in ("heads", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
+        at_least(1, heads=self.heads, samples=self.samples)
         if self.score == "disagreement" and self.heads == 1 and not (self.dropout and self.samples > 1):
             raise ValueError(
                 'score is "disagreement", which one head alone does not have: raise heads or dropout'
@@ -135,10 +133,9 @@ class SoftmaxEnsemble(Method):
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        check_score(self.score)
+        one_of(get_args(Score), score=self.score)
         positive("temperature", self.temperature)
-        if self.members < 2:
-            raise ValueError(f"members is {self.members}, at least 2 are needed")
+        at_least(2, members=self.members)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)
