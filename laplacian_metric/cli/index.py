@@ -130,6 +130,7 @@ def _trust_over(model: ModelFolder, gallery: Dataset, features: Features) -> Tru
     """Return the model's `Trust` over a gallery; None where it has none, or nobody knows the gallery's classes."""
     import numpy as np
 
+    from laplacian_metric.core.labelled_gallery import LabelledGallery
     from laplacian_metric.laplace.model_inputs import class_labels
 
     if model.trust is None:
@@ -139,8 +140,8 @@ def _trust_over(model: ModelFolder, gallery: Dataset, features: Features) -> Tru
             "warning: the classes of the images are not known, so that the index cannot say what to trust"
         )
         return None
-    rows, own = features.features.float().cpu().numpy(), model.trust.gallery.features.rows
-    if rows.shape == own.shape and np.array_equal(rows, own):
+    rows, own = features.features.float().cpu().numpy(), model.trust.gallery
+    if isinstance(own, LabelledGallery) and np.array_equal(rows, own.features.rows):
         return model.trust  # the images that it was calibrated over
     return model.trust.with_gallery(rows, class_labels(gallery))
 

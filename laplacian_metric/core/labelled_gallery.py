@@ -120,13 +120,43 @@ class LabelledGallery:
     def __len__(self) -> int:
         return len(self.features)
 
-    def codes_of(self, labels: Any, num: int) -> Rows:
-        """Return the numbers (Q,) of queries' labels, -1 for those that no item has."""
+    @property
+    def width(self) -> int:
+        """The number H of features of each item."""
+        return int(self.features.rows.shape[1])
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the items have labels."""
+        return self.names is not None
+
+    def classes_of(self, labels: Any, num: int) -> tuple[Rows, int]:
+        """Return the numbers (Q,) of queries' labels, -1 for those that no item has, and how many these are."""
         assert self.names is not None
         numbers = {name: number for number, name in enumerate(self.names)}
-        return np.array(
+        codes = np.array(
             [numbers.get(label, -1) for label in as_labels("query_labels", labels, num)], dtype=np.int64
         )
+        return codes, int((codes < 0).sum())
+
+    def labels_of(self, classes: Rows) -> list[Hashable]:
+        """Return the labels of classes by number."""
+        assert self.names is not None
+        return [self.names[code] for code in classes]
+
+    def classes_at(self, rows: Rows) -> Rows | None:
+        """Return the numbers of the classes of some items; None without labels."""
+        return None if self.codes is None else self.codes[rows]
+
+    def reference(self, most: int | None = None) -> Rows:
+        """Return the rows of at most so many items, evenly spaced; None for all of them."""
+        number = len(self) if most is None else min(most, len(self))
+        return np.unique(np.linspace(0, len(self) - 1, number).round().astype(np.int64))
+
+    def store_scales(self) -> None:
+        """Compute the scales of all items that are not known yet: one search for every item."""
+        for space in ("h", "z"):
+            self.reached_scales(space, np.arange(len(self)))
 
     def surroundings(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.neighbours import Neighbours
-from laplacian_metric.core.vector_search import Floats, Rows, Vectors
+from laplacian_metric.core.vector_search import Floats, Vectors
 
 VOTERS = 50  # neighbours in the embedding that vote
 LOCAL = 10  # neighbours by which the local scale is measured
@@ -30,7 +31,8 @@ class Place:
     """What surrounds Q queries in one space.
 
     Attributes:
-        neighbours: the k nearest items; ids are rows of the gallery, labels the numbers of their classes.
+        neighbours: the k nearest items; ids are rows of the gallery, labels the numbers of their classes; or an
+            engine's own ids and labels.
         scales: (Q, 10), the distance of each of the 10 nearest items to its own 10th nearest.
         same, other: (Q,), the distances to the nearest item of the class answered and of another class (2 without one).
     """
@@ -63,7 +65,7 @@ class Place:
         """log of the distance to another class over that to the class answered, (Q,)."""
         return log_distance(self.other) - log_distance(self.same)
 
-    def share(self, classes: Rows) -> Floats:
+    def share(self, classes: NDArray[Any]) -> Floats:
         """Return the share (Q,) of a class among the 50 nearest, with weights exp(-(d - d_1)/(d_10 - d_1))."""
         d = self.neighbours.distances[:, :VOTERS]
         width = np.maximum(self.tenth - self.nearest, 1e-12)
@@ -71,12 +73,12 @@ class Place:
         share: Floats = (weights * self._is(classes, VOTERS)).sum(axis=1) / weights.sum(axis=1)
         return share
 
-    def vote(self, classes: Rows) -> Floats:
+    def vote(self, classes: NDArray[Any]) -> Floats:
         """Return the share (Q,) of a class among the 10 nearest."""
         share: Floats = self._is(classes, LOCAL).mean(axis=1)
         return share
 
-    def _is(self, classes: Rows, k: int) -> NDArray[np.bool_]:
+    def _is(self, classes: NDArray[Any], k: int) -> NDArray[np.bool_]:
         assert self.neighbours.labels is not None
         agrees: NDArray[np.bool_] = self.neighbours.labels[:, :k] == classes[:, None]
         return agrees
@@ -84,10 +86,13 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """Q queries in the embedding z and in the features h. ``classes`` (Q,) are those of the nearest items in z."""
+    """Q queries in the embedding z and in the features h.
+
+    ``nearest`` (Q,) are rows of the nearest items in z, or their ids in an engine, and ``classes`` (Q,) their classes.
+    """
 
     queries: Vectors
-    nearest: Rows
-    classes: Rows | None
+    nearest: NDArray[Any]
+    classes: NDArray[Any] | None
     z: Place
     h: Place

@@ -17,7 +17,7 @@ import numpy as np
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
-from laplacian_metric.core.labelled_gallery import Head
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.manifest import (
     ArtifactError,
     ArtifactExistsError,
@@ -62,6 +62,11 @@ class TrustSummary(Strict):
     def of(trust: Trust) -> TrustSummary:
         """Return the summary of a `Trust`."""
         gallery, error = trust.gallery, trust.calibration_error
+        if not isinstance(gallery, LabelledGallery):
+            raise TypeError(
+                "the items of this Trust are in an engine: upload a posterior whose Trust has arrays, or save the "
+                "collection"
+            )
         return TrustSummary(
             items=len(gallery),
             dimensions=gallery.features.rows.shape[1],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.vector_search import Floats, Rows
+from laplacian_metric.core.vector_search import Floats
 from laplacian_metric.trust.inputs import MATCH_INPUTS, NOVELTY_INPUTS
 
 TRUSTED, NOVEL, UNRELIABLE = "trusted", "unlike anything seen", "no reliable match"
@@ -21,7 +21,7 @@ class Answer:
     """Answers to Q queries.
 
     Attributes:
-        nearest: (Q,), the row of the nearest item in the gallery.
+        nearest: (Q,), the row of the nearest item in the gallery, or its id where an engine searches.
         distance: (Q,), 1 - cosine to it in the embedding.
         known: (Q,), 1 for whatever is no more novel than most known queries, falling to 0 beyond.
         novelty: (Q,), by which out-of-distribution queries are ranked: the greater, the less like anything seen.
@@ -34,7 +34,7 @@ class Answer:
         labels: the labels of the nearest items; None without labels.
     """
 
-    nearest: Rows
+    nearest: NDArray[Any]
     distance: Floats
     known: Floats
     novelty: Floats

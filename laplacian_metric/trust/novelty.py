@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.vector_search import Floats, Rows, Vectors
+from laplacian_metric.core.vector_search import Floats, Vectors
 from laplacian_metric.trust.calibration import Tail, beyond
 
 SOFT_SHARE = 0.02  # of the known queries, beyond which the probability falls by the novelty
@@ -76,12 +75,6 @@ def moment_of(training_h: Any, width: int) -> SecondMoment | None:
     if training.rows.shape[1] != width:
         raise ValueError(f"training_h has {training.rows.shape[1]} columns, the gallery has {width}")
     return SecondMoment.of(training.rows)
-
-
-def reference_items(gallery: LabelledGallery, most: int = MOST_REFERENCE) -> Rows:
-    """Return the rows of at most so many items, evenly spaced: they serve as known queries, each without itself."""
-    number = min(most, len(gallery))
-    return np.unique(np.linspace(0, len(gallery) - 1, number).round().astype(np.int64))
 
 
 def _parts(tails: tuple[Tail, ...], inputs: Floats) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, Tail
 from laplacian_metric.trust.novelty import Novelty
 from laplacian_metric.trust.risk import FeatureRisk
+from laplacian_metric.trust.searched import SearchedGallery
 from laplacian_metric.trust.trust import Trust
 
 PLAIN = (str, int, float, bool)
@@ -85,6 +86,7 @@ def to_payloads(trust: Trust, prefix: str = "") -> tuple[TrustEntry, dict[str, a
         prefix: of the files' names.
     """
     arrays, novelty, gallery = _arrays(trust), trust.novelty, trust.gallery
+    names = gallery.names if isinstance(gallery, LabelledGallery) else None
     numbers = {
         "alpha": trust.alpha,
         "slope.a": trust.slope[0],
@@ -108,16 +110,29 @@ def to_payloads(trust: Trust, prefix: str = "") -> tuple[TrustEntry, dict[str, a
             name: Stored(shape=list(array.shape), dtype=array.dtype.str) for name, array in arrays.items()
         },
         numbers={name: float(value) for name, value in numbers.items()},
-        names=None if gallery.names is None else _names_to_json(gallery.names),
+        names=None if names is None else _names_to_json(names),
         calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
     )
     return entry, {file: arrays[name] for name, file in entry.files(prefix).items()}
 
 
 def from_payloads(
-    entry: TrustEntry, opened: artifact.Artifact[Any], prefix: str = "", *, mmap: bool = True
+    entry: TrustEntry,
+    opened: artifact.Artifact[Any],
+    prefix: str = "",
+    *,
+    mmap: bool = True,
+    gallery: SearchedGallery | None = None,
 ) -> Trust:
-    """Return the `Trust` in an open artifact; ``mmap`` leaves the gallery's vectors in their files."""
+    """Return the `Trust` in an open artifact.
+
+    Args:
+        entry: what the manifest says about it.
+        opened: the artifact.
+        prefix: of the files' names.
+        mmap: leave the gallery's vectors in their files.
+        gallery: what an engine searches, where the artifact holds no items.
+    """
     arrays = {
         name: opened.array(
             file,
@@ -129,11 +144,7 @@ def from_payloads(
     }
     numbers = entry.numbers
     head = Head(arrays["head.weight"], arrays.get("head.bias")) if "head.weight" in arrays else None
-    features = Vectors(arrays["h"], arrays["h.norms"])
-    embeddings = Vectors(arrays["z"], arrays["z.norms"]) if "z" in arrays else features
-    names = None if entry.names is None else _names_from_json(entry.names)
-    scales = {space: arrays[f"scales.{space}"].copy() for space in ("h", "z")}
-    gallery = LabelledGallery(features, embeddings, names, arrays.get("codes"), scales)
+    gallery = _gallery(entry, arrays) if gallery is None else gallery
     tails = tuple(
         Tail(arrays[f"tail{i}"], numbers[f"tail{i}.threshold"], numbers[f"tail{i}.excess"])
         for i in range(sum(name.startswith("tail") for name in arrays))
@@ -174,18 +185,24 @@ def from_payloads(
     )
 
 
+def _gallery(entry: TrustEntry, arrays: Mapping[str, NDArray[Any]]) -> LabelledGallery:
+    features = Vectors(arrays["h"], arrays["h.norms"])
+    embeddings = Vectors(arrays["z"], arrays["z.norms"]) if "z" in arrays else features
+    names = None if entry.names is None else _names_from_json(entry.names)
+    scales = {space: arrays[f"scales.{space}"].copy() for space in ("h", "z")}
+    return LabelledGallery(features, embeddings, names, arrays.get("codes"), scales)
+
+
 def _arrays(trust: Trust) -> dict[str, NDArray[Any]]:
     gallery, novelty = trust.gallery, trust.novelty
     arrays: dict[str, NDArray[Any] | None] = {
-        "h": gallery.features.rows,
-        "h.norms": gallery.features.norms,
-        "codes": gallery.codes,
-        "scales.h": gallery.scales["h"],
-        "scales.z": gallery.scales["z"],
-        **{f"tail{i}": tail.reference for i, tail in enumerate(novelty.tails)},
+        f"tail{i}": tail.reference for i, tail in enumerate(novelty.tails)
     }
-    if gallery.embeddings is not gallery.features:
-        arrays |= {"z": gallery.embeddings.rows, "z.norms": gallery.embeddings.norms}
+    if isinstance(gallery, LabelledGallery):  # an engine keeps its items itself
+        arrays |= {"h": gallery.features.rows, "h.norms": gallery.features.norms, "codes": gallery.codes}
+        arrays |= {f"scales.{space}": gallery.scales[space] for space in ("h", "z")}
+        if gallery.embeddings is not gallery.features:
+            arrays |= {"z": gallery.embeddings.rows, "z.norms": gallery.embeddings.norms}
     if trust.head is not None:
         arrays |= {"head.weight": trust.head.weight, "head.bias": trust.head.bias}
     if novelty.moment is not None:

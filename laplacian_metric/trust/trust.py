@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.core.surroundings import Surroundings
-from laplacian_metric.core.vector_search import Floats, Rows, Vectors
+from laplacian_metric.core.vector_search import Floats, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, discounted, fit_match, sigmoid
 from laplacian_metric.trust.inputs import match_inputs, match_signs, novelty_inputs
-from laplacian_metric.trust.novelty import Novelty, moment_of, reference_items
+from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty, moment_of
 from laplacian_metric.trust.risk import FeatureRisk
+from laplacian_metric.trust.searched import SearchedGallery
 
 LEAST_QUERIES = 50
 SAME = 1e-6  # 1 - cosine of rows that are one and the same but for rounding
@@ -32,7 +33,7 @@ class Trust:
     """What says how far the nearest item of a query can be trusted, over one gallery.
 
     Attributes:
-        gallery: what is searched.
+        gallery: what is searched: arrays, or a collection in an engine.
         head: of the encoder, None where the features are the embeddings.
         alpha: the share of known queries that may count as not quite known.
         novelty: what counts as known.
@@ -54,7 +55,7 @@ class Trust:
         (True, True)
     """
 
-    gallery: LabelledGallery
+    gallery: SearchedGallery
     head: Head | None
     alpha: float
     novelty: Novelty
@@ -66,7 +67,7 @@ class Trust:
 
     @staticmethod
     def fit(
-        gallery: tuple[Any, Any],
+        gallery: tuple[Any, Any] | SearchedGallery,
         queries: tuple[Any, Any] | None,
         *,
         encoder: Any = None,
@@ -82,7 +83,8 @@ class Trust:
         Args:
             gallery: features h (N, H) and labels (N,) of what is searched; numpy arrays, mapped ones too, which stay in
                 their files, or torch tensors. They are not copied. Labels may be of any hashable kind, or None: then
-                the answers say what is known, and no probability.
+                the answers say what is known, and no probability. Or what an engine searches, an
+                `laplacian_metric.retrieval.engines.EngineGallery`.
             queries: features and labels of validation queries, about 300 of the kind that will come; None calibrates
                 on the items of the gallery, each searched without itself.
             encoder: whose head makes embeddings of features; None where the rows are the embeddings.
@@ -102,31 +104,31 @@ class Trust:
         if encoder is not None and lam is not None:
             raise ValueError("encoder and lam are both given: one of them is enough")
         head = Head.of(encoder if encoder is not None else lam)
-        items = LabelledGallery.of(*_pair("gallery", gallery), head)
-        moment = moment_of(training_h, items.features.rows.shape[1])
+        items = _searched("gallery", gallery, head)
+        moment = moment_of(training_h, items.width)
         if queries is None:
             _check_may_leave_one_out(items, gallery_trained_head)
-            own = reference_items(items)
+            own = items.reference(MOST_REFERENCE)
             around = items.around_items(own)
-            codes = None if items.codes is None else items.codes[own]
+            classes = items.classes_at(own)
         else:
             query_h, labels = _pair("queries", queries)
             known, points = _vectors("query_h", query_h, items, head)
             around = items.surroundings(known, points)
             _check_not_items(around)
-            codes = None if items.codes is None else _query_codes(items, labels, len(known))
+            classes = _query_classes(items, labels, len(known)) if items.labelled else None
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), alpha, moment)
         predicted = FeatureRisk.of(risk)
         if predicted is not None:
-            predicted.check_width(items.features.rows.shape[1])
-        if codes is None and (predicted is not None or not use_labels):
+            predicted.check_width(items.width)
+        if classes is None and (predicted is not None or not use_labels):
             raise ValueError(
                 "risk and use_labels=False are of the match, which is calibrated with labels: pass a gallery and "
                 "queries with labels; afterwards with_gallery takes a gallery without"
             )
         trust = Trust(items, head, alpha, novelty, risk=predicted, use_labels=use_labels)
-        if codes is not None and around.classes is not None:
-            right = around.classes == codes
+        if classes is not None and around.classes is not None:
+            right = around.classes == classes
             _check_enough(right)
             soft = novelty.log_soft_known(trust._novelty_parts(around).sum(axis=1))
             trust.match, trust.slope, trust.calibration_error = fit_match(
@@ -160,7 +162,7 @@ class Trust:
             parts.append(self._answer(around))
         return parts[0] if len(parts) == 1 else _joined(parts)
 
-    def items(self, rows: Rows | None = None) -> Answer:
+    def items(self, rows: NDArray[Any] | None = None) -> Answer:
         """Answer items of the gallery itself, each searched for among the others: by default all of them.
 
         Example:
@@ -172,7 +174,7 @@ class Trust:
             >>> len(answer), bool((answer.nearest != np.arange(200)).all())
             (200, True)
         """
-        rows = np.arange(len(self.gallery)) if rows is None else rows
+        rows = self.gallery.reference() if rows is None else rows
         parts = np.array_split(rows, max(1, -(-len(rows) // QUERIES_AT_ONCE)))
         return _joined([self._answer(self.gallery.around_items(some)) for some in parts])
 
@@ -181,13 +183,17 @@ class Trust:
 
         What counts as known is measured anew on the items, each compared with the others; the match's weights stay.
         Labels may be left out where the calibration has ``use_labels=False``.
+
+        Args:
+            h: features (N, H), or what an engine searches, an `laplacian_metric.retrieval.engines.EngineGallery`.
+            labels: (N,), of features.
         """
-        if self.use_labels and (labels is None) != (self.gallery.names is None):
+        items = _searched("h", h if _searches(h) else (h, labels), self.head)
+        if self.use_labels and items.labelled != self.gallery.labelled:
             raise ValueError(
                 "labels: a gallery with labels is needed where the calibration has them, else one without"
             )
-        items = LabelledGallery.of(h, labels, self.head, name="h")
-        around = items.around_items(reference_items(items))
+        around = items.around_items(items.reference(MOST_REFERENCE))
         moment = self.novelty.moment
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), self.alpha, moment)
         return replace(self, gallery=items, novelty=novelty)
@@ -206,9 +212,7 @@ class Trust:
 
     def store_scales(self) -> None:
         """Compute the local scales of all items now, so that no query has to: one search for every item."""
-        every = np.arange(len(self.gallery))
-        for space in ("h", "z"):
-            self.gallery.reached_scales(space, every)
+        self.gallery.store_scales()
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write everything, the gallery too, into a folder that is there whole or not at all."""
@@ -224,9 +228,8 @@ class Trust:
         return load(folder, mmap=mmap)
 
     def __repr__(self) -> str:
-        names = self.gallery.names
-        classes = "without labels" if names is None else f"of {len(names)} classes"
-        return f"Trust({len(self.gallery)} items {classes}, calibration error {self.calibration_error})"
+        labels = "with" if self.gallery.labelled else "without"
+        return f"Trust({len(self.gallery)} items {labels} labels, calibration error {self.calibration_error})"
 
     def _novelty_parts(self, around: Surroundings) -> Floats:
         return self.novelty.parts(novelty_inputs(around.h, around.queries, self.novelty.moment))
@@ -249,8 +252,8 @@ class Trust:
             match = sigmoid(logits)
             a, b = self.slope
             probability = sigmoid(a + b * discounted(logits, self.novelty.log_soft_known(novelty)))
-        if around.classes is not None and self.gallery.names is not None:
-            labels = [self.gallery.names[code] for code in around.classes]
+        if around.classes is not None:
+            labels = self.gallery.labels_of(around.classes)
         reason = reasons(known, match)
         because = loudest(reason, parts, match_parts, self._match_signs())
         distance = around.z.nearest.copy()
@@ -275,31 +278,43 @@ def _pair(name: str, pair: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _vectors(name: str, h: Any, items: LabelledGallery, head: Head | None) -> tuple[Vectors, Vectors]:
+def _searches(gallery: Any) -> bool:
+    return hasattr(gallery, "surroundings")
+
+
+def _searched(name: str, gallery: Any, head: Head | None) -> SearchedGallery:
+    """Return what is searched: an engine's items as they are, or features and labels as a gallery."""
+    if _searches(gallery):
+        items: SearchedGallery = gallery
+        return items
+    h, labels = _pair(name, gallery)
+    return LabelledGallery.of(h, labels, head, name="gallery_h" if name == "gallery" else name)
+
+
+def _vectors(name: str, h: Any, items: SearchedGallery, head: Head | None) -> tuple[Vectors, Vectors]:
     """Return the features and the embeddings of queries."""
     features = Vectors.of(name, h)
-    width = items.features.rows.shape[1]
-    if features.rows.shape[1] != width:
-        raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {width}")
+    if features.rows.shape[1] != items.width:
+        raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {items.width}")
     return features, features if head is None else head.embed(features.rows)
 
 
-def _query_codes(items: LabelledGallery, labels: Any, num: int) -> Rows:
+def _query_classes(items: SearchedGallery, labels: Any, num: int) -> NDArray[Any]:
     if labels is None:
         raise ValueError(
             "queries have no labels: pass them, so that right and wrong answers can be told apart"
         )
-    codes = items.codes_of(labels, num)
-    if (missing := int((codes < 0).sum())) > 0:
+    classes, missing = items.classes_of(labels, num)
+    if missing:
         warnings.warn(
             f"{missing} of {num} validation queries are of classes that the gallery does not have: they count as wrong "
             "answers and as known queries; leave them out where such queries are not usual",
             stacklevel=3,
         )
-    return codes
+    return classes
 
 
-def _check_may_leave_one_out(items: LabelledGallery, gallery_trained_head: bool | None) -> None:
+def _check_may_leave_one_out(items: SearchedGallery, gallery_trained_head: bool | None) -> None:
     if gallery_trained_head is None:
         raise ValueError(
             "without validation queries, gallery_trained_head= has to be answered: was the encoder's head trained on "

@@ -22,7 +22,7 @@ from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.resampling import Interval, bootstrap_all
 from laplacian_metric.trust.calibration import Logistic, discounted, fit_match
 from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
-from laplacian_metric.trust.novelty import Novelty, reference_items
+from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty
 
 IMAGE, GALLERY = "image alone", "image and gallery"
 GALLERY_DISTANCE, GAP, MATCH_RISK, TRUST = "gallery distance", "distance gap", "match risk", "Trust"
@@ -142,7 +142,7 @@ class GalleryScores:
         scores[MATCH_RISK] = self.risk(searched, uncertainty)
         inputs = novelty_inputs(around.h, around.queries)
         own = Novelty.fit(
-            inputs[reference_items(gallery)], ALPHA
+            inputs[gallery.reference(MOST_REFERENCE)], ALPHA
         )  # what is known is measured on this gallery
         novelty = own.parts(inputs).sum(axis=1)
         logits = self.match.logit(match_inputs(around))
