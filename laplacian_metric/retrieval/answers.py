@@ -21,7 +21,7 @@ class Answers:
 
     Attributes:
         ids: (Q, k); -1, or empty text, where a query was refused.
-        rows: (Q, k), the items' places in the index; -1 where a query was refused.
+        rows: (Q, k), the items' places in the index; -1 where a query was refused; None where an engine searched.
         similarity: (Q, k) float32, cosines between the mean directions; NaN where a query was refused.
         probability: (Q, k), that the item is of the query's class, or None where the index has no match probability.
         answered: (Q,), whether the threshold lets the query be answered, or None where the index has none.
@@ -29,20 +29,20 @@ class Answers:
     """
 
     ids: Ids
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64] | None
     similarity: NDArray[np.float32]
     probability: NDArray[np.float64] | None = None
     answered: NDArray[np.bool_] | None = None
     trust: Answer | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.ids)
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON; NaN is None."""
         content = {
             "ids": self.ids.tolist(),
-            "rows": self.rows.tolist(),
+            "rows": None if self.rows is None else self.rows.tolist(),
             "similarity": _numbers(self.similarity),
         }
         content["probability"] = None if self.probability is None else _numbers(self.probability)
@@ -57,7 +57,7 @@ class CredibleSets:
     Attributes:
         offsets: (Q + 1,); the set of query i is from offsets[i] up to offsets[i + 1] of the others.
         ids: (T,).
-        rows: (T,).
+        rows: (T,); None where an engine searched.
         similarity: (T,) float32.
         radius: (Q,), of the caps, in radians.
 
@@ -71,7 +71,7 @@ class CredibleSets:
 
     offsets: NDArray[np.int64]
     ids: Ids
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64] | None
     similarity: NDArray[np.float32]
     radius: NDArray[np.float64]
 

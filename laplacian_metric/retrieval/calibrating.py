@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +16,9 @@ from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.likelihood import log_expected_likelihood
 from laplacian_metric.retrieval.matching import MatchProbability
+
+if TYPE_CHECKING:
+    from laplacian_metric.trust.answer import Answer
 
 LOGGER = logging.getLogger(__name__)
 
@@ -75,20 +78,66 @@ def calibrate(
             "features are missing: this index has a Trust, which answers by the queries' features"
         )
     answers = index.query(queries, min(k, len(index)), features=features)
-    uncertainty, watched = queries.uncertainty, queries.kappa.astype(np.float64)
-    if answers.trust is not None:
-        uncertainty, watched = 1 - answers.trust.probability, answers.trust.novelty
     same = others[answers.rows] == own[:, None]
     _warn_of_items(answers.similarity[:, 0])
     likelihood = log_expected_likelihood(
         answers.similarity, queries.kappa[:, None], index.items.kappa[answers.rows], index.dim
     )
+    angle = None if level is None else index.angle_to_right(queries, own, others)
+    return index.calibrated(
+        calibrations_of(
+            queries,
+            same,
+            likelihood,
+            angle,
+            answers.trust,
+            alpha=alpha,
+            delta=delta,
+            level=level,
+            false_alarm=false_alarm,
+            generator=generator,
+        )
+    )
+
+
+def calibrations_of(
+    queries: Items,
+    same: NDArray[np.bool_],
+    likelihood: NDArray[np.float64],
+    angle: NDArray[np.float64] | None,
+    trusted: Answer | None,
+    *,
+    alpha: float | None,
+    delta: float,
+    level: float | None,
+    false_alarm: float,
+    generator: np.random.Generator | None,
+) -> Calibrations:
+    """Return all calibrations from what a search found for calibration queries.
+
+    Args:
+        queries: (Q,).
+        same: (Q, k), whether the k nearest items are of the query's class.
+        likelihood: (Q, k), their log expected likelihood.
+        angle: (Q,), to the nearest item of the query's class, where there is a ``level``.
+        trusted: what `Trust` says about each query, where there is one.
+        alpha, delta, level, false_alarm, generator: as `calibrate` takes them.
+
+    Example:
+        >>> queries = Items(np.eye(3), [10, 20, 30], [0.1, 0.05, 0.03], None, "a4f0")
+        >>> same = np.array([[True, False], [True, True], [False, False]])
+        >>> promised = {"alpha": None, "delta": 0.1, "level": None, "false_alarm": 0.01, "generator": None}
+        >>> calibrations_of(queries, same, np.ones((3, 2)), None, None, **promised).matching.num_pairs
+        6
+    """
+    uncertainty, watched = queries.uncertainty, queries.kappa.astype(np.float64)
+    if trusted is not None:
+        uncertainty, watched = 1 - trusted.probability, trusted.novelty
     threshold = caps = None
     if alpha is not None:
         threshold = choose_threshold(uncertainty, ~same[:, 0], alpha=alpha, delta=delta, generator=generator)
-    if level is not None:
-        angle = index.angle_to_right(queries, own, others)
-        caps = CredibleCaps.calibrate(angle, queries.kappa, index.dim, level=level)
+    if level is not None and angle is not None:
+        caps = CredibleCaps.calibrate(angle, queries.kappa, queries.dim, level=level)
     matching = None
     if same.any() and not same.all():
         matching = MatchProbability.fit(likelihood.ravel(), same.ravel())
@@ -97,7 +146,7 @@ def calibrate(
             "of the %d nearest items of each query all match, or none: no match probability", same.shape[1]
         )
     drift = DriftMonitor(watched, false_alarm=false_alarm)
-    return index.calibrated(Calibrations(threshold, caps, matching, drift))
+    return Calibrations(threshold, caps, matching, drift)
 
 
 def _check_classes(own: NDArray[np.generic], others: NDArray[np.generic]) -> None:

@@ -1,0 +1,324 @@
+"""Every engine finds what exact search finds, and Trust on top of it says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from laplacian_metric.core.labelled_gallery import LabelledGallery
+from laplacian_metric.core.vector_search import Vectors
+from laplacian_metric.retrieval import Index, NotCalibratedError, calibrate, engines
+from laplacian_metric.retrieval.engines import ChangedCollectionError, EngineError, NoItemError
+from laplacian_metric.trust import Trust
+from tests.retrieval.engines.cases import APPROXIMATE, EXACT, KEPT, Data, collection_of, data
+
+ITEMS, VALIDATION, QUERIES = data(240), data(120, seed=1), data(60, seed=2)
+ROUNDING = 2e-6  # of distances in float32
+
+
+@pytest.fixture(scope="module")
+def reference() -> Trust:
+    """Trust over arrays."""
+    return Trust.fit((ITEMS.h, ITEMS.labels), (VALIDATION.h, VALIDATION.labels), encoder=ITEMS.head)
+
+
+def rows_of(ids: Any) -> Any:
+    return np.vectorize(lambda name: int(name.split()[1]))(ids)
+
+
+def compare(answer: Any, expected: Any) -> None:
+    """Compare what Trust says over an engine with what it says over arrays."""
+    np.testing.assert_array_equal(rows_of(answer.nearest), expected.nearest)
+    assert answer.labels == expected.labels
+    np.testing.assert_allclose(answer.distance, expected.distance, atol=ROUNDING)
+    np.testing.assert_allclose(answer.match_parts, expected.match_parts, atol=2e-3)
+    np.testing.assert_allclose(answer.probability, expected.probability, atol=2e-3)
+    np.testing.assert_array_equal(answer.reason, expected.reason)
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_an_exact_engine_answers_as_arrays_do(engine: str, tmp_path: Path, reference: Trust) -> None:
+    collection = collection_of(engine, tmp_path, ITEMS)
+    assert collection.engine.exact
+    found = collection.nearest(QUERIES.items, 12)
+    cosines = QUERIES.items.mean.astype(float) @ ITEMS.items.mean.T.astype(float)
+    order = np.argsort(-cosines, axis=1)[:, :12]
+    np.testing.assert_array_equal(rows_of(found.ids), order)
+    np.testing.assert_allclose(found.distances, 1 - np.take_along_axis(cosines, order, 1), atol=ROUNDING)
+    np.testing.assert_array_equal(found.labels, ITEMS.labels[order])
+    np.testing.assert_allclose(found.payload["kappa"], ITEMS.items.kappa[order], rtol=1e-6)
+    collection.use_trust(reference)
+    assert collection.trust is not None
+    compare(collection.trust(QUERIES.h), reference.with_gallery(ITEMS.h, ITEMS.labels)(QUERIES.h))
+    collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=ITEMS.head)
+    compare(collection.trust(QUERIES.h), reference(QUERIES.h))
+    some = np.array(["item 3", "item 77", "item 200"])
+    compare(collection.trust.items(some), reference.items(np.array([3, 77, 200])))
+    collection.close()
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_margins_are_searched_for_where_all_neighbours_share_a_class(engine: str, tmp_path: Path) -> None:
+    """Two tight classes of 120: no query has the other class among its 50 nearest."""
+    tight, queries = data(240, classes=2, spread=0.05), data(9, classes=2, spread=0.05, seed=3)
+    collection = collection_of(engine, tmp_path, tight)
+    features, embeddings = Vectors.of("h", queries.h), queries.head.embed(queries.h)
+    expected = LabelledGallery.of(tight.h, tight.labels, tight.head).surroundings(features, embeddings)
+    around = collection.gallery.surroundings(features, embeddings)
+    for place, other in ((around.z, expected.z), (around.h, expected.h)):
+        assert (np.asarray(place.neighbours.labels) == place.neighbours.labels[:, :1]).all()
+        np.testing.assert_allclose(place.other, other.other, atol=ROUNDING)
+        np.testing.assert_allclose(place.same, other.same, atol=ROUNDING)
+        np.testing.assert_allclose(place.scales, other.scales, atol=ROUNDING)
+    collection.close()
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_filters_are_passed_through(engine: str, tmp_path: Path, reference: Trust) -> None:
+    collection = collection_of(engine, tmp_path, ITEMS)
+    collection.use_trust(reference)
+    some = QUERIES[:8]
+    in_shop = np.flatnonzero(np.arange(len(ITEMS.h)) % 3 == 1)
+    native: Any = {"exact": lambda columns: columns["shop"] == 1, "milvus": "shop == 1"}.get(
+        collection.engine.name
+    )
+    if native is None:
+        from qdrant_client import models
+
+        match = models.FieldCondition(key="shop", match=models.MatchValue(value=1))
+        native = models.Filter(must=[match])
+    cosines = some.items.mean @ ITEMS.items.mean[in_shop].T
+    best = in_shop[cosines.argmax(axis=1)]
+    for where in ({"shop": 1}, native):
+        answers = collection.query(some.items, 3, features=some.h, where=where)
+        assert (rows_of(answers.ids) % 3 == 1).all()
+        np.testing.assert_array_equal(rows_of(answers.ids[:, 0]), best)
+        assert answers.trust is not None
+        np.testing.assert_array_equal(rows_of(answers.trust.nearest), best)
+    one = collection.query(some.items, 3, where={"label": ["class 1"], "shop": [1, 2]})
+    assert set(ITEMS.labels[rows_of(one.ids).ravel()]) == {"class 1"}
+    assert collection.query(some.items, 1000, where={"shop": 0}).ids.shape == (8, 80)
+    with pytest.raises(NoItemError, match="filter"):
+        collection.query(some.items, 1, where={"shop": 17})
+    with pytest.raises(EngineError, match="filter"):
+        collection.query(some.items, 1, where=3.5)
+    with pytest.raises(EngineError, match="range"):
+        collection.query(some.items, 1, where={"shop": 0.5})
+    collection.close()
+
+
+@pytest.mark.parametrize("engine", EXACT)
+def test_items_come_and_go_and_scales_near_them_are_forgotten(engine: str, tmp_path: Path) -> None:
+    first, more = data(150), data(30, seed=5)
+    collection = collection_of(engine, tmp_path, first)
+    collection.fit_trust((VALIDATION.h[:80], VALIDATION.labels[:80]), encoder=first.head)
+    assert collection.trust is not None
+    collection.gallery.store_scales(progress=False)
+    before = {name: collection.engine.read(np.array([name])).payload for name in ("item 20", "item 21")}
+    collection.add(
+        more.items,
+        [f"new {row}" for row in range(30)],
+        features=more.h,
+        labels=more.labels,
+        columns={"shop": np.ones(30, int)},
+    )
+    collection.remove([f"item {row}" for row in range(10)])
+    assert len(collection) == 170
+    assert collection.unsettled == 0
+    collection.check(vectors=True)
+    kept = Data(
+        np.concatenate([first.h[10:], more.h]), np.concatenate([first.labels[10:], more.labels]), first.head
+    )
+    expected = LabelledGallery.of(kept.h, kept.labels, kept.head)
+    ids = np.array([*(f"item {row}" for row in range(10, 150)), *(f"new {row}" for row in range(30))])
+    for space in ("h", "z"):
+        stored = collection.engine.read(ids).payload[f"{space}_10"]
+        known = stored >= 0
+        assert 0 < known.sum() < 140  # some changed, some did not
+        scales = expected.reached_scales(space, np.arange(170))[:, 0]
+        np.testing.assert_allclose(stored[known], scales[known], atol=ROUNDING)
+    collection.gallery.store_scales(progress=False)
+    np.testing.assert_allclose(
+        collection.engine.read(ids).payload["h_10"],
+        expected.reached_scales("h", np.arange(170))[:, 0],
+        atol=ROUNDING,
+    )
+    assert before["item 20"]["kappa"] == collection.engine.read(np.array(["item 20"])).payload["kappa"]
+    answer = collection.trust(QUERIES.h[:5])
+    around = expected.surroundings(Vectors.of("h", QUERIES.h[:5]), first.head.embed(QUERIES.h[:5]))
+    assert answer.nearest.tolist() == ids[around.nearest].tolist()
+    with pytest.raises(EngineError, match="new 3"):
+        collection.add(more.items[3:4], ["new 3"], features=more.h[3:4], labels=more.labels[3:4])
+    with pytest.raises(KeyError, match="item 3"):
+        collection.remove(["item 3"])
+    with pytest.raises(ValueError, match="labels"):
+        collection.add(more.items[:1], ["x"], features=more.h[:1])
+    with pytest.raises(ValueError, match="Collection.add"):
+        collection.trust.update(remove=[0])
+    collection.close()
+
+
+@pytest.mark.parametrize("engine", KEPT)
+def test_a_collection_is_saved_and_a_change_behind_its_back_is_noticed(engine: str, tmp_path: Path) -> None:
+    few = data(60)
+    collection = collection_of(engine, tmp_path, few, ids=np.arange(60))
+    collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=few.head)
+    queries = VALIDATION[40:]
+    collection.calibrate(queries.items, queries.labels, features=queries.h, alpha=0.4)
+    assert collection.threshold is not None
+    expected = collection.query(QUERIES.items, 2, features=QUERIES.h)
+    engines.save(collection, tmp_path / "saved")
+    collection.close()
+    again = engines.load(tmp_path / "saved", check="vectors")
+    answers = again.query(QUERIES.items, 2, features=QUERIES.h)
+    assert answers.trust is not None
+    assert expected.trust is not None
+    np.testing.assert_array_equal(answers.ids, expected.ids)
+    np.testing.assert_allclose(answers.trust.probability, expected.trust.probability, atol=1e-6)
+    np.testing.assert_array_equal(answers.answered, expected.answered)
+    if engine not in ("exact:", "faiss:hnsw"):  # what is in memory is written with the folder
+        again.engine.delete(np.array([7]))
+        again.close()
+        for check in ("count", "items"):
+            with pytest.raises(ChangedCollectionError, match="withdraw"):
+                engines.load(tmp_path / "saved", check=check)
+        changed = engines.load(tmp_path / "saved", changed="withdraw")
+        assert changed.threshold is None
+        assert len(changed) == 59
+        assert changed.trust is not None
+        with pytest.raises(NotCalibratedError, match="withdrawn"):
+            changed.query(QUERIES.items, 2, features=QUERIES.h, abstain=True)
+        assert len(changed.trust(QUERIES.h[:3])) == 3
+        again = changed
+    again.close()
+
+
+def test_a_vector_or_an_item_that_something_else_wrote_is_noticed(tmp_path: Path) -> None:
+    collection = collection_of("qdrant::memory:", tmp_path, ITEMS[:40], ids=np.arange(40))
+    collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=ITEMS.head)
+    assert collection.trust is not None
+    client, models = collection.engine.client, collection.engine._models  # type: ignore[attr-defined]
+    vectors = {"z": QUERIES.items.mean[0].tolist(), "h": QUERIES.h[0].tolist()}
+    client.update_vectors("laplacian_metric", [models.PointVectors(id=5, vector=vectors)])
+    collection.check()
+    with pytest.raises(ChangedCollectionError):
+        collection.check(vectors=True)
+    client.upsert(
+        "laplacian_metric", [models.PointStruct(id=99, vector=vectors, payload={"label": "class 1"})]
+    )
+    with pytest.raises(ChangedCollectionError, match=r"Collection\.add"):
+        collection.trust(QUERIES.h[:1])
+    with pytest.raises(ChangedCollectionError):
+        collection.check()
+
+
+@pytest.mark.parametrize("engine", ["exact:", "milvus:lite.db"])
+def test_refusal_and_credible_sets_are_those_of_an_index(engine: str, tmp_path: Path) -> None:
+    names = [f"item {row}" for row in range(len(ITEMS.h))]
+    index = calibrate(Index(ITEMS.items, names), VALIDATION.items, VALIDATION.labels, ITEMS.labels, alpha=0.4)
+    collection = collection_of(engine, tmp_path, ITEMS)
+    collection.calibrate(VALIDATION.items, VALIDATION.labels, alpha=0.4)
+    assert collection.threshold == index.threshold
+    for order in ("cosine", "expected distance", "match probability"):
+        ours = collection.query(QUERIES.items, 4, order=order, abstain=True)
+        theirs = index.query(
+            QUERIES.items, 4, order=order, abstain=True, candidates=None if order == "cosine" else 100
+        )
+        np.testing.assert_array_equal(ours.ids, theirs.ids)
+        np.testing.assert_allclose(ours.similarity, theirs.similarity, atol=ROUNDING)
+        np.testing.assert_allclose(ours.probability, theirs.probability, atol=1e-4)
+        np.testing.assert_array_equal(ours.answered, theirs.answered)
+        assert not ours.answered.all()
+        assert ours.answered.any()
+    sets, expected = collection.credible_sets(QUERIES.items), index.credible_sets(QUERIES.items)
+    np.testing.assert_allclose(sets.radius, expected.radius, atol=1e-5)
+    for own, other in zip(sets, expected, strict=True):
+        assert len(set(own) ^ set(other)) <= 1  # at the very edge of a cap
+    of_items = collection.query_ids(["item 4", "item 9"], 3)
+    np.testing.assert_array_equal(of_items.ids, index.query_ids(["item 4", "item 9"], 3).ids)
+    with pytest.raises(KeyError, match="nobody"):
+        collection.query_ids(["nobody"], 3)
+    with pytest.raises(ValueError, match="order"):
+        collection.query(QUERIES.items, 3, order="size")  # type: ignore[arg-type]
+    collection.close()
+
+
+@pytest.mark.parametrize("engine", APPROXIMATE)
+def test_approximate_engines_find_nearly_all(engine: str, tmp_path: Path, reference: Trust) -> None:
+    many = data(2000)
+    collection = collection_of(engine, tmp_path, many)
+    assert not collection.engine.exact
+    exact = collection_of("exact:", tmp_path, many).nearest(QUERIES.items, 10)
+    found = collection.nearest(QUERIES.items, 10)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.ids, exact.ids, strict=True)])
+    assert recall > 0.95
+    collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=many.head)
+    assert collection.trust is not None
+    filtered = collection.query(QUERIES.items, 5, features=QUERIES.h, where={"shop": 2})
+    assert (rows_of(filtered.ids) % 3 == 2).all()
+    collection.remove(["item 0"])
+    collection.add(
+        many.items[:1], ["item 0"], features=many.h[:1], labels=many.labels[:1], columns={"shop": [0]}
+    )
+    collection.check(vectors=True)
+    assert collection.query(many.items[:1], 1).ids.tolist() == [["item 0"]]
+
+
+def test_collections_without_labels_or_features(tmp_path: Path) -> None:
+    del tmp_path
+    collection = engines.create("exact:", ITEMS.items)
+    with pytest.raises(ValueError, match="labels"):
+        collection.calibrate(VALIDATION.items, VALIDATION.labels)
+    with pytest.raises(ValueError, match="encoder"):
+        collection.fit_trust((VALIDATION.h, None), encoder=ITEMS.head)
+    z = VALIDATION.items.mean
+    collection.fit_trust((z, None))
+    expected = Trust.fit((ITEMS.items.mean, None), (z, None))
+    assert collection.trust is not None
+    np.testing.assert_allclose(
+        collection.trust(QUERIES.items.mean).known, expected(QUERIES.items.mean).known, atol=1e-4
+    )
+    with pytest.raises(ValueError, match="without labels"):
+        collection.trust(QUERIES.items.mean).probability
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("redis:here", "qdrant:URL"),
+        ("qdrant:", "qdrant:URL"),
+        ("exact:", "in memory"),
+        ("milvus:missing.db", "missing"),
+    ],
+)
+def test_addresses_that_lead_nowhere(address: str, said: str, tmp_path: Path) -> None:
+    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
+    address = address.replace("missing.db", str(tmp_path / "missing.db"))
+    with pytest.raises(EngineError, match=said):
+        engines.open_engine(address, "missing")
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    pytest.importorskip("qdrant_client", reason="Qdrant's client is not installed")
+    with pytest.raises(engines.EngineUnreachableError, match="127"):
+        engines.open_engine("qdrant:http://127.0.0.1:9", check_compatibility=False, timeout=2)
+
+
+def test_ids_labels_and_columns_are_checked(tmp_path: Path) -> None:
+    few = ITEMS[:5]
+    with pytest.raises(ValueError, match="kappa"):
+        engines.create("exact:", few.items, columns={"kappa": np.ones(5)})
+    with pytest.raises(ValueError, match="3 entries"):
+        engines.create("exact:", few.items, columns={"shop": np.ones(3)})
+    with pytest.raises(EngineError, match="texts or whole numbers"):
+        engines.create("exact:", few.items, labels=np.ones(5))
+    with pytest.raises(ValueError, match="repeated"):
+        engines.create("exact:", few.items, [1, 1, 2, 3, 4])
+    with pytest.raises(EngineError, match="overwrite"):
+        collection = collection_of("milvus:lite.db", tmp_path, few)
+        engines.create(collection.engine.address, few.items)
+    with pytest.raises(EngineError, match="-1"):
+        collection_of("qdrant::memory:", tmp_path, few, ids=[-1, 0, 1, 2, 3])
