@@ -38,6 +38,7 @@ LOGGER = logging.getLogger(__name__)
 
 ITEMS_AT_ONCE = 256
 FIRST_REACHED, MOST_REACHED = 64, 4096  # items that are looked at around a change
+MORE = 8  # times as many neighbours are looked at before a filter by label is
 NEARLY = 1e-6  # of a distance in float32
 
 
@@ -107,7 +108,7 @@ class EngineGallery:
         if FEATURES in self.engine.dims:
             directions = directions_of(features)
             h = self._place(
-                FEATURES, directions, self._nearest(FEATURES, directions, LOCAL, own), classes, own
+                FEATURES, directions, self._nearest(FEATURES, directions, VOTERS, own), classes, own
             )
         return Surroundings(features, in_z.ids[:, 0], classes, z, h)
 
@@ -268,17 +269,32 @@ class EngineGallery:
         own: NDArray[Any] | None,
         other: bool,
     ) -> NDArray[np.float64]:
-        """Return the distance to the nearest item of the class, or of another; searched for where no neighbour is."""
-        assert near.labels is not None
-        agrees = (near.labels == classes[:, None]) != other
-        distances = near.distances[np.arange(len(near)), agrees.argmax(axis=1)].copy()
-        short = np.flatnonzero(~agrees.any(axis=1))
+        """Return the distance to the nearest item of the class, or of another.
+
+        Where no neighbour is, more of them are looked at, and then those of the class by a filter.
+        """
+        distances, short = _first_of(near, classes, other)
+        if len(short) and near.k >= VOTERS:
+            few = None if own is None else own[short]
+            more = self._nearest(space, directions[short], MORE * near.k, few)
+            distances[short], still = _first_of(more, classes[short], other)
+            short = short[still]
         if len(short):
             few = None if own is None else own[short]
             distances[short] = self.engine.nearest_of_label(
                 space, directions[short], classes[short], self.where, other=other, own=few
             )
         return distances
+
+
+def _first_of(
+    near: EngineNeighbours, classes: NDArray[Any], other: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the distance (Q,) to the first item of the class, or of another, and the queries that have none."""
+    assert near.labels is not None
+    agrees = (near.labels == classes[:, None]) != other
+    distances = near.distances[np.arange(len(near)), agrees.argmax(axis=1)].copy()
+    return distances, np.flatnonzero(~agrees.any(axis=1))
 
 
 def directions_of(vectors: Vectors) -> Floats:
