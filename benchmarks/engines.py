@@ -43,8 +43,8 @@ NOTE = (
     "computed and kept. Medians in ms a query of interleaved runs ('first' once). 'recall' is that of the 10 nearest "
     f"items in the embeddings of {RECALLED} queries. 'right' is the share of nearest items that are of the query's "
     f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries: 'as exact' "
-    f"with a Trust that was calibrated by exact search, which is left out for many items, 'own' calibrated on what the engine returns, both on "
-    f"{VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
+    "with a Trust that was calibrated by exact search (left out for many items), 'own' calibrated on what the engine "
+    f"returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
 )
 SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat", "milvus:hnsw")
 # Inverted lists with settings of our own: 1,000 lists, of which 32 are looked at; and 4 of the usual number.

@@ -24,6 +24,7 @@ from laplacian_metric.cli import (
     pretrain_risk,
     query,
     report,
+    serve,
     train,
 )
 
@@ -87,6 +88,7 @@ for command in (
     embed.embed,
     index.index,
     query.query,
+    serve.serve,
     evaluate.evaluate,
     report.report,
     compare.compare,

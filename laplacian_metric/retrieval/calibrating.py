@@ -78,6 +78,7 @@ def calibrate(
             "features are missing: this index has a Trust, which answers by the queries' features"
         )
     answers = index.query(queries, min(k, len(index)), features=features)
+    assert answers.rows is not None
     same = others[answers.rows] == own[:, None]
     _warn_of_items(answers.similarity[:, 0])
     likelihood = log_expected_likelihood(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laplacian_metric.retrieval.answers import Answers
 from laplacian_metric.retrieval.ids import is_text
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.ranking import Order
 from laplacian_metric.retrieval.retriever import Retriever
+
+if TYPE_CHECKING:
+    from laplacian_metric.retrieval.engines.collection import Collection
 
 TRUSTED = (
     "trusted"  # as laplacian_metric.trust.answer says it, which is imported only where an index has a Trust
@@ -37,6 +40,9 @@ class Reply:
         reason: why it is refused.
         probability: that the nearest item is right; None if the index has no `Trust`.
         trust: "trusted", "unlike anything seen" or "no reliable match", with the input that spoke for it.
+        verdict: the first of both by itself.
+        because: the second.
+        label: of the nearest item; None if the index has no `Trust`.
         matches: the items in order; none if the query is refused.
     """
 
@@ -47,6 +53,9 @@ class Reply:
     probability: float | None
     trust: str | None
     matches: tuple[Match, ...]
+    verdict: str | None = None
+    because: str | None = None
+    label: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -54,7 +63,7 @@ class Reply:
 
 
 def query_embedded(
-    index: Retriever,
+    index: Retriever | Collection,
     queries: Items,
     names: Sequence[str],
     k: int = 5,
@@ -62,6 +71,7 @@ def query_embedded(
     order: Order = "cosine",
     answer_all: bool = False,
     features: Any = None,
+    where: Any = None,
 ) -> list[Reply]:
     """Return the replies to queries that were embedded before.
 
@@ -74,6 +84,7 @@ def query_embedded(
         answer_all: return items for refused queries too. An index with a threshold refuses by it; one with `Trust` and
             without a threshold refuses queries that are not trusted.
         features: (Q, H) of the queries, which an index with `Trust` needs.
+        where: a filter, for collections in an engine.
 
     Example:
         >>> import numpy as np
@@ -90,12 +101,24 @@ def query_embedded(
             "the queries have no features, which this index needs to say what can be trusted: embed them again with "
             "`lam embed` and the model that the index was built with"
         )
-    answers = index.query(queries, k, order=order, abstain=abstain, features=features)
+    if isinstance(index, Retriever):
+        if where is not None:
+            raise ValueError(
+                "where is given: an index has no columns to filter by, a collection in an engine has"
+            )
+        answers = index.query(queries, k, order=order, abstain=abstain, features=features)
+    else:
+        answers = index.query(queries, k, order=order, abstain=abstain, features=features, where=where)
     return _replies(index, names, queries, answers, answer_all)
 
 
 def query_ids(
-    index: Retriever, ids: Sequence[str], k: int = 5, *, order: Order = "cosine", answer_all: bool = False
+    index: Retriever | Collection,
+    ids: Sequence[str],
+    k: int = 5,
+    *,
+    order: Order = "cosine",
+    answer_all: bool = False,
 ) -> list[Reply]:
     """Return the replies to items of the index itself; each is left out of its own answers.
 
@@ -107,23 +130,31 @@ def query_ids(
     if len(index) < 2:
         raise ValueError("the index has a single item, which has no other to be compared with")
     known: Any = list(ids)
-    if not is_text(index.ids):
+    text = is_text(index.ids) if isinstance(index, Retriever) else index.engine.text_ids
+    if not text:
         try:
             known = [int(name) for name in ids]
         except ValueError:
             wrong = next(name for name in ids if not name.lstrip("-").isdigit())
             raise ValueError(f"the ids of this index are whole numbers, {wrong!r} is none") from None
+    abstain = index.threshold is not None and not answer_all
+    if not isinstance(index, Retriever):
+        try:
+            queries, named = index.items(known)
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]}") from error
+        answers = index.query_ids(named, k, order=order, abstain=abstain)
+        return _replies(index, ids, queries, answers, answer_all)
     try:
         rows = index.rows(known)
     except KeyError as error:
         raise ValueError(f"{error.args[0]}; ids there look like {str(index.ids[0])!r}") from error
-    abstain = index.threshold is not None and not answer_all
     answers = index.query_ids(known, k, order=order, abstain=abstain)
     return _replies(index, ids, index.state.gallery.items_at(rows), answers, answer_all)
 
 
 def _replies(
-    index: Retriever, names: Sequence[str], queries: Items, answers: Answers, answer_all: bool
+    index: Retriever | Collection, names: Sequence[str], queries: Items, answers: Answers, answer_all: bool
 ) -> list[Reply]:
     threshold, trust, replies = index.threshold, answers.trust, []
     uncertainty = (queries.uncertainty if trust is None else 1 - trust.probability).tolist()
@@ -146,11 +177,15 @@ def _replies(
                 similarity[row][column],
                 None if probability is None else probability[row][column],
             )
-            for column, place in enumerate(answers.rows[row].tolist())
-            if place >= 0 and (answered[row] is not False or answer_all)
+            for column, cosine in enumerate(similarity[row])
+            if cosine == cosine and (answered[row] is not False or answer_all)
         )
         right = None if trust is None else float(trust.probability[row])
-        replies.append(Reply(name, uncertainty[row], answered[row], reason, right, said, matches))
+        about = {}
+        if trust is not None:
+            label = None if trust.labels is None else str(trust.labels[row])
+            about = {"verdict": str(trust.reason[row]), "because": str(trust.because[row]), "label": label}
+        replies.append(Reply(name, uncertainty[row], answered[row], reason, right, said, matches, **about))
     return replies
 
 

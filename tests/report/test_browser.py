@@ -7,67 +7,25 @@ LAPLACIAN_METRIC_BROWSER_REQUIRED=1 asks for them; then they fail.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from laplacian_metric.report.run_report import run_report
+from tests.browser import chromium
 from tests.report.reading import HOSTILE
 from tests.report.runs import evaluated
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-DRIVERS = ("chromedriver", "chromium.chromedriver")
-
-
-def missing(reason: str) -> NoReturn:
-    if os.environ.get("LAPLACIAN_METRIC_BROWSER_REQUIRED", "0") not in ("", "0"):
-        pytest.fail(f"LAPLACIAN_METRIC_BROWSER_REQUIRED asks for a browser, but {reason}")
-    pytest.skip(reason)
-
-
-def found(names: tuple[str, ...]) -> str | None:
-    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Chromium without a window; both paths are given, so that selenium looks for nothing in the network."""
-    browser, program = found(BROWSERS), found(DRIVERS)
-    if browser is None:
-        missing(f"none of {', '.join(BROWSERS)} is installed")
-    if program is None:
-        missing(f"none of {', '.join(DRIVERS)} is installed")
-    try:
-        from selenium import webdriver
-    except ImportError:
-        missing("selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    profile = tmp_path_factory.mktemp("profile")
-    arguments = [
-        "--headless=new",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-    ]
-    arguments += ["--no-first-run", f"--user-data-dir={profile}"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium refuses to run as root with it
-    for argument in arguments:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    try:
-        started = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
-    except Exception as error:
-        missing(f"the browser does not start: {str(error).splitlines()[0]}")
-    yield started
-    started.quit()
+    """Chromium without a window."""
+    with chromium(tmp_path_factory.mktemp("profile")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
