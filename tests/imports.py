@@ -49,7 +49,8 @@ ROOMS["retrieval"] = ("trust", *ROOMS["trust"])
 ROOMS["runs"] = ("training", "trust", "retrieval", *ROOMS["training"])
 ROOMS["report"] = ("runs", *ROOMS["runs"])
 ROOMS["demo"] = ROOMS["integrations"] = ("report", *ROOMS["report"])
-ROOMS["cli"] = ("demo", "integrations", *ROOMS["demo"])
+ROOMS["serve"] = ("laplace", "retrieval", *ROOMS["laplace"])
+ROOMS["cli"] = ("demo", "integrations", "serve", *ROOMS["demo"])
 OUTSIDE = ("experiments", "benchmarks")
 
 

@@ -90,6 +90,17 @@ SIGNATURES = {
         "calibrate": "index queries labels item_labels alpha delta level k generator",
     },
     "laplacian_metric.retrieval.storage": {"save": "index folder overwrite", "load": "folder mmap"},
+    "laplacian_metric.retrieval.engines": {
+        "Collection.query": "queries k order abstain features where",
+        "Collection.add": "items ids features labels columns",
+        "Collection.remove": "ids",
+        "Collection.check": "vectors",
+        "create": "address items ids features labels columns collection kind overwrite",
+        "from_index": "index address collection kind overwrite",
+        "load": "folder engine check changed mmap",
+        "save": "collection folder overwrite",
+    },
+    "laplacian_metric.serve": {"Service": "folder inputs limits", "create_app": "service watch hosts"},
     "laplacian_metric.method": {
         "Setup": "loss num_images weight_decay seed pairs num_classes",
         "FitData": "train validation folder",

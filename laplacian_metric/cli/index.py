@@ -53,6 +53,14 @@ def index(
     drop_duplicates: Annotated[
         bool, typer.Option("--drop-duplicates", help="Index each repeated image once.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep the items in qdrant:URL, qdrant:FOLDER, milvus:URI or milvus:FILE.db; the index's folder has "
+            "what was calibrated."
+        ),
+    ] = None,
+    collection: Annotated[str, typer.Option(help="Its name in the engine.")] = "laplacian_metric",
 ) -> None:
     """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
@@ -61,13 +69,16 @@ def index(
     The training images of a data set are indexed, and all images of a folder, unless a split is named.
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
+
+    Example: lam index model photos --engine qdrant:http://localhost:6333 --collection photos --out photos.index
     """
     from laplacian_metric.core.artifact import check_target
     from laplacian_metric.laplace.model_inputs import features_of
-    from laplacian_metric.retrieval import Index
+    from laplacian_metric.retrieval import Index, engines
+    from laplacian_metric.retrieval.engines.storage import CollectionManifest
     from laplacian_metric.retrieval.storage import IndexManifest, save
 
-    check_target(out, IndexManifest, overwrite=output.force)
+    check_target(out, IndexManifest if engine is None else CollectionManifest, overwrite=output.force)
     loaded = images.model(model)
     gallery = _once(images.open(data, loaded, "train"), drop_duplicates)
     queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
@@ -76,16 +87,29 @@ def index(
     features = features_of(loaded.encoder, gallery)
     trust = _trust_over(loaded, gallery, features)
     items = _items(loaded, features, by_point=trust is not None)
-    built = Index(items, list(gallery.ids), kind=kind).with_trust(trust)
+    built = Index(items, list(gallery.ids), kind=kind if engine is None else "flat").with_trust(trust)
     if clean:
         built = built.cleaned(clean)
     if queries is not None:
         built = _calibrated(built, loaded, gallery, queries, promise)
-    save(built, out, overwrite=output.force)
-    if output.as_json:
-        common.print_json({"out": str(out), **_description(built)})
+    place = ""
+    if engine is None:
+        save(built, out, overwrite=output.force)
     else:
-        common.show(f"{out}: {len(built)} items in {built.dim} dimensions.", _promise(built))
+        kept = engines.from_index(
+            built,
+            engine,
+            collection=collection,
+            overwrite=output.force,
+            **({"kind": kind} if engine.startswith("milvus:") else {}),
+        )
+        engines.save(kept, out, overwrite=output.force)
+        place = f" in {kept.engine.address}"
+        kept.close()
+    if output.as_json:
+        common.print_json({"out": str(out), **_description(built), "engine": engine})
+    else:
+        common.show(f"{out}: {len(built)} items in {built.dim} dimensions{place}.", _promise(built))
 
 
 def _once(gallery: Dataset, drop: bool) -> Dataset:

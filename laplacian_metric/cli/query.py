@@ -36,12 +36,12 @@ def query(
 
     Example: lam query photos.index --id cat/001.jpg -k 3 --json
     """
+    from laplacian_metric.retrieval.opening import open_saved
     from laplacian_metric.retrieval.replies import query_embedded, query_ids
-    from laplacian_metric.retrieval.storage import load
 
     if (not ids) == (array is None):
         raise ValueError("pass either --id, an item of the index, or --array, a file of embeddings")
-    loaded = load(index)
+    loaded = open_saved(index)
     most = len(loaded) - bool(ids)
     if k > most:
         common.note(f"each query returns {most} items: the index has no more")

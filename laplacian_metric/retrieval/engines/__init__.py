@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from laplacian_metric.retrieval.engines.addresses import create, open_engine
     from laplacian_metric.retrieval.engines.arrays import ArrayEngine
     from laplacian_metric.retrieval.engines.collection import Collection
+    from laplacian_metric.retrieval.engines.conversion import from_index
     from laplacian_metric.retrieval.engines.engine import (
         ChangedCollectionError,
         Engine,
@@ -40,6 +41,7 @@ _HOMES = {
     "addresses": ("create", "open_engine"),
     "arrays": ("ArrayEngine",),
     "collection": ("Collection",),
+    "conversion": ("from_index",),
     "engine": (
         "ChangedCollectionError",
         "Engine",
@@ -74,6 +76,7 @@ __all__ = [
     "Records",
     "Where",
     "create",
+    "from_index",
     "load",
     "open_engine",
     "save",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.vector_search import Vectors, refined, search
+from laplacian_metric.core.vector_search import Classes, Vectors, refined, search
 from laplacian_metric.retrieval.engines.engine import (
     LABEL,
     ROWS_AT_ONCE,
@@ -38,6 +38,11 @@ class _Table:
     @cached_property
     def units(self) -> dict[str, Vectors]:
         return {space: _units(vectors) for space, vectors in self.records.vectors.items()}
+
+    @cached_property
+    def classes(self) -> tuple[NDArray[Any], Classes]:
+        names, codes = np.unique(self.records.payload[LABEL], return_inverse=True)
+        return names, Classes(codes)
 
     @cached_property
     def row_of(self) -> RowsOfIds:
@@ -149,6 +154,33 @@ class ArrayEngine(Engine):
             ]
             for query in range(len(rows))
         ]
+
+    def nearest_of_label(
+        self,
+        space: str,
+        directions: Floats,
+        labels: NDArray[Any],
+        where: Where,
+        *,
+        other: bool = False,
+        own: Any = None,
+    ) -> NDArray[np.float64]:
+        """Return the distance (Q,) to the nearest item of each query's label, or of any other, in one exact pass."""
+        table = self._table
+        some = table.matching(where)
+        units, (names, codes) = table.units[space], table.classes
+        rows = None if own is None else table.row_of.find(own)
+        if some is not None:
+            units, codes = _units(units.rows[some]), codes.codes[some]
+            if rows is not None:
+                place = np.full(len(table.records), -1)
+                place[some] = np.arange(len(some))
+                rows = place[rows]
+            codes = Classes(codes)
+        at = np.searchsorted(names, labels).clip(max=len(names) - 1)
+        wanted = np.where(names[at] == labels, at, -1)
+        found = search(units, _units(directions), 1, own=rows, codes=codes, classes=wanted)
+        return found.other if other else found.same
 
     def _by_faiss(
         self, built: Any, directions: Floats, k: int, some: NDArray[np.int64] | None

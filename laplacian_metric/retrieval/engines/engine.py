@@ -30,6 +30,7 @@ NUMBERS = ("kappa", "uncertainty", *SCALES, *TRACES)
 RESERVED = {ID, LABEL, EMBEDDING, FEATURES, *NUMBERS}
 UNKNOWN = -1.0  # a scale that was not computed, or that a change has made stale
 ROWS_AT_ONCE = 1000
+MORE = 400  # neighbours that are looked at before a filter by label is
 
 
 class EngineError(ValueError):
@@ -257,15 +258,30 @@ class Engine(ABC):
             other: look for items of another label.
             own: (Q,), ids of queries that are items, which are left out.
         """
-        distances = np.full(len(directions), FARTHEST)
-        for label in np.unique(labels):
-            rows = np.flatnonzero(labels == label)
+        distances, short = self._among_more(space, directions, labels, where, other, own)
+        for label in np.unique(labels[short]):
+            rows = short[labels[short] == label]
             found = self.hits(space, directions[rows], 1 + (own is not None), where.of_label(label, other))
             for row, hits in zip(rows, found, strict=True):
                 others = [hit for hit in hits if own is None or hit.id != own[row]]
                 if others:
                     distances[row] = max(0.0, others[0].distance)
         return distances
+
+    def _among_more(
+        self, space: str, directions: Floats, labels: NDArray[Any], where: Where, other: bool, own: Any
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Look for the labels among more neighbours, of all queries at once; return the queries without any, too."""
+        distances = np.full(len(directions), FARTHEST)
+        short = []
+        for row, hits in enumerate(self.hits(space, directions, MORE, where)):
+            for hit in hits:
+                if (hit.payload.get(LABEL) == labels[row]) != other and (own is None or hit.id != own[row]):
+                    distances[row] = max(0.0, hit.distance)
+                    break
+            else:
+                short.append(row)
+        return distances, np.array(short, dtype=np.int64)
 
     def check_new(self, ids: Ids) -> Ids:
         """Refuse ids that are repeated, of another kind, or in the collection already."""

@@ -38,7 +38,6 @@ LOGGER = logging.getLogger(__name__)
 
 ITEMS_AT_ONCE = 256
 FIRST_REACHED, MOST_REACHED = 64, 4096  # items that are looked at around a change
-MORE = 8  # times as many neighbours are looked at before a filter by label is
 NEARLY = 1e-6  # of a distance in float32
 
 
@@ -271,14 +270,9 @@ class EngineGallery:
     ) -> NDArray[np.float64]:
         """Return the distance to the nearest item of the class, or of another.
 
-        Where no neighbour is, more of them are looked at, and then those of the class by a filter.
+        Where no neighbour is, the engine looks for one.
         """
         distances, short = _first_of(near, classes, other)
-        if len(short) and near.k >= VOTERS:
-            few = None if own is None else own[short]
-            more = self._nearest(space, directions[short], MORE * near.k, few)
-            distances[short], still = _first_of(more, classes[short], other)
-            short = short[still]
         if len(short):
             few = None if own is None else own[short]
             distances[short] = self.engine.nearest_of_label(
