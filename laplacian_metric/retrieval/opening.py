@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import ForeignArtifactError
+from laplacian_metric.core.manifest import ForeignArtifactError, MissingArtifactError, NotAFolderError
 from laplacian_metric.retrieval import storage
 from laplacian_metric.retrieval.engines import storage as engines_storage
 from laplacian_metric.retrieval.index import Index
@@ -35,6 +35,6 @@ def holds_collection(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder is of a collection, by its manifest."""
     try:
         artifact.read_manifest(folder, engines_storage.CollectionManifest)
-    except ForeignArtifactError:
-        return False
+    except (ForeignArtifactError, MissingArtifactError, NotAFolderError):
+        return False  # an index then, or nothing
     return True

@@ -47,7 +47,7 @@ def refused(*arguments: object, code: int = 1) -> str:
     """Call a command that has to fail: what it says, in a line or two and without a traceback."""
     done = lam(*arguments)
     assert done.code == code, (done.code, done.out, done.err)
-    assert "Traceback" not in done.err
+    assert "Traceback" not in done.err, done.err
     assert done.out == ""
     lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.err

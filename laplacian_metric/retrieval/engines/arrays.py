@@ -168,18 +168,17 @@ class ArrayEngine(Engine):
         """Return the distance (Q,) to the nearest item of each query's label, or of any other, in one exact pass."""
         table = self._table
         some = table.matching(where)
-        units, (names, codes) = table.units[space], table.classes
+        units, (names, classes) = table.units[space], table.classes
         rows = None if own is None else table.row_of.find(own)
         if some is not None:
-            units, codes = _units(units.rows[some]), codes.codes[some]
+            units, classes = _units(units.rows[some]), Classes(classes.codes[some])
             if rows is not None:
                 place = np.full(len(table.records), -1)
                 place[some] = np.arange(len(some))
                 rows = place[rows]
-            codes = Classes(codes)
         at = np.searchsorted(names, labels).clip(max=len(names) - 1)
         wanted = np.where(names[at] == labels, at, -1)
-        found = search(units, _units(directions), 1, own=rows, codes=codes, classes=wanted)
+        found = search(units, _units(directions), 1, own=rows, codes=classes, classes=wanted)
         return found.other if other else found.same
 
     def _by_faiss(

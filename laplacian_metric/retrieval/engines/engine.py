@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,7 +165,7 @@ class Engine(ABC):
         text_ids: whether ids are text.
     """
 
-    name: ClassVar[str]
+    name: str
     exact: bool
     dims: dict[str, int]
     text_ids: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ from laplacian_metric.retrieval.engines.engine import (
 from laplacian_metric.retrieval.ids import Ids, as_ids
 from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat, Kind, as_kind
 
+LOGGERS = ("grpc._server", "pymilvus.client.iterator.query_iterator", "pymilvus.orm.iterator")
 LONGEST_TEXT = 512  # bytes of ids and labels
 MOST_HITS = 16384  # of one search
 
@@ -51,6 +53,8 @@ class MilvusEngine(Engine):
     def __init__(self, place: str, collection: str, *, kind: str | Kind = "flat", **options: Any) -> None:
         self.place, self.collection, self.kind = place, collection, as_kind(kind)
         self._milvus = module_of("pymilvus", "milvus")
+        if "://" not in place:
+            _quieten()
         with self._calling():
             self.client = self._milvus.MilvusClient(place, **options)
             existing = self.client.has_collection(collection)
@@ -70,7 +74,7 @@ class MilvusEngine(Engine):
         self.dims = {space: int(fields[space]["params"]["dim"]) for space in ("z", "h") if space in fields}
         self.text_ids = fields[ID]["type"] == text
         self.labelled = LABEL in fields
-        kinds = {"FLAT": Flat(), "IVF_FLAT": IVF(), "HNSW": HNSW()}
+        kinds: dict[str, Kind] = {"FLAT": Flat(), "IVF_FLAT": IVF(), "HNSW": HNSW()}
         found = kinds.get(str(index.get("index_type")))
         if found is None:
             raise EngineError(
@@ -274,3 +278,16 @@ class MilvusEngine(Engine):
             raise EngineUnreachableError(f"Milvus at {self.place} does not answer: {error}") from error
         except errors.MilvusException as error:
             raise EngineError(f"Milvus at {self.place}: {error}") from error
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for what milvus-lite logs whenever all items are read: it has no clock of a server."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is not NotImplementedError and "ts_by_request" not in record.funcName
+
+
+def _quieten() -> None:
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if _is_news not in logger.filters:
+            logger.addFilter(_is_news)
