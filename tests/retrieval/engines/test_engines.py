@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def rows_of(ids: Any) -> Any:
     return np.vectorize(lambda name: int(name.split()[1]))(ids)
 
 
-def compare(answer: Any, expected: Any, atol: float = 2e-3) -> None:
+def compare(answer: Any, expected: Any, atol: float = 5e-4) -> None:
     """Compare what Trust says over an engine with what it says over arrays."""
     np.testing.assert_array_equal(rows_of(answer.nearest), expected.nearest)
     assert answer.labels == expected.labels
@@ -50,11 +51,13 @@ def test_an_exact_engine_answers_as_arrays_do(engine: str, tmp_path: Path, refer
     np.testing.assert_allclose(found.distances, 1 - np.take_along_axis(cosines, order, 1), atol=ROUNDING)
     np.testing.assert_array_equal(found.labels, ITEMS.labels[order])
     np.testing.assert_allclose(found.payload["kappa"], ITEMS.items.kappa[order], rtol=1e-6)
+    collection.trust = replace(reference, gallery=collection.gallery)
+    compare(collection.trust(QUERIES.h), reference(QUERIES.h))
+    # A fit ends where its steps get small, and a quantile of few numbers is one of them: rounding moves both a little.
     collection.use_trust(reference)
     assert collection.trust is not None
-    compare(collection.trust(QUERIES.h), reference.with_gallery(ITEMS.h, ITEMS.labels)(QUERIES.h))
+    compare(collection.trust(QUERIES.h), reference.with_gallery(ITEMS.h, ITEMS.labels)(QUERIES.h), atol=2e-2)
     collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=ITEMS.head)
-    # A fit ends where its steps get small, which rounding moves a little.
     compare(collection.trust(QUERIES.h), reference(QUERIES.h), atol=2e-2)
     some = np.array(["item 3", "item 77", "item 110"])
     compare(collection.trust.items(some), reference.items(np.array([3, 77, 110])), atol=2e-2)
