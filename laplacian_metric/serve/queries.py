@@ -6,7 +6,6 @@ import io
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,7 +136,7 @@ class Inputs:
         try:
             pixels = decode_image(io.BytesIO(content))
         except UnreadableImageError as error:
-            raise QueryError(str(error)) from error
+            raise QueryError("the image does not decode: send the content of a PNG or JPEG file, say") from error
         with self._using, torch.inference_mode():
             prepared = self.model.preparation.batch(pixels)[None]
             device = self.model.encoder.head.weight.device
