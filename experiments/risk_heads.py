@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import origin, save, show
+from benchmarks.common import save, show
 from experiments.risk_features import features, thinned
 from laplacian_metric.core.search import search
 from laplacian_metric.data.dataset import Dataset
@@ -230,7 +230,6 @@ def install(task: Task, head: RiskHead, rows: list[dict[str, Any]], folder: Path
         "says": "the expected share of other classes among the 10 nearest items",
         "does not": "cross domains: on data unlike its training data it can be below chance, see the table",
         "made by": "python -m experiments.risk_heads --install",
-        "commit": origin("experiments")["commit"],
         "measured": [
             {
                 "data": row["data"],
