@@ -27,16 +27,17 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.metrics.resampling import bootstrap_all
-from laplacian_metric.report.leaderboard import shown
+from laplacian_metric.report.leaderboard import scatter, shown
 from laplacian_metric.runs.suites import Benchmark, Row, as_csv, load, rows
 from laplacian_metric.runs.suites.fitting import Part
 from laplacian_metric.runs.suites.judging import GALLERY, GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST, Searched
 from laplacian_metric.runs.suites.leaderboard import NOT_RUN
 from laplacian_metric.runs.suites.measuring import BESIDE
-from laplacian_metric.runs.suites.running import SCORES, V1, WORK
+from laplacian_metric.runs.suites.running import PARTS, SCORES, V1, WORK
 from laplacian_metric.runs.suites.sets import TRAIN, UNSEEN, Sets
+from laplacian_metric.runs.work import read_json, write_json
 
-RESAMPLES = 1000
+RESAMPLES = 300
 DIGITS = 4
 PAIRS = (  # first entry and score, second entry and score
     ("risk-head", OWN, "softmax", OWN),
@@ -252,6 +253,9 @@ def many_shot(run: Benchmark, track: str, seeds: Sequence[int]) -> list[float]:
     """
     from laplacian_metric.methods.risk.loss_prediction import LossPrediction, pretrain
 
+    kept_in = run.out / PARTS / track / "many-shot.json"
+    if (known := read_json(kept_in)) is not None and known["seeds"] == list(seeds):
+        return list(known["r_auroc"])
     sets = run.sets[track]
     images = sets[UNSEEN + sets.track.main]
     head = run.fitting.fit(Part(track, "untrained", run.choose(track, "untrained", V1).setting, 0)).encoder
@@ -268,6 +272,7 @@ def many_shot(run: Benchmark, track: str, seeds: Sequence[int]) -> list[float]:
             uncertainty = risk(images.inputs[rest]).flatten()
         wrong = (~right[rest]).double()
         values.append(float(statistics.auroc(uncertainty.double(), wrong, torch.ones(len(rest)).double())))
+    write_json(kept_in, {"seeds": list(seeds), "r_auroc": values})
     return values
 
 
@@ -406,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     run = Benchmark(load("url-small"), options.benchmark, options.data)
     results = run.results()
-    texts: dict[Path, str] = {}
+    texts: dict[Path, str | bytes] = {}
     for track in results["tracks"]:
         name = track.replace("-", "_")
         text, more = text_of(run, track, results)
@@ -418,10 +423,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts[place / f"{name}.csv"] = as_csv(
             [row for rule in ("V1", "V2") for row in rows(results, rule) if row.track == track]
         )
+        listed = [
+            row for row in rows(results, "V1") if row.track == track and row.seeds and row.group == IMAGE
+        ]
+        picture = scatter(listed, f"{results['tracks'][track]['title']}: scores of the image alone")
+        texts[options.out / "plots" / f"url_small_{name}.png"] = picture.png
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 if __name__ == "__main__":
