@@ -24,7 +24,7 @@ from experiments.run import CELLS
 from hessians import ContrastiveLoss, InfoNCELoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.core.batch import map_batches
-from laplacian_metric.core.embedding import unit_rows
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.corruptions import corrupt
 from laplacian_metric.data.dataset import Dataset
@@ -46,6 +46,7 @@ CORRUPTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda x: corrupt(x, "noise", 0.5),
 }
 OUTSIDE = ("grocery", "fashion-mnist", "mnist", "quickdraw")
+UNSEEN = ("recall@1", "recall@2", "recall@4", "nmi", "trace")
 QUALITY = ("knn@200", "linear probe", "recall@1", "nmi", "trace")
 TITLE = "Embeddings of CIFAR-10 learned without labels"
 NOTE = """\
@@ -54,6 +55,9 @@ Cells of experiments/cells/self_supervised. *knn@200* is the accuracy of the wei
 *recall@1* that of the nearest training image, *nmi* the agreement of k-means clusters of the test images with their
 classes, *trace* the median of tr Sigma. Labels are used in this evaluation alone; nothing was chosen by it. One seed
 has a standard error of about 0.005 from its test images. Each seed's numbers are in figures/self_supervised."""
+UNSEEN_NOTE = """\
+Trained on the images of other classes, without their labels. *recall@k* is among the test images themselves, *nmi* of
+as many clusters as there are classes."""
 SCORE_NOTE = f"""\
 R-AUROC: how well a score tells that the nearest of {GALLERY:,} training images is of another class, on {QUERIES:,} test
 images (standard error about .009; .5 is chance). The other columns: AUROC of detecting {OOD_IMAGES:,} corrupted test
@@ -70,6 +74,11 @@ def evaluate(run: Fitted, data_views: ImageViews) -> dict[str, Any]:
     if encoder is None:
         raise ValueError("a network of several encoders has no features of its own")
     train, test = run.sets[TRAIN], run.sets[TEST]
+    if set(train.classes).isdisjoint(test.classes):
+        e = run.embedder.embed(test)
+        unseen = metrics.evaluate(e.point, test.labels, ks=(1, 2, 4), clusters=0, resamples=0)
+        numbers = {name: unseen[name] for name in UNSEEN if name != "trace"}
+        return {"unseen": {**numbers, "trace": None if certain(e) else float(e.uncertainty.median())}}
     h_train, h_test = (features(encoder, images) for images in (train, test))
     z_train, z_test = (unit_rows(encoder.head(h)).detach() for h in (h_train, h_test))
     whole = metrics.evaluate(
@@ -88,6 +97,11 @@ def evaluate(run: Fitted, data_views: ImageViews) -> dict[str, Any]:
     trace = scores["own"].queries.median().item() if "own" in scores else None
     quality = {name: whole[name] for name in QUALITY if name != "trace"}
     return {"quality": {**quality, "trace": trace}, "scores": plain(ranked)}
+
+
+def certain(e: StochasticEmbedding) -> bool:
+    """Return whether a method's embeddings have no uncertainty."""
+    return bool((e.uncertainty == 0).all())
 
 
 def plain(evaluation: Evaluation) -> dict[str, dict[str, float]]:
@@ -164,7 +178,7 @@ def by_score(
     )
     for label, images in sets.items():
         e = run.embedder.embed(images)
-        of_set = {} if bool((e.uncertainty == 0).all()) else {"own": e.uncertainty}
+        of_set = {} if certain(e) else {"own": e.uncertainty}
         trivial = metrics.trivial_scores((gallery_h, train.labels), h[label], encoder=encoder)
         of_set |= {
             name: trivial[name] for name in ("embedding norm", "gallery distance", "kNN feature distance")
@@ -196,27 +210,40 @@ def spread(images: Dataset, number: int) -> Dataset:
 
 
 def tables(results: Mapping[str, Sequence[dict[str, Any]]], titles: Mapping[str, str]) -> str:
-    """Return both tables of results by cell as Markdown."""
-    lines = [f"# {TITLE}", "", NOTE, "", "| method | seeds | " + " | ".join(QUALITY) + " |"]
-    lines.append("|---|" + "---|" * (1 + len(QUALITY)))
-    for name, runs in results.items():
-        cells = [shown([run["quality"][column] for run in runs]) for column in QUALITY]
-        lines.append(f"| {titles[name]} | {len(runs)} | " + " | ".join(cells) + " |")
+    """Return the tables of results by cell as Markdown."""
+    seen = {name: runs for name, runs in results.items() if "quality" in runs[0]}
+    unseen = {name: runs for name, runs in results.items() if "unseen" in runs[0]}
+    lines = [f"# {TITLE}", "", NOTE, "", *rows(seen, titles, "quality", QUALITY)]
+    if unseen:
+        lines += ["", "## Classes that no image was seen of", "", UNSEEN_NOTE, ""]
+        lines += rows(unseen, titles, "unseen", UNSEEN)
     lines += ["", "## Their uncertainties", "", SCORE_NOTE]
-    for name, runs in results.items():
-        columns = ["R-AUROC", *CORRUPTIONS, *OUTSIDE]
-        lines += [
-            "",
-            f"### {titles[name]}",
-            "",
-            "| score | " + " | ".join(columns) + " |",
-            "|---|" + "---|" * len(columns),
-        ]
+    columns = ["R-AUROC", *CORRUPTIONS, *OUTSIDE]
+    for name, runs in seen.items():
+        lines += ["", f"### {titles[name]}", "", *header(["score", *columns])]
         for score in runs[0]["scores"]:
             cells = [shown([run["scores"][score][column] for run in runs]) for column in columns]
-            label = "own uncertainty" if score == "own" else score
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+            lines.append("| " + " | ".join(["own uncertainty" if score == "own" else score, *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def header(columns: Sequence[str]) -> list[str]:
+    """Return the first two lines of a table."""
+    return ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+
+
+def rows(
+    results: Mapping[str, Sequence[dict[str, Any]]],
+    titles: Mapping[str, str],
+    part: str,
+    columns: Sequence[str],
+) -> list[str]:
+    """Return a table with one line for each cell."""
+    lines = header(["method", "seeds", *columns])
+    for name, runs in results.items():
+        cells = [shown([run[part][column] for run in runs]) for column in columns]
+        lines.append("| " + " | ".join([titles[name], str(len(runs)), *cells]) + " |")
+    return lines
 
 
 def shown(values: Sequence[float | None]) -> str:
@@ -254,7 +281,8 @@ def main(arguments: list[str] | None = None) -> int:
                 run = fitted(
                     name, seed, cells_dir=CELLS, work=options.work, data_dir=options.data, progress=False
                 )
-                record = evaluate(run, cells[name].method.make().views)  # type: ignore[attr-defined]
+                views = getattr(cells[name].method.make(), "views", ImageViews())
+                record = evaluate(run, views)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_write(path) as temporary:
                     temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
