@@ -25,6 +25,7 @@ SIGNATURES = {
         "Pairs.from_labels": "labels",
         "Pairs.from_indices": "indices num_images",
         "ContrastiveLoss": "margin distance negative_weight normalize",
+        "InfoNCELoss": "temperature",
         "last_layer_ggn_diagonal": "features weight bias pairs loss approximation",
         "ggn_diagonal": "model inputs pairs loss approximation method probes generator",
     },
@@ -81,7 +82,10 @@ SIGNATURES = {
         "retrieval_ece": "samples labels database database_labels",
         "ood_auroc": "uncertainty_in uncertainty_out",
         "ood_average_precision": "uncertainty_in uncertainty_out",
-        "evaluate": "embeddings labels uncertainty database database_labels",
+        "evaluate": "embeddings labels uncertainty database database_labels neighbours clusters",
+        "knn_accuracy": "embeddings labels database database_labels k temperature",
+        "linear_probe": "features labels database database_labels",
+        "clustering_nmi": "embeddings labels clusters seed",
     },
     "laplacian_metric.retrieval": {
         "Index": "items ids kind",
@@ -105,7 +109,16 @@ SIGNATURES = {
         "Setup": "loss num_images weight_decay seed pairs num_classes",
         "FitData": "train validation folder",
     },
-    "laplacian_metric.methods": {"make": "name", "names": "", "find": "name"},
+    "laplacian_metric.methods": {
+        "make": "name",
+        "names": "",
+        "find": "name",
+        "unlabelled": "method augmentation",
+    },
+    "laplacian_metric.data.views": {
+        "ImageViews": "area ratio flip brightness contrast saturation hue jitter grey blur deviation",
+        "views_of": "inputs augmentation count generator",
+    },
     "laplacian_metric.data": {"load": "name split", "embedded_sample": "name split"},
     "laplacian_metric.encoder": {"train_head": "features labels loss dim steps generator"},
     "laplacian_metric.training": {
