@@ -24,11 +24,11 @@ from laplacian_metric.encoder.precision import Precision, computing_in
 
 TITLE = "Learning without labels: views, steps and InfoNCE's curvature"
 NOTE = (
-    "One thread; medians of the processor's time in ms, of interleaved runs in one process. Views: one view of each of 128 images of "
-    "3 x 32 x 32. Steps: two views of 128 images, forward, backward and SGD, bfloat16 in the backbone where the "
-    "processor has it; UMM with k samples and all three losses. Curvature: the last layer's diagonal of InfoNCE for "
-    "256 views, D = 128, H = 512; beside it the matrix products alone that its formula consists of. 'ratio' is against "
-    "the row that 'beside' names."
+    "One thread; medians of the processor's time in ms, of interleaved runs in one process. Views: one view of each of "
+    "128 images of 3 x 32 x 32. Steps: two views of 128 images, forward, backward and SGD, bfloat16 in the backbone "
+    "where the processor has it; UMM with k samples and all three losses. Curvature: the last layer's diagonal of "
+    "InfoNCE for 256 views, D = 128, H = 512; beside it the matrix products alone that its formula consists of. "
+    "'ratio' is against the row that 'beside' names."
 )
 NUM, DIM, WIDTH = 256, 128, 512
 
