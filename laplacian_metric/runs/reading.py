@@ -21,6 +21,7 @@ from laplacian_metric import methods
 from laplacian_metric.core.checked import complaint, near, read_yaml
 from laplacian_metric.core.method import Start
 from laplacian_metric.runs.config import Cell, differences
+from laplacian_metric.runs.sections import NOT_IMPORTED
 
 OF_BASE = ("data", "network", "loss", "training", "evaluation", "seeds", "members")
 OWN = ("name", "title", "notes", "inherit")
@@ -203,6 +204,5 @@ def _check_method(whole: Mapping[str, Any], path: str) -> None:
     options = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in method:
         if key not in ("name", *options):
-            raise ConfigError(
-                f"{path}: method ({method['name']}) has no key {key!r}; {near(str(key), options)}"
-            )
+            remedy = NOT_IMPORTED if key in kind.former else near(str(key), options)
+            raise ConfigError(f"{path}: method ({method['name']}) has no key {key!r}; {remedy}")

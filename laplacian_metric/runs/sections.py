@@ -27,6 +27,11 @@ from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder, encoder_names
 from laplacian_metric.encoder.zoo import LIBRARIES
 
+NOT_IMPORTED = (
+    "cells with errors of the published code need experiments.published of the repository: import it, or "
+    "lam --import experiments.published COMMAND"
+)
+
 
 class Section(BaseModel):
     """A part of a cell; it knows its keys, and no others."""
@@ -296,6 +301,8 @@ class LossSection(Section):
             own = {name: value for name, value in own.items() if name in wanted}
         switches = self.published if isinstance(self.published, dict) else {}
         kind = self.kind if self.published is False else "published"
+        if kind == "published" and kind not in losses.names():
+            raise ValueError(f"there is no loss 'published' yet; {NOT_IMPORTED}")
         return losses.make(kind, **{**own, **switches, **self.options})
 
 

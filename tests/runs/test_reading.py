@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from laplacian_metric import methods
+from laplacian_metric import losses, methods
 from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
-from laplacian_metric.runs import ConfigError
+from laplacian_metric.runs import Cells, ConfigError
 from laplacian_metric.runs.config import completed, differences
 from laplacian_metric.runs.sections import LossSection
 from laplacian_metric.training.options import Schedule
@@ -201,6 +201,20 @@ def test_options_that_a_method_had_once_are_passed_over_where_they_had_their_def
     assert differences(completed(recorded), recent) == []
     recorded["method"]["variant"] = "published"
     assert differences(completed(recorded), recent) == ["method.variant was 'published' and is now None"]
+
+
+def test_cells_as_published_say_what_has_to_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (methods._METHODS, losses._LOSSES):
+        monkeypatch.setattr(registry, "_registered", {})
+    content = {**BASE, "name": "mini/other", "method": {"name": "online-laplace", "preset": "published"}}
+    folder = folder_with(tmp_path)
+    folder.write("mini/other", content)
+    with pytest.raises(ConfigError, match=r"no key 'preset'; .*--import experiments\.published"):
+        Cells(folder.cells)["mini/other"]
+    with pytest.raises(ValueError, match=r"--import experiments\.published"):
+        LossSection(published=True)
 
 
 def test_the_triplet_loss_is_a_loss_too() -> None:
