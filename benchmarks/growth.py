@@ -50,23 +50,41 @@ COLUMNS = (
     *("images", "fit s", "fit wall s", "fit MiB", "precision error %", "by rows s", "embed s", "index MiB"),
     *("query ms", "trust fit s", "trust MiB", "trusted answer ms"),
 )
+PROJECTED = (
+    ("fit s", "fit h", 3600),
+    ("fit MiB", "fit GiB", 1024),
+    ("embed s", "embed h", 3600),
+    ("index MiB", "index GiB", 1024),
+    ("query ms", "query s", 1000),
+    ("trust fit s", "trust fit h", 3600),
+    ("trusted answer ms", "trusted answer s", 1000),
+)
+LINEAR = 80_000  # images from which on a fit is an estimate
+ITEMS = (10**6, 10**8, 10**10)
+PROJECTED_TITLE = "Growth beyond what was measured"
+PROJECTED_NOTE = (
+    "From the growth table: times by the exponent between the smallest and the largest size from 80,000 images on at "
+    "which each was measured, memory by the bytes for each image between them. Hours and seconds of one processor. "
+    "Nothing in this table was run."
+)
 BY_ROWS = 20_000  # images up to which a fit row by row is measured too
 LOSS = ContrastiveLoss(margin=0.7, negatives="active")
 TITLE = "Growth from 10,000 to 1,000,000 images"
 NOTE = (
-    f"Features of {WIDTH} numbers, embeddings of {DIM}; 174,500 images of FashionMNIST, MNIST and Quick, Draw! "
-    "(365 classes) in six shifted views each, in random order. Seconds are those of the processor, one thread, unless they "
+    f"Features of {WIDTH} numbers, embeddings of {DIM}; 174,500 images of FashionMNIST, MNIST and Quick, Draw! (365 "
+    "classes) in six shifted views each, in random order. Seconds are those of the processor, one thread, unless they "
     "are 'wall', while other programs ran. 'fit' is a posterior with 'fixed' and pairs='auto': all pairs of up to "
-    "65,536 images, and beyond an estimate, whose reported error is beside it; 'by rows' is the same fit over all pairs "
-    "row by row. 'embed' is mean and kappa of all images, 'index' what they and the exact index take. 'query' and "
-    f"'trusted answer' are for one of {QUERIES} queries that are asked together. MiB are the peak beyond what was there "
-    "before, the features in the map included there."
+    "65,536 images, and beyond an estimate, whose reported error is beside it; 'by rows' is the same fit over all "
+    "pairs row by row. 'embed' is mean and kappa of all images, 'index' what they and the exact index take. 'query' "
+    f"and 'trusted answer' are for one of {QUERIES} queries that are asked together. MiB are the peak beyond what was "
+    "there before, the features in the map included there."
 )
 DRAW_TITLE = "An estimate over pairs beside all pairs"
 DRAW_NOTE = (
-    "The images of the growth table, 'fixed', Arccos. 'precision error' is the relative error of the diagonal precision "
-    "in the l2 norm, 'reported' what the diagnostics say of it, 'kappa error' what 99 of 100 images' relative error of "
-    f"kappa is below, of {JUDGED:,} images. Each draw has a seed of its own. Seconds of the processor, one thread."
+    "The images of the growth table, 'fixed', Arccos. 'precision error' is the relative error of the diagonal "
+    "precision in the l2 norm, 'reported' what the diagnostics say of it, 'kappa error' what 99 of 100 images' "
+    f"relative error of kappa is below, of {JUDGED:,} images. Each draw has a seed of its own. Processor seconds, "
+    "one thread."
 )
 
 
@@ -239,6 +257,30 @@ def exponent(rows: list[Row], name: str, low: int, high: int) -> float:
     return math.log(cost[high] / cost[low]) / math.log(high / low)
 
 
+def extrapolated(rows: list[Row], count: int) -> dict[str, Any]:
+    """The costs of so many images, from the two largest sizes at which each was measured from 80,000 on.
+
+    Times grow as a power of the number of images, whose exponent is that between the two sizes; memory by as many bytes
+    for each image as between them.
+    """
+    result: dict[str, Any] = {"images": f"{count:.0e}"}
+    for name, title, unit in PROJECTED:
+        known = [
+            (row["images"], row[name]) for row in rows if row[name] is not None and row["images"] >= LINEAR
+        ]
+        if len(known) < 2:
+            continue
+        (low, first), (high, last) = known[0], known[-1]
+        slope = math.log(last / first) / math.log(high / low)
+        grown = last * (count / high) ** slope
+        if name.endswith("MiB"):
+            grown = last + (last - first) / (high - low) * (count - high)
+        else:
+            result[f"{title.rsplit(' ', 1)[0]} exponent"] = slope
+        result[title] = grown / unit
+    return result
+
+
 def kept(folder: Path, name: str, run: Callable[[], Row]) -> dict[str, Any]:
     """A row that was measured already, or is measured now."""
     path = folder / f"{name}.json"
@@ -296,6 +338,9 @@ def main(
             between = exponent(rows, "fit s", 20_000, 1_000_000)
             slope = f" Exponent of the fit between 20,000 and 1,000,000 images: {between:.2f}."
         tables.append(("benchmark_growth", TITLE, rows, NOTE + slope))
+        if sum(row["images"] >= LINEAR for row in rows) > 1:
+            projected: list[Row] = [extrapolated(rows, count) for count in ITEMS]
+            tables.append(("benchmark_growth_projected", PROJECTED_TITLE, projected, PROJECTED_NOTE))
     if estimates:
         draws_table: list[Row] = [{"draw": seed, **row} for seed, row in enumerate(estimates)]
         tables.append(

@@ -33,7 +33,7 @@ COLUMNS = 2048
 BLOCK = 1 << 16  # images that are copied at a time
 GROUP = 64  # images of a group in the estimate, where that many of a stratum are to be looked at
 SMALLEST_GROUP = 8
-MOST_CELLS = 64
+MOST_CELLS = 16
 PILOT = 64  # images of each cell that tell how many pairs of a stratum are active
 LLOYD_STEPS = 4
 SAMPLE_PER_CELL = 64
@@ -65,7 +65,7 @@ class ActiveSearch:
         margin: two images of different labels are active where |z_i - z_j| is less.
         sphere: whether the points are unit vectors.
         seed: of the cells, and with the number of a round of its shifts: equal seeds give equal results.
-        cells: how many; by default one for each 4,096 images, and at most 64.
+        cells: how many; by default one for each 4,096 images, and at most 16.
 
     Example:
         >>> points = torch.eye(3)[[0, 0, 1]]

@@ -156,7 +156,7 @@ def test_both_have_one_posterior_which_is_that_of_two_shards(found: list[dict[st
 
 
 def test_what_one_cannot_use_all_refuse(found: list[dict[str, Any]]) -> None:
-    assert "another process cannot go on" in found[0]["nan"]
+    assert "process 1 of 2 cannot go on" in found[0]["nan"]
     close(found[0]["after"], found[1]["after"], rtol=0, atol=0)
     assert "step 5: 1 of 14 embeddings have NaN or infinite entries" in found[1]["nan"]
 

@@ -259,7 +259,9 @@ def failure(how: str) -> Work:
     return work
 
 
-OTHER = f"{OtherProcessError.__name__}: another process cannot go on: see its error"
+FIRST, OTHER = (
+    f"{OtherProcessError.__name__}: process {rank} of 2 cannot go on: see its error" for rank in (0, 1)
+)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,7 @@ OTHER = f"{OtherProcessError.__name__}: another process cannot go on: see its er
         ("nan", (OTHER, "FloatingPointError: the loss of step 1 of epoch 2 is nan")),
         ("validation", (OTHER, "RuntimeError: the validation is broken")),
         ("reading", (OTHER, "OSError: the second batch cannot be read")),
-        ("disk", ("OSError: ", OTHER)),
+        ("disk", ("OSError: ", FIRST)),
         ("few images", (OTHER, "ValueError: there are 1 validation images")),
         ("seed", 2 * ("ValueError: seed is not the same in all processes: 5, 7",)),
         ("folder", 2 * ("ValueError: whether there is a last.safetensors is not the same in all",)),
