@@ -27,7 +27,7 @@ from laplacian_metric.trust.calibration import (
     sigmoid,
 )
 from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
-from laplacian_metric.trust.novelty import Novelty, reference_items
+from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty
 
 ALPHA = 0.05
 TRUST, NOVELTY = "trust", "novelty"
@@ -53,7 +53,7 @@ def inputs(setting: Setting, compress: Compress | None = None) -> Arrays:
         arrays[f"{part}:M"] = match_inputs(around)
         arrays[f"{part}:N"] = novelty_inputs(around.h, around.queries)
         if labels is not None:
-            arrays[f"{part}:right"] = around.classes == gallery.codes_of(labels, len(labels))
+            arrays[f"{part}:right"] = around.classes == gallery.classes_of(labels, len(labels))[0]
 
     def compressed(vectors: Vectors) -> Vectors:
         return vectors if compress is None else Vectors.of("compressed features", compress(vectors.rows))
@@ -75,7 +75,7 @@ def inputs(setting: Setting, compress: Compress | None = None) -> Arrays:
     gallery = fitted_on = gallery_of("gallery")
     if setting.zero_shot:
         fitted_on = gallery_of("calibration")
-        own = reference_items(gallery)
+        own = gallery.reference(MOST_REFERENCE)
         items = (
             Vectors(np.asarray(vectors.rows[own]), vectors.norms[own])
             for vectors in (gallery.features, gallery.embeddings)

@@ -131,7 +131,7 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 20
+    assert len(names) == 18
     for name in names:
         cell = cells[name]
         all_pairs = name.endswith("_all_pairs")
@@ -141,14 +141,13 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         assert cell.network.dim == dim
         with_mixed = "mixed" in cell.data.tests
         earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
-        assert with_mixed is (name.endswith(("_mixed", "_long")) or not earlier)
+        assert with_mixed is (name.endswith("_mixed") or not earlier)
         assert cell.seeds == ((0,) if with_mixed or dim == 3 else (0, 1, 2))
         assert cell.training.batch_size == 128
-        steps = 100_000 if name.endswith("_long") else 20_000
         if all_pairs:  # every pair of a shuffled batch
             assert (cell.training.epochs, cell.training.steps_per_epoch) == (51, None)
         else:
-            assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == steps
+            assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == 20_000
         method: Any = cell.method.make()
         assert method.normalize is False
         if "point" in name:
