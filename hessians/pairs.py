@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,8 +69,15 @@ class Pairs(ABC):
     sums: PairSums | None = None
 
     @staticmethod
-    def from_labels(labels: Tensor | Sequence[int], *, population: Population | None = None) -> Pairs:
-        """All unordered pairs of images with these labels (N,): positive where they agree, else negative."""
+    def from_labels(labels: Any, *, population: Population | None = None) -> Pairs:
+        """All unordered pairs of images with these labels (N,): positive where they agree, else negative.
+
+        Labels are whole numbers, as a tensor, an array or a sequence, or text.
+
+        Example:
+            >>> Pairs.from_labels(["cat", "dog", "cat"]).num_positives
+            1
+        """
         return LabelPairs(labels, population=population)
 
     @staticmethod
@@ -168,7 +175,10 @@ def row_blocks(num_images: int, elements: int = 1 << 20) -> Iterator[tuple[int, 
 class LabelPairs(Pairs):
     """All pairs that labels imply; stores the labels only."""
 
-    def __init__(self, labels: Tensor | Sequence[int], *, population: Population | None = None) -> None:
+    def __init__(self, labels: Any, *, population: Population | None = None) -> None:
+        if not isinstance(labels, Tensor) and len(labels) and isinstance(labels[0], str):
+            numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+            labels = [numbers[label] for label in labels]
         labels = torch.as_tensor(labels)
         if labels.numel() == 0:
             labels = labels.long()
@@ -178,7 +188,7 @@ class LabelPairs(Pairs):
             )
         if labels.is_floating_point() or labels.is_complex():
             raise TypeError(f"labels has dtype {labels.dtype}, integers are needed: use labels.long()")
-        self.labels = labels.detach()
+        self.labels: Tensor = labels.detach()
         self.num_images = len(labels)
         _, self.class_of, self.class_sizes = torch.unique(
             self.labels, return_inverse=True, return_counts=True

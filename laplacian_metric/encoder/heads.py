@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix, check_varied
+from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.progress import track
 from laplacian_metric.encoder.checks import trial
 from laplacian_metric.encoder.networks.small import seeded
@@ -135,8 +137,8 @@ def head_for(
 
 
 def train_head(
-    features: Tensor,
-    labels: Tensor,
+    features: Tensor | NDArray[Any],
+    labels: Labels,
     loss: ContrastiveLoss,
     dim: int,
     *,
@@ -157,7 +159,7 @@ def train_head(
 
     Args:
         features: H floats for each image, on the device to train on.
-        labels: (N,) whole numbers; two classes at least, and one of them with two images.
+        labels: (N,) whole numbers or text; two classes at least, and one of them with two images.
         loss: what is minimised.
         dim: Z.
         init: where training starts, a random head without it; it is left as it is.
@@ -177,6 +179,7 @@ def train_head(
         >>> tuple(head(features).shape)
         (60, 2)
     """
+    features, labels = torch.as_tensor(features), as_labels("labels", labels)
     rows = _rows_by_class(features, labels)
     check_varied("features", features)
     head = random_head(features.shape[1], dim, generator=generator, dtype=features.dtype)
@@ -214,11 +217,6 @@ def _rows_by_class(features: Tensor, labels: Tensor) -> list[Tensor]:
     """The rows (on the CPU) of every class."""
     check_matrix("features", features)
     check_finite("features", features)
-    if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point():
-        shown = (
-            f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        )
-        raise TypeError(f"labels is {shown}, a tensor (N,) of whole numbers is needed")
     if len(labels) != len(features):
         raise ValueError(f"labels has {len(labels)} entries for {len(features)} features")
     classes, which = labels.cpu().unique(return_inverse=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.encoder import Encoder, SentenceBackbone, train_head, whitening_head
@@ -89,14 +90,14 @@ class UncertainSentenceTransformer:
         cls,
         model: Any,
         sentences: Sequence[str],
-        labels: Tensor | Sequence[int],
+        labels: Labels,
         *,
         dim: int | None = None,
         loss: PairLoss | None = None,
         steps: int = 500,
         batch_size: int = 32,
         seed: int = 0,
-        validation: tuple[Sequence[str], Tensor | Sequence[int]] | None = None,
+        validation: tuple[Sequence[str], Labels] | None = None,
         **options: Any,
     ) -> UncertainSentenceTransformer:
         """Put a head on a frozen model, train it on labelled texts, fit its posterior and choose the prior precision.
@@ -104,7 +105,7 @@ class UncertainSentenceTransformer:
         Args:
             model: a SentenceTransformer, its name or folder, or something that is used like it.
             sentences: N texts.
-            labels: (N,), whole numbers: texts that mean the same have the same one.
+            labels: (N,), whole numbers or text: texts that mean the same have the same one.
             dim: Z; by default 64, or as many as there are features or texts if these are fewer.
             loss: a `ContrastiveLoss` over the active negatives by default.
             steps: of the head's training, which starts with the whitened features; 0 leaves it at that.
@@ -121,7 +122,7 @@ class UncertainSentenceTransformer:
             model = module.SentenceTransformer(model)
         backbone = SentenceBackbone(model)
         features = _features(model, list(sentences), {"batch_size": batch_size})
-        numbers = torch.as_tensor(labels)
+        numbers = as_labels("labels", labels)
         if len(numbers) != len(features):
             raise ValueError(f"labels has {len(numbers)} entries for {len(features)} sentences")
         width = features.shape[1]
@@ -143,7 +144,7 @@ class UncertainSentenceTransformer:
         if validation is None:
             return cls(lam)
         queries = _features(model, list(validation[0]), {"batch_size": batch_size})
-        return cls(lam, Trust.fit((features, numbers), (queries, validation[1]), encoder=lam))
+        return cls(lam, Trust.fit((features, labels), (queries, validation[1]), encoder=lam))
 
     def encode(
         self,

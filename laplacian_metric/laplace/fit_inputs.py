@@ -27,6 +27,7 @@ def features_and_labels(
     if isinstance(features, Features):
         labels = features.labels if labels is None else labels
         features = features.features
+    features = torch.as_tensor(features)
     check_matrix("features", features)
     features = features.to(exact_device(features.device))
     if labels is None:

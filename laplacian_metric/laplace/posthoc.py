@@ -499,7 +499,7 @@ class LAM:
         self, features: Tensor | Features, *, samples: int = 0, generator: torch.Generator | None = None
     ) -> StochasticEmbedding:
         """Embed features (N, H) of the backbone, which may be mapped from a file; see `embed`."""
-        rows = features.features if isinstance(features, Features) else features
+        rows = torch.as_tensor(features.features if isinstance(features, Features) else features)
         e = self._judged(self.head.embed(rows), rows)
         if not samples:
             return e
@@ -516,7 +516,7 @@ class LAM:
 
         All images share a draw of the weights; few draws are in memory at a time.
         """
-        rows = features.features if isinstance(features, Features) else features
+        rows = torch.as_tensor(features.features if isinstance(features, Features) else features)
         return self.head.sampled(rows, samples, generator)
 
     # --- files ---

@@ -145,10 +145,12 @@ def rank(
 ) -> Ranking:
     """Search the k nearest of each query once, for all metrics that follow.
 
-    Embeddings (Q, Z) are unit vectors. Without ``database`` (M, Z) each query searches the other embeddings.
-    ``labels`` (Q,) are classes, or `Positives` where something else decides. With ``at_r`` the search goes as
+    Embeddings (Q, Z) are unit vectors, tensors or arrays. Without ``database`` (M, Z) each query searches the
+    others. ``labels`` (Q,) are classes, or `Positives` where something else decides. With ``at_r`` the search goes as
     deep as each query has positives; nothing of that depth is kept. At least one query must have a positive.
     """
+    embeddings = torch.as_tensor(embeddings)
+    database = None if database is None else torch.as_tensor(database)
     positives = as_positives(
         labels,
         database_labels,

@@ -77,7 +77,7 @@ def test_no_posterior_before_a_step() -> None:
             torch.zeros(4, 6, dtype=float64),
             torch.rand(4),
             TypeError,
-            "labels has dtype torch.float32, integers",
+            "labels has dtype torch.float32",
         ),
         (
             torch.zeros(4, 6, dtype=float64),

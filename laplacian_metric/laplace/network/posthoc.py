@@ -18,6 +18,7 @@ from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.labels import as_labels
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
@@ -334,7 +335,7 @@ class NetworkLAM:
             raise ValueError(f"{samples} samples were asked for, at least 1 is needed")
         e = self.embed(inputs, samples=samples, generator=generator)
         assert e.samples is not None
-        labels = torch.as_tensor(labels).to(e.point.device)
+        labels = as_labels("labels", labels).to(e.point.device)
         return recall_at_k(e.point, labels) - sum(recall_at_k(z, labels) for z in e.samples) / samples
 
     # --- files ---

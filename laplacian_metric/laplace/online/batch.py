@@ -15,6 +15,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureOverflowError, CurvatureWarning, compute_dtype
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.labels import as_labels
 from laplacian_metric.laplace.embedding_norms import sum_of_squares
 from laplacian_metric.laplace.layer import LayerPosterior
 
@@ -29,7 +30,7 @@ def all_pairs(labels: Labels, h: Tensor) -> tuple[Pairs, Tensor | None]:
     if isinstance(labels, Pairs):
         pairs, class_labels, what = labels, None, f"the pairs are over {labels.num_images} images"
     else:
-        class_labels = torch.as_tensor(labels).to(h.device)
+        class_labels = as_labels("labels", labels).to(h.device)
         pairs, what = Pairs.from_labels(class_labels), f"labels has {len(class_labels)} entries"
     if pairs.num_images != len(h):
         raise ValueError(f"{what} for a batch of {len(h)} images: one for each is needed")
