@@ -34,6 +34,7 @@ from laplacian_metric.trust.calibration import calibration_error
 
 WIDTH, DIM, CLASSES, SIGNAL = 128, 64, 100, 0.8
 VALIDATION, QUERIES, RECALLED = 200, 500, 100
+MANY = 50_000  # items from which on there are half as many queries
 TITLE = "Engines, and Trust on top of them"
 NOTE = (
     f"Features of {WIDTH} numbers around {CLASSES:,} centres, embeddings of {DIM}; one thread. 'load' writes both "
@@ -42,13 +43,13 @@ NOTE = (
     "same two searches, the margins and the columns; 'first' is the same where no scale is stored yet, which are then "
     "computed and kept. Medians in ms a query of interleaved runs ('first' once). 'recall' is that of the 10 nearest "
     f"items in the embeddings of {RECALLED} queries. 'right' is the share of nearest items that are of the query's "
-    f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries: 'as exact' "
+    f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries, or half of them where there are many items: 'as exact' "
     "with a Trust that was calibrated by exact search (left out for many items), 'own' calibrated on what the engine "
     f"returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
 )
-SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat", "milvus:hnsw")
-# Inverted lists with settings of our own: 1,000 lists, of which 32 are looked at; and 4 of the usual number.
-KINDS = {"lists": IVF(nlist=1000, nprobe=32), "few": IVF(nprobe=4)}
+SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat")
+# Inverted lists with settings of our own: 1,000 lists, of which 16 are looked at; and 4 of the usual number.
+KINDS = {"lists": IVF(nlist=1000, nprobe=16), "few": IVF(nprobe=4)}
 EXACT_REFERENCE = 100_000  # items up to which Trust is calibrated by exact search, too
 LARGE = ("faiss:lists", "milvus:lists")
 
@@ -134,7 +135,8 @@ def measured(name: str, count: int, folder: Path) -> dict[str, Any]:
     faiss.omp_set_num_threads(1)
     torch.set_num_threads(1)
     collection, loaded = made(name, count, folder)
-    (h, labels), (valid_h, valid_labels) = clusters(QUERIES, 10), clusters(VALIDATION, 11)
+    part = 1 if count < MANY else 2
+    (h, labels), (valid_h, valid_labels) = clusters(QUERIES // part, 10), clusters(VALIDATION // part, 11)
     queries = items_of(h)
     directions = (h / np.linalg.norm(h, axis=1, keepdims=True)).astype(np.float32)
     few = slice(0, 50)
@@ -242,6 +244,7 @@ def write(path: Path, row: dict[str, Any]) -> None:
 def main(
     out: Annotated[Path | None, typer.Option(help="Folder for the table.")] = None,
     large: Annotated[int, typer.Option(help="Items of FAISS and Milvus.")] = 1_000_000,
+    medium: Annotated[int, typer.Option(help="Items of FAISS and Milvus.")] = 100_000,
     small: Annotated[int, typer.Option(help="Items of all engines.")] = 20_000,
     work: Annotated[Path | None, typer.Option(help="Folder of the rows that are measured.")] = None,
     row: Annotated[str | None, typer.Option(help="Measure this engine only, in this process.")] = None,
@@ -254,7 +257,8 @@ def main(
             write(work / file_name(row, large), measured(row, large, Path(folder)))
         return
     rows = []
-    for name, count in [*((name, small) for name in SMALL), *((name, large) for name in LARGE)]:
+    sizes = {small: SMALL, medium: LARGE, large: LARGE}
+    for name, count in ((name, count) for count, names in sizes.items() for name in names):
         path = work / file_name(name, count)
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         rows.append(known if "memory" in known else in_a_process(name, count, work))
