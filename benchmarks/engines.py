@@ -43,8 +43,9 @@ NOTE = (
     "same two searches, the margins and the columns; 'first' is the same where no scale is stored yet, which are then "
     "computed and kept. Medians in ms a query of interleaved runs ('first' once). 'recall' is that of the 10 nearest "
     f"items in the embeddings of {RECALLED} queries. 'right' is the share of nearest items that are of the query's "
-    f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries, or half of them where there are many items: 'as exact' "
-    "with a Trust that was calibrated by exact search (left out for many items), 'own' calibrated on what the engine "
+    f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries, or half of them from "
+    f"{MANY:,} items on: 'as exact' "
+    "with a Trust that was calibrated by exact search (left out for very many items), 'own' calibrated on what the engine "
     f"returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
 )
 SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat")
@@ -248,6 +249,7 @@ def main(
     small: Annotated[int, typer.Option(help="Items of all engines.")] = 20_000,
     work: Annotated[Path | None, typer.Option(help="Folder of the rows that are measured.")] = None,
     row: Annotated[str | None, typer.Option(help="Measure this engine only, in this process.")] = None,
+    as_is: Annotated[bool, typer.Option("--as-is", help="Write the rows that were measured so far.")] = False,
 ) -> None:
     """Measure all engines."""
     work = Path(tempfile.mkdtemp()) if work is None else work
@@ -261,8 +263,9 @@ def main(
     for name, count in ((name, count) for count, names in sizes.items() for name in names):
         path = work / file_name(name, count)
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        rows.append(known if "memory" in known else in_a_process(name, count, work))
-        Console().print(rows[-1])
+        if "memory" in known or not as_is:
+            rows.append(known if "memory" in known else in_a_process(name, count, work))
+            Console().print(rows[-1])
     show(TITLE, rows)
     if out is not None:
         for path in save(out, "benchmark_engines", TITLE, rows, NOTE):

@@ -240,7 +240,7 @@ def _evaluated(
     outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
     labels = class_labels(source)
     if model.trust is not None:
-        calibrated_over = len(model.trust.gallery.features.rows)
+        calibrated_over = len(model.trust.gallery)
         if 2 * len(inside.rows) < calibrated_over:
             LOGGER.warning(
                 "the probability was calibrated over %d images and is judged here among %d, where neighbours are"

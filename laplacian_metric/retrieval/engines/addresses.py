@@ -46,7 +46,7 @@ def open_engine(address: str, collection: str = COLLECTION, **options: Any) -> E
         collection: its name.
         options: passed on to `QdrantEngine` or `MilvusEngine`.
     """
-    engine = _connected(address, collection, options)
+    engine: Engine = _connected(address, collection, options)
     if not engine.dims:
         engine.close()
         raise EngineError(

@@ -214,7 +214,8 @@ class Collection:
         threshold = self.calibrations.need("threshold") if abstain else self.threshold
         matching = self.calibrations.matching
         similarity = (1 - found.distances).astype(np.float32)
-        likelihood, value = None, similarity
+        likelihood: NDArray[np.float64] | None = None
+        value: NDArray[Any] = similarity
         if order == "match probability" or matching is not None:
             likelihood = self._likelihood(queries, found)
         if order == "match probability" and likelihood is not None:

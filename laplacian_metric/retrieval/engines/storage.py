@@ -19,7 +19,13 @@ from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.engines.addresses import open_engine
 from laplacian_metric.retrieval.engines.arrays import ArrayEngine
 from laplacian_metric.retrieval.engines.collection import Collection
-from laplacian_metric.retrieval.engines.engine import ChangedCollectionError, Engine, Records
+from laplacian_metric.retrieval.engines.engine import (
+    EMBEDDING,
+    FEATURES,
+    ChangedCollectionError,
+    Engine,
+    Records,
+)
 from laplacian_metric.retrieval.engines.fingerprint import Fingerprint
 from laplacian_metric.retrieval.kinds import kind_from_dict, kind_to_dict
 from laplacian_metric.trust.storage import Stored, TrustEntry, from_payloads, to_payloads
@@ -63,9 +69,8 @@ def save(collection: Collection, folder: str | os.PathLike[str], *, overwrite: b
         overwrite: replace a collection that is there; any other folder is left alone.
     """
     engine = collection.engine
-    entry, of_trust = None, {}
-    if collection.trust is not None:
-        entry, of_trust = to_payloads(collection.trust, OF_TRUST)
+    trust = collection.trust
+    entry, of_trust = (None, {}) if trust is None else to_payloads(trust, OF_TRUST)
     arrays = _arrays(engine.records) if isinstance(engine, ArrayEngine) else {}
     manifest = CollectionManifest(
         engine=engine.address,
@@ -172,5 +177,5 @@ def _records(opened: artifact.Artifact[CollectionManifest], mmap: bool) -> Recor
         for name, values in arrays.items()
         if name.startswith("column.")
     }
-    vectors = {space: arrays[space] for space in ("z", "h") if space in arrays}
+    vectors = {space: arrays[space] for space in (EMBEDDING, FEATURES) if space in arrays}
     return Records(np.array(arrays["ids"]), vectors, columns)
