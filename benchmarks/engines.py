@@ -45,8 +45,8 @@ NOTE = (
     f"items in the embeddings of {RECALLED} queries. 'right' is the share of nearest items that are of the query's "
     f"class. 'ECE' is the calibration error of the probability on {QUERIES} new queries, or half of them from "
     f"{MANY:,} items on: 'as exact' "
-    "with a Trust that was calibrated by exact search (left out for very many items), 'own' calibrated on what the engine "
-    f"returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
+    "with a Trust that was calibrated by exact search (left out for very many items), 'own' calibrated on what the "
+    f"engine returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
 )
 SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat")
 # Inverted lists with settings of our own: 1,000 lists, of which 16 are looked at; and 4 of the usual number.

@@ -107,4 +107,6 @@ def test_the_commands_about_a_threshold(
 
 def test_no_other_page_has_commands(root: Path) -> None:
     found = {path.name for path in (root / "docs").rglob("*.md") if commands(path)}
-    assert found == {"command_line.md", "existing_checkpoints.md", "index.md", "threshold.md"}
+    # Those of these pages need a server, a device or long: they are tried by other means, and tests/docs parses them.
+    elsewhere = {"benchmark.md", "gpu.md", "serve.md", "vector_databases.md"}
+    assert found - elsewhere == {"command_line.md", "existing_checkpoints.md", "index.md", "threshold.md"}
