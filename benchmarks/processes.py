@@ -2,8 +2,8 @@
 
     python -m benchmarks.processes --out figures
 
-Random clusters of 512 features and 64 dimensions. The processes are on one machine and share its processors, so that the time of
-each processor is measured and not that of the clock.
+Random clusters of 512 features and 64 dimensions. The processes are on one machine and share its processors, so that
+the time of each processor is measured and not that of the clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from laplacian_metric import LAM, Encoder
 WIDTH, DIM, CLASSES = 512, 64, 200
 TITLE = "One fit by several processes"
 NOTE = (
-    f"{CLASSES} random clusters, {WIDTH} features, {DIM} dimensions, 'fixed', one thread for each process. Seconds of the "
-    "processor during the fit, of the busiest process; 'share' is that over the time of one process, and 'difference' "
-    "the relative difference of the curvature's diagonal from that of one process."
+    f"{CLASSES} random clusters, {WIDTH} features, {DIM} dimensions, 'fixed', one thread for each process. Seconds of "
+    "the processor during the fit, of the busiest process; 'share' is that over the time of one process, and "
+    "'difference' the relative difference of the curvature's diagonal from that of one process."
 )
 
 
