@@ -116,8 +116,8 @@ def page(parts: Sequence[tuple[str, str, float, Sequence[str]]], layout: Sequenc
         "Made by `python -m experiments.newcomer --data DATA --out figures/newcomer.md`, with "
         + system
         + ",",
-        "one thread, beside other work: the seconds are upper bounds. Standard output and standard error are shown as they",
-        "come through a pipe.",
+        "one thread, beside other work: the seconds are upper bounds. Standard output and standard error are",
+        "shown as they come through a pipe.",
         "",
         "The folder, with photographs of fruit:",
         "",
