@@ -69,6 +69,12 @@ SIGNATURES = {
         "log_positivity": "cosine kappa1 kappa2 kappa_pos dim",
         "log_positivity_matched": "cosine kappa1 kappa2 kappa_pos dim",
     },
+    "laplacian_metric.runs.suites": {
+        "names": "",
+        "load": "name",
+        "images": "suite track name data_dir",
+        "Benchmark": "suite out data_dir tracks entries",
+    },
     "laplacian_metric.vmf.nivmf": {
         "log_density": "x mean log_scale",
         "sample": "mean log_scale k generator",
