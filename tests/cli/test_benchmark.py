@@ -37,7 +37,9 @@ def test_scores_of_a_file(mine: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_your_own(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    rows = json.loads(worked("benchmark", "--quick", "--encoder", place.model, "--out", out, "--json").out)["rows"]
+    rows = json.loads(worked("benchmark", "--quick", "--encoder", place.model, "--out", out, "--json").out)[
+        "rows"
+    ]
     assert {row["score"] for row in rows} == {"own", "gallery distance", "match risk", "Trust"}
     assert {row["title"] for row in rows} == {"model"}
     own = next(row for row in rows if row["score"] == "own")

@@ -26,8 +26,9 @@ COMMANDS = (
     "evaluate",
     "report",
     "compare",
+    "benchmark",
+    "serve",
 )
-COMMANDS += ("benchmark",)
 PARTS = {"experiment": ("run", "list", "tables"), "data": ("list", "check", "where")}
 
 
