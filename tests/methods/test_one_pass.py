@@ -15,6 +15,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import NetworkLAM, methods
 from laplacian_metric.core.method import Embedder, FitData, Setup, Start
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner
 
 CLASSES, NUM = 4, 24
 SAMPLES = 60
@@ -26,6 +27,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "online-laplace": {"prior_precision": 100.0},
     **{name: {"mining": "batch"} for name in ("triplet", "triplet-regression", "btl")},
 }
+# Their kappa is a decreasing map of a score, and no width: their samples say little of where the mean is.
+SCORES = ("softmax", "softmax-ensemble", "het-xl", "sngp", "loss-prediction", "joint-loss-prediction")
+DISTRIBUTIONS = [name for name in methods.names() if name not in SCORES]
 
 
 def images(seed: int = 0) -> Tensor:
@@ -46,6 +50,8 @@ def embedder_of(name: str) -> Embedder:
     x, y = images(), torch.arange(NUM) % CLASSES
     setup = Setup(ContrastiveLoss(margin=1.0), NUM, weight_decay=1e-4, num_classes=CLASSES)
     learner = method.learner(encoders, setup)
+    if isinstance(learner, TwoViewLearner):  # by default views are of images
+        learner.augmentation = lambda x, drawn: x + 0.1 * torch.randn(x.shape, generator=drawn)
     if method.trains:
         optimizer = torch.optim.SGD(learner.parameters(), lr=1e-4)
         learner.begin(optimizer, torch.Generator().manual_seed(0))
@@ -72,7 +78,7 @@ def same_images(mean: Tensor, samples: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("generator", [False, True])
-@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_shuffling_loader_gives_mean_and_samples_of_the_same_images(name: str, generator: bool) -> None:
     embedder = embedder_of(name)
     drawn = torch.Generator().manual_seed(1) if generator else None

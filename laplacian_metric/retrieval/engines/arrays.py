@@ -189,7 +189,9 @@ class ArrayEngine(Engine):
             params = faiss().SearchParametersHNSW(efSearch=max(k, self.kind.search_depth), **options)
         else:
             params = faiss().SearchParametersIVF(nprobe=built.nprobe, **options)
-        return np.array(built.search(directions, k, params=params)[1])
+        # faiss.contrib.torch_utils, where another library imports it, replaces `search` by one without parameters.
+        search_arrays = getattr(built, "search_numpy", built.search)
+        return np.array(search_arrays(directions, k, params=params)[1])
 
     def put(self, records: Records) -> None:
         with self._writing:

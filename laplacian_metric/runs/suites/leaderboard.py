@@ -171,7 +171,7 @@ def ranked(listed: Sequence[Row]) -> list[Row]:
             for name, value in row.r_auroc.items()
             if not math.isnan(value)
         ]
-        done.append(replace(row, rank=mean(places) if places else math.nan))
+        done.append(replace(row, rank=float(mean(places)) if places else math.nan))
     return done
 
 
