@@ -42,6 +42,9 @@ def decode_image(path: Path | BinaryIO) -> torch.Tensor:
     import numpy as np
     from PIL import Image, ImageOps
 
+    if isinstance(path, Path) and path.exists() and not path.is_file():
+        # Opening a pipe would wait for somebody to write into it.
+        raise UnreadableImageError(f"the image {path} is no file but a folder, a pipe or a device: remove it")
     try:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(image)

@@ -64,12 +64,16 @@ class Count:
         return "\n  ".join([f"{self.name}: {self.good} of {self.trials} ({ends})", *self.wrong[:20]])
 
 
+class TimeUp(BaseException):
+    """Nothing came in time. It is no OSError, as TimeoutError is, so that no command takes it for a file's fault."""
+
+
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the main thread after some seconds."""
+    """Raise TimeUp in the main thread after some seconds."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"nothing came for {seconds} s")
+        raise TimeUp(f"nothing came for {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
@@ -497,7 +501,7 @@ def faiss_files(trials: int) -> Count:
             try:
                 with time_limit(SECONDS):
                     end = searcher.stdout.readline().strip()
-            except TimeoutError:
+            except TimeUp:
                 searcher.kill()
                 end = "hangs"
             end = end or f"ended by signal {-searcher.wait()}"

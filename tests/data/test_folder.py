@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,17 @@ def test_what_is_transparent_is_laid_on_white(
     opaque = tmp_path / "opaque.png"
     Image.new("RGBA", (3, 1), (0, 0, 0, 255)).save(opaque)
     assert not decode_image(opaque).any()
+
+
+def test_a_pipe_or_a_device_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    pipe = root / "apple" / "pipe.png"
+    os.mkfifo(pipe)
+    (root / "apple" / "device.png").symlink_to("/dev/zero")
+    with pytest.raises(UnreadableImageError, match=r"device\.png is a pipe or a device"):
+        data.load("folder", split="all", path=root)
+    loaded = data.load("folder", split="all", path=root, skip_unreadable=True)
+    assert not {"apple/pipe.png", "apple/device.png"} & set(names(loaded))
+    for path in (pipe, root / "apple" / "device.png", root / "apple"):
+        with pytest.raises(UnreadableImageError, match="no file"):
+            decode_image(path)

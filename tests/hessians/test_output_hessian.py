@@ -38,21 +38,30 @@ def size_of(matrix: Tensor, problem: Problem) -> float:
     return float(matrix.abs().max()) + float(norm) ** -2
 
 
+def rounding_of(problem: Problem) -> float:
+    """1e-10, and more where points nearly coincide: derivatives of a distance grow as its inverse, and their errors."""
+    if problem.loss.power == 2:
+        return 1e-10
+    u = problem.u.detach()
+    distances = torch.pdist(torch.nn.functional.normalize(u, dim=1) if problem.loss.normalize else u)
+    return 1e-10 / min(1.0, float(distances[distances > 0].min())) if (distances > 0).any() else 1e-10
+
+
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
 @given(problem=problems(max_images=6))
 def test_all_forms_agree_with_autograd(approximation: str, problem: Problem) -> None:
     expected = output_hessian(problem.u, *problem.counts(), problem.loss, approximation)
-    size = size_of(expected, problem)
+    size, rounding = size_of(expected, problem), rounding_of(problem)
     for pairs in (problem.pairs, problem.listed()):
         hessian = problem.loss.output_hessian(problem.u, pairs, approximation)
         vector = torch.randn(
             2, *problem.u.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
         )
         product = torch.einsum("nkml,sml->snk", expected, vector)
-        assert (hessian.dense() - expected).abs().max() < 1e-10 * size
-        assert (from_columns(hessian) - expected).abs().max() < 1e-10 * size
-        assert (hessian.matmul(vector) - product).abs().max() < 1e-10 * size
-        assert (hessian.matmul(vector[0]) - product[0]).abs().max() < 1e-10 * size
+        assert (hessian.dense() - expected).abs().max() < rounding * size
+        assert (from_columns(hessian) - expected).abs().max() < rounding * size
+        assert (hessian.matmul(vector) - product).abs().max() < rounding * size
+        assert (hessian.matmul(vector[0]) - product[0]).abs().max() < rounding * size
 
 
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)

@@ -137,14 +137,16 @@ def _images_in(folder: Path, root: Path, skip: bool, skipped: list[str]) -> list
         if file.is_dir() or any(part.startswith(".") for part in inside) or file.name.lower() in _IGNORED:
             continue
         name = file.relative_to(root).as_posix()
-        if file.suffix.lower() in EXTENSIONS:
+        irregular = file.exists() and not file.is_file()  # a pipe would be waited for, a device never ends
+        if file.suffix.lower() in EXTENSIONS and not irregular:
             files.append(name)
         elif skip:
             LOGGER.warning("%s is no image and is skipped", file)
             skipped.append(name)
         else:
+            what = "a pipe or a device, and no image" if irregular else "no image"
             raise UnreadableImageError(
-                f"{file} is no image (those end with {', '.join(EXTENSIONS)}); move it away, or load with "
+                f"{file} is {what} (those end with {', '.join(EXTENSIONS)}); move it away, or load with "
                 "skip_unreadable=True"
             )
     return files
