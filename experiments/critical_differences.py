@@ -163,6 +163,8 @@ def draw(axes: Axes, result: Ranking, own: str, title: str) -> None:
 def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: list[str]) -> str:
     """Return the page: mean ranks by question, and which rivals ours differs from."""
     lines = [
+        "# Mean ranks of scores over settings",
+        "",
         f"Mean ranks of scores over {len(settings)} settings (1 is best), a Friedman test, and Nemenyi's critical "
         "difference at 5 %. R: AUROC of wrong answers among known queries. S: AUROC of out-of-distribution queries. "
         "O: both in equal weight. Ours is Trust's probability in R and O, and its novelty in S. *p* is of Wilcoxon's "

@@ -88,6 +88,8 @@ def page(results: dict[str, list[dict[str, Any]]], active: dict[str, dict[str, l
     seeds = len(next(iter(results.values())))
     votes = tuple(f"vote, {name}" for name in RIVALS)
     lines = [
+        "# Where a posterior over the last layer pays",
+        "",
         "Where votes over 30 joint samples of the diagonal last-layer posterior pay, beside votes that "
         "need none. Frozen EfficientNet-Lite0 features, a head of 32 dimensions trained anew for each of "
         f"{seeds} seeds. Differences are paired by seeds, with 95 % intervals (Student's t); bold: the "

@@ -35,15 +35,15 @@ def write_tables(results: Path, tables: Path) -> None:
         json.loads(path.read_text(encoding="utf-8")) for path in sorted((results / "further").glob("*.json"))
     ]
     tables.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("trust", settings_table(by_name)),
-        ("trust_rivals", rivals_table(by_name)),
-        ("trust_queries", queries_table(by_name)),
-        ("trust_promise", promise_table(further)),
-        ("trust_posterior", posterior_table(further)),
+    for name, title, text in (
+        ("trust", "Trust, setting by setting", settings_table(by_name)),
+        ("trust_rivals", "Trust beside scores that cost nothing", rivals_table(by_name)),
+        ("trust_queries", "Trust with fewer and more validation queries", queries_table(by_name)),
+        ("trust_promise", "A promised error rate, by the score that refuses", promise_table(further)),
+        ("trust_posterior", "What a posterior adds to Trust", posterior_table(further)),
     ):
         with atomic_write(tables / f"{name}.md") as temporary:
-            temporary.write_text(f"{text.rstrip()}\n\n{ORIGIN}\n", encoding="utf-8")
+            temporary.write_text(f"# {title}\n\n{text.rstrip()}\n\n{ORIGIN}\n", encoding="utf-8")
 
 
 def mean_of(seeds: list[Result], value: Callable[[Result], float]) -> float:

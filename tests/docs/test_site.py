@@ -37,6 +37,11 @@ def site_settings(root: Path) -> dict[str, Any]:
 # --- links ---
 
 
+def test_every_page_of_the_site_has_a_title(root: Path) -> None:
+    linked = [root / path for path in site_links.linked_files(root) if path.endswith(".md")]
+    assert [path.name for path in linked if not path.read_text(encoding="utf-8").startswith("# ")] == []
+
+
 def test_every_link_leads_to_a_file_and_a_heading(root: Path) -> None:
     assert [problem for page in pages(root) for problem in site_links.problems(root, page)] == []
 
