@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import torch
 
 from experiments.refusal.embedded import is_trained
 from experiments.run import CELLS
@@ -34,3 +37,34 @@ def done(options: argparse.Namespace) -> set[tuple[str, int]]:
     if not options.trained:
         return found
     return {one for one in found if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
+
+
+def run_or_table(
+    description: str | None,
+    run: Callable[[Path, Path, Path], Iterable[str]],
+    table: Callable[[Path], Iterable[Path]],
+) -> None:
+    """Read the command line of experiments on cached features: `run` what is missing, or make the `table`.
+
+    ``run`` takes the folders of data, features and results and yields the name of whatever it has finished; ``table``
+    takes the last of them and returns what it wrote.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
+    options = parser.parse_args()
+    if options.action == "table":
+        for path in table(options.out):
+            print(f"written: {path}")
+        return
+    if options.cache is None or options.data is None:
+        parser.error("run needs --data and --cache")
+    torch.set_num_threads(1)
+    for name in run(options.data, options.cache, options.out):
+        print(f"finished: {name}", flush=True)

@@ -12,7 +12,6 @@ among the same five by mAP@R on validation classes, for every metric alike. Imag
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -27,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.common import save, show, write_text
+from experiments.arguments import run_or_table
 from experiments.frozen import embedded, features, trained
 from experiments.published_nivmf import log_densities
 from experiments.trust.features import balanced, image_set_features
@@ -270,25 +270,7 @@ def table(out: Path) -> list[Path]:
 
 def main() -> None:
     """Run what is missing, or make the table of what has finished."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
-    arguments = parser.parse_args()
-    if arguments.action == "table":
-        for path in table(arguments.out):
-            print(f"written: {path}")
-        return
-    if arguments.cache is None or arguments.data is None:
-        parser.error("run needs --data and --cache")
-    torch.set_num_threads(1)
-    for name in run(arguments.data, arguments.cache, arguments.out):
-        print(f"finished: {name}", flush=True)
+    run_or_table(__doc__, run, table)
 
 
 if __name__ == "__main__":

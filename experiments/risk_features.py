@@ -6,15 +6,10 @@ import os
 from pathlib import Path
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from experiments.trust.features import Arrays, balanced, cached, grocery, images, lite0, scaled, texts
-from laplacian_metric.core.progress import track
+from experiments.trust.features import Arrays, balanced, cached, grocery, image_features, images, lite0, texts
 
 SIDE = 64
-AT_ONCE = 100
 TOKENS = 64
 # name of the cached file: data set, split, images per class at most
 IMAGE_SETS: dict[str, tuple[str, str, int]] = {
@@ -30,16 +25,6 @@ IMAGE_SETS: dict[str, tuple[str, str, int]] = {
 TEXT_SETS: dict[str, tuple[str, int]] = {"wordnet": ("wordnet", 30_000), "reuters": ("reuters-test", 2500)}
 
 
-@torch.inference_mode()
-def image_features(network: nn.Module, x: Tensor, what: str) -> NDArray[np.float16]:
-    """Return the features (N, H) of images of any size, scaled to `SIDE`, in float16."""
-    parts = []
-    for block in track(x.split(AT_ONCE), what):
-        block = scaled(block.expand(-1, 3, -1, -1), SIDE)
-        parts.append(network(block.contiguous(memory_format=torch.channels_last)).half())
-    return torch.cat(parts).numpy()
-
-
 def features(root: Path, cache: Path, name: str) -> Arrays:
     """Return "h" (N, H) and "labels" (N,) of a set by its name, from the cache where it has them."""
 
@@ -47,7 +32,7 @@ def features(root: Path, cache: Path, name: str) -> Arrays:
         if name in TEXT_SETS:
             return sentence_features(root, *TEXT_SETS[name])
         x, labels = grocery(root) if name == "grocery" else images(root, *IMAGE_SETS[name])
-        return {"h": image_features(lite0(), x, f"{name} by Lite0"), "labels": labels}
+        return {"h": image_features(lite0(root), x, f"{name} by Lite0", SIDE), "labels": labels}
 
     return cached(cache / f"{name}.npz", compute)
 

@@ -10,7 +10,6 @@ two values of kappa_pos (of the kernel's factor, for "elk"), and contrastive HIB
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import save, show, write_text
+from experiments.arguments import run_or_table
 from experiments.frozen import embedded, features, trained
 from experiments.trust.features import image_set_features
 from laplacian_metric import metrics
@@ -182,26 +181,8 @@ def table(out: Path) -> list[Path]:
 
 
 def main() -> None:
-    """Run the cells, or make the table of the finished ones."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
-    arguments = parser.parse_args()
-    if arguments.action == "table":
-        for path in table(arguments.out):
-            print(f"written: {path}")
-        return
-    if arguments.cache is None or arguments.data is None:
-        parser.error("run needs --data and --cache")
-    torch.set_num_threads(1)
-    for name in run(arguments.data, arguments.cache, arguments.out):
-        print(f"finished: {name}", flush=True)
+    """Run what is missing, or make the table of what has finished."""
+    run_or_table(__doc__, run, table)
 
 
 if __name__ == "__main__":

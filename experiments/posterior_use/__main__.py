@@ -31,6 +31,8 @@ from laplacian_metric.core.files import atomic_write
 SEEDS = range(5)
 SOURCES = ("cifar", "fashion")
 OWN = "joint samples"
+Run = dict[str, Any]
+Results = dict[str, list[Run]]  # the runs of each situation, one for each seed
 RIVALS = tuple(name for name in VOTES if name != OWN)
 
 
@@ -62,8 +64,8 @@ def row(cells: list[str]) -> str:
 
 
 def table(
-    results: dict[str, list[dict[str, Any]]],
-    value: Callable[[dict[str, Any], str], float],
+    results: Results,
+    value: Callable[[Run, str], float],
     own: str,
     rivals: tuple[str, ...],
 ) -> list[str]:
@@ -83,58 +85,16 @@ def table(
     ]
 
 
-def page(results: dict[str, list[dict[str, Any]]], active: dict[str, dict[str, list[list[float]]]]) -> str:
-    """Return the page of all tables."""
-    seeds = len(next(iter(results.values())))
-    votes = tuple(f"vote, {name}" for name in RIVALS)
+def compared(
+    results: Results, title: str, value: Callable[[Run, str], float], own: str, rivals: tuple[str, ...]
+) -> list[str]:
+    """Return a section with the table of one comparison; see `table`."""
+    return ["", f"## {title}", "", *table(results, value, own, rivals)]
+
+
+def sets_section(results: Results) -> list[str]:
+    """Return the sizes of sets of answers, and how often they hold the true class."""
     lines = [
-        "# Where a posterior over the last layer pays",
-        "",
-        "Where votes over 30 joint samples of the diagonal last-layer posterior pay, beside votes that "
-        "need none. Frozen EfficientNet-Lite0 features, a head of 32 dimensions trained anew for each of "
-        f"{seeds} seeds. Differences are paired by seeds, with 95 % intervals (Student's t); bold: the "
-        "interval excludes 0. A vote sums over all items with weights exp(cosine / sharpness). Its "
-        "sharpness is tuned for each kind by the likelihood of 300 validation queries. *Noise*: weights "
-        "drawn around the head's with one variance for all, tuned too. *Five heads*: trained from other "
-        "starts and batches. *Both spaces*: the mean of the votes in features and embedding.",
-        "",
-        "## Accuracy of the answer",
-        "",
-        *table(results, lambda seed, name: seed["accuracy"][name], f"vote, {OWN}", ("nearest item", *votes)),
-        "",
-        "## Wrong nearest items: R-AUROC",
-        "",
-        *table(
-            results,
-            lambda s, name: s["scores"][name]["R"],
-            f"vote, {OWN}",
-            ("gallery distance", "margin", *votes),
-        ),
-        "",
-        "## Open-set AUROC: wrong and OOD answers, in equal weight",
-        "",
-        *table(
-            results,
-            lambda s, name: s["scores"][name]["O"],
-            f"vote, {OWN}",
-            ("gallery distance", "feature distance", *votes),
-        ),
-        "",
-        "## As an input of Trust: R-AUROC, then open-set AUROC",
-        "",
-        *table(
-            results,
-            lambda s, name: s["scores"][name]["R"],
-            "trust with joint samples",
-            ("trust", f"vote, {OWN}"),
-        ),
-        "",
-        *table(
-            results,
-            lambda s, name: s["scores"][name]["O"],
-            "trust with joint samples",
-            ("trust", f"vote, {OWN}"),
-        ),
         "",
         "## Sets of answers",
         "",
@@ -150,9 +110,13 @@ def page(results: dict[str, list[dict[str, Any]]], active: dict[str, dict[str, l
             {key: np.mean([run["sets"][v][key] for run in runs]) for key in ("size", "coverage")}
             for v in VOTES
         ]
-        cells = [f"{each['size']:.2f} ({each['coverage']:.3f})" for each in sets]
-        lines.append(row([name, *cells]))
-    lines += [
+        lines.append(row([name, *(f"{each['size']:.2f} ({each['coverage']:.3f})" for each in sets)]))
+    return lines
+
+
+def labelling_section(active: dict[str, dict[str, list[list[float]]]]) -> list[str]:
+    """Return how accurate answers are after each way of choosing images to be labelled, beside chance."""
+    lines = [
         "",
         "## Images to be labelled",
         "",
@@ -170,12 +134,58 @@ def page(results: dict[str, list[dict[str, Any]]], active: dict[str, dict[str, l
             for name in STRATEGIES[1:]
         ]
         lines.append(row([source, f"{np.mean(area['random']):.3f}", *cells]))
-    lines += [
-        "",
-        "Made by `python -m experiments.posterior_use --data DATA --cache CACHE --out figures` from the files in "
-        "`figures/results/posterior_use`.",
-    ]
-    return "\n".join(lines)
+    return lines
+
+
+def page(results: Results, active: dict[str, dict[str, list[list[float]]]]) -> str:
+    """Return the page of all tables."""
+    votes, own = tuple(f"vote, {name}" for name in RIVALS), f"vote, {OWN}"
+    joined, trusted = "trust with joint samples", ("trust", own)
+
+    def score(measure: str) -> Callable[[Run, str], float]:
+        return lambda run, name: float(run["scores"][name][measure])
+
+    return "\n".join(
+        [
+            "# Where a posterior over the last layer pays",
+            "",
+            "Where votes over 30 joint samples of the diagonal last-layer posterior pay, beside votes that need none. "
+            "Frozen EfficientNet-Lite0 features, a head of 32 dimensions trained anew for each of "
+            f"{len(next(iter(results.values())))} seeds. Differences are paired by seeds, with 95 % intervals "
+            "(Student's t); bold: the interval excludes 0. A vote sums over all items with weights "
+            "exp(cosine / sharpness). Its sharpness is tuned for each kind by the likelihood of 300 validation "
+            "queries. *Noise*: weights drawn around the head's with one variance for all, tuned too. *Five heads*: "
+            "trained from other starts and batches. *Both spaces*: the mean of the votes in features and embedding.",
+            *compared(
+                results,
+                "Accuracy of the answer",
+                lambda run, name: float(run["accuracy"][name]),
+                own,
+                ("nearest item", *votes),
+            ),
+            *compared(
+                results,
+                "Wrong nearest items: R-AUROC",
+                score("R"),
+                own,
+                ("gallery distance", "margin", *votes),
+            ),
+            *compared(
+                results,
+                "Open-set AUROC: wrong and OOD answers, in equal weight",
+                score("O"),
+                own,
+                ("gallery distance", "feature distance", *votes),
+            ),
+            *compared(results, "As an input of Trust: R-AUROC", score("R"), joined, trusted),
+            *compared(results, "As an input of Trust: open-set AUROC", score("O"), joined, trusted),
+            *sets_section(results),
+            *labelling_section(active),
+            "",
+            "Made by `python -m experiments.posterior_use --data DATA --cache CACHE --out figures` from the files in "
+            "`figures/results/posterior_use`.",
+        ]
+    )
 
 
 def main() -> None:
@@ -198,7 +208,7 @@ def main() -> None:
             write(path, json.dumps(rounded(compute())))
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
-    results: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    results: Results = defaultdict(list)
     active: dict[str, dict[str, list[list[float]]]] = {s: defaultdict(list) for s in SOURCES}
     for seed in SEEDS:
         for name in SITUATIONS:

@@ -86,11 +86,15 @@ def scaled(x: Tensor, side: int) -> Tensor:
 
 
 @torch.inference_mode()
-def image_features(network: nn.Module, x: Tensor, what: str) -> NDArray[np.float16]:
-    """Return the features of images of any size and of one or three channels: float16 (N, H)."""
+def image_features(network: nn.Module, x: Tensor, what: str, side: int | None = None) -> NDArray[np.float16]:
+    """Return the features (N, H), float16, of images of any size and of one or three channels.
+
+    They are scaled to ``side`` pixels; without it to 96, and larger ones stay as they are.
+    """
+    side = max(SIDE, x.shape[-1]) if side is None else side
     parts = []
     for block in track(x.split(IMAGES_AT_ONCE), what):
-        block = scaled(block.expand(-1, 3, -1, -1), max(SIDE, block.shape[-1]))
+        block = scaled(block.expand(-1, 3, -1, -1), side)
         parts.append(network(block.contiguous(memory_format=torch.channels_last)).half())
     return torch.cat(parts).numpy()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from experiments import risk_joint
+from experiments import risk_features, risk_joint
 from experiments.risk_features import thinned
 from experiments.risk_heads import Task, install, judged, parts_of, resampled, rivals, trained
 from laplacian_metric.data.dataset import Dataset
@@ -92,3 +92,18 @@ def test_a_joint_training_is_measured_once_and_told(tmp_path: Path) -> None:
     assert torch.equal(*first)
     rows = risk_joint.table({"a": [{"R@1": 0.4}, {"R@1": 0.6}]})
     assert rows == [{"training": "a", "seeds": 2, "R@1": "0.500 ± 0.141"}]
+
+
+def test_features_are_those_of_the_network_at_64_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(risk_features, "lite0", lambda root: torch.nn.Flatten())
+    monkeypatch.setattr(risk_features, "images", lambda *_: (x, np.arange(3)))
+    kept = risk_features.features(tmp_path, tmp_path, "fashion-test")
+    expected = torch.nn.functional.interpolate(x, (64, 64), mode="bilinear", antialias=True).expand(
+        -1, 3, -1, -1
+    )
+    assert kept["h"].shape == (3, 3 * 64 * 64)
+    assert kept["labels"].tolist() == [0, 1, 2]
+    assert np.corrcoef(kept["h"].astype(np.float64).ravel(), expected.flatten().numpy())[0, 1] > 0.99

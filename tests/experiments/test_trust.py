@@ -15,33 +15,10 @@ from experiments.trust.compression import components, forms, quantised, table
 from experiments.trust.measure import NOVELTY, TRUST, inputs, measures, mixture_error, scored
 from experiments.trust.picture import draw
 from experiments.trust.promise import promise
-from experiments.trust.settings import NAMES, Setting, halves, seeds_of
+from experiments.trust.settings import NAMES, halves, seeds_of
 from experiments.trust.tables import write_tables
 from laplacian_metric import Trust, metrics
-from laplacian_metric.core.labelled_gallery import Head
-
-
-def synthetic(zero_shot: bool) -> Setting:
-    generator = np.random.default_rng(0)
-    centers = generator.standard_normal((8, 10))
-    parts: dict[str, np.ndarray] = {}
-
-    def add(name: str, classes: range, num: int, spread: float = 1.1) -> None:
-        labels = generator.choice(list(classes), num)
-        parts[f"{name}:h"] = (centers[labels] + spread * generator.standard_normal((num, 10))).astype(
-            np.float32
-        )
-        parts[f"{name}:labels"] = labels
-
-    add("gallery", range(4), 200)
-    add("test", range(4), 150)
-    add("near/held-out classes", range(6, 8), 60)
-    add("far/noise", range(4), 60, 6.0)
-    if zero_shot:
-        add("calibration", range(4, 6), 150)
-    add("validation", range(4, 6) if zero_shot else range(4), 120)
-    head = Head(generator.standard_normal((4, 10)), generator.standard_normal(4))
-    return Setting("synthetic", 0, head, parts)
+from tests.experiments.synthetic_settings import synthetic
 
 
 @pytest.mark.parametrize("zero_shot", [False, True])
