@@ -77,9 +77,9 @@ NOTE = (
     "those of the processor, one thread, unless they are 'wall', while other programs ran. 'fit' is a posterior with "
     "'fixed' and pairs='auto': all pairs of up to 65,536 images, and beyond an estimate, whose reported error is "
     "beside it; 'by rows' is the same fit over all pairs row by row. 'embed' is mean and kappa of all images, 'index' "
-    "what they and the exact index take. 'query' and 'trusted answer' are for one of {queries} queries that are asked "
-    f"together: {QUERIES} held-out views without those that equal a view among the images. MiB are the peak beyond what "
-    "was there before, the features in the map included there."
+    "what they and the exact index take. 'query' and 'trusted answer' are for one of {queries} queries, asked "
+    f"together: {QUERIES} held-out views without those that equal a view among the images. MiB are the peak beyond "
+    "what was there before, the features in the map included there."
 )
 DRAW_TITLE = "An estimate over pairs beside all pairs"
 DRAW_NOTE = (
@@ -146,7 +146,7 @@ def head_of(features: Tensor, labels: Tensor, folder: Path) -> nn.Linear:
 
 
 def held_out(features: Tensor, labels: Tensor, folder: Path) -> tuple[Tensor, Tensor]:
-    """The last 300 rows and their labels, without those that are among the other rows too: Trust refuses such queries."""
+    """The last 300 rows and their labels, without those that are among the other rows: Trust refuses such queries."""
     queries, query_labels = features[-QUERIES:].clone(), labels[-QUERIES:]
     path = folder / f"queries-{len(features)}.pt"
     if not path.is_file():
