@@ -24,6 +24,9 @@ def benchmark(
     ] = False,
     method: Annotated[list[str] | None, typer.Option(help="Run this entry; may be repeated.")] = None,
     track: Annotated[list[str] | None, typer.Option(help="Run this track; may be repeated.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Run this seed of the suite; may be repeated.")
+    ] = None,
     encoder: Annotated[
         Path | None, typer.Option(help="Judge this model folder on the suite's images.")
     ] = None,
@@ -55,7 +58,7 @@ def benchmark(
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = suites.load(QUICK if quick else suite)
-    run = suites.Benchmark(chosen, out, data_dir, tracks=track, entries=method, say=common.note)
+    run = suites.Benchmark(chosen, out, data_dir, tracks=track, entries=method, seeds=seed, say=common.note)
     own: list[Row] = []
     failed = False
     if scores is not None:

@@ -54,6 +54,7 @@ def test_a_model_of_your_own(place: Place, tmp_path: Path) -> None:
         (("--suite", "url-smal"), "url-small"),
         (("--quick", "--method", "laplac"), "laplace"),
         (("--quick", "--track", "smaple"), "sample"),
+        (("--quick", "--seed", "5"), "no seed 5"),
         (("--scores", "none.npz"), "none.npz"),
         (("--encoder", "none"), "none"),
         (("--scores", "a.npz", "--encoder", "b"), "--encoder and --scores"),

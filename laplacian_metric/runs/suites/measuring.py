@@ -75,10 +75,10 @@ def measured(
     Nothing is chosen by it. The tensors are "right" and "classes" (N,), and (N,) for each of `COMPARED`.
     """
     inputs = {name: sets[name] for name in sets.names() if name not in (TRAIN, *sets.choosing()[1:])}
-    begun = time.perf_counter()
-    points, scores = _embedded(fitted, entry, inputs)
-    seconds = time.perf_counter() - begun
     beside = _beside(fitted, sets, inputs) if fitted.embedder.module is fitted.encoder else {}
+    begun = time.perf_counter()
+    points, scores = _embedded(fitted, entry, inputs, beside)
+    seconds = time.perf_counter() - begun
     record: dict[str, Any] = {"score": entry.score, "sets": {}, "intervals": {}}
     by_gallery: GalleryScores | None = None
     kept: dict[str, Tensor] = {}
@@ -165,16 +165,18 @@ def _nearest_is_right(searched: Searched, items: Tensor) -> Tensor:
 
 
 def _embedded(
-    fitted: Fitted, entry: Entry, inputs: Mapping[str, Dataset]
+    fitted: Fitted, entry: Entry, inputs: Mapping[str, Dataset], beside: Scores | None = None
 ) -> tuple[dict[str, Tensor], Scores]:
-    """Return the points of every set and the scores of the image alone."""
+    """Return the points of every set and the scores of the image alone; known norms are not computed again."""
     embedded: dict[str, StochasticEmbedding] = {
         name: fitted.embedder.embed(images, progress=False).to("cpu") for name, images in inputs.items()
     }
     scores = method_scores(fitted.embedder, inputs, embedded)
     if entry.score not in scores:  # the method has none of its own
+        known = (beside or {}).get(entry.score)
         scores = {
-            entry.score: {name: norms(fitted.encoder, images)[entry.score] for name, images in inputs.items()}
+            entry.score: known
+            or {name: norms(fitted.encoder, images)[entry.score] for name, images in inputs.items()}
         }
     return {name: e.point for name, e in embedded.items()}, scores
 

@@ -66,7 +66,8 @@ class Benchmark:
         suite: what is run.
         out: keeps networks and features in "work", and a file for every part in "parts".
         data_dir: the folder of the data sets; None looks where `data.load` does.
-        tracks, entries: those that are run; None takes all. What they start from is run too.
+        tracks, entries, seeds: those that are run; None takes all. What they start from is run too, and so are the
+            settings that are tried with the first seed.
         progress: whether to show bars; None asks the terminal.
         say: is told what happens, line by line.
     """
@@ -79,6 +80,7 @@ class Benchmark:
         *,
         tracks: Sequence[str] | None = None,
         entries: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
         progress: bool | None = None,
         say: Say = lambda line: None,
     ) -> None:
@@ -86,6 +88,10 @@ class Benchmark:
         self.out = out
         self.tracks = list(suite.tracks if tracks is None else tracks)
         self.entries = list(suite.entries if entries is None else entries)
+        self.seeds = list(suite.seeds) if seeds is None else [seed for seed in suite.seeds if seed in seeds]
+        if unknown := sorted(set(seeds or ()) - set(suite.seeds)):
+            known = ", ".join(map(str, suite.seeds))
+            raise ValueError(f"the suite {suite.name} has no seed {unknown[0]}; it has {known}")
         for name in self.tracks:
             if name not in suite.tracks:
                 raise ValueError(f"the suite {suite.name} has no track {name!r}; {near(name, suite.tracks)}")
@@ -120,11 +126,11 @@ class Benchmark:
 
     def _all(self) -> Iterator[tuple[Part, bool]]:
         for track in self.tracks:
-            for seed in self.suite.seeds:
+            for seed in self.seeds:
                 for entry in self._of_track(track):
                     settings = range(len(self.suite.entry(entry).settings))
-                    if seed == self.suite.seeds[0]:
-                        yield from ((Part(track, entry, setting, seed), True) for setting in settings)
+                    if seed == self.seeds[0]:
+                        yield from ((Part(track, entry, s, self.suite.seeds[0]), True) for s in settings)
                     if seed == self.suite.seeds[0] or not self.suite.entry(entry).slow:
                         known = all(
                             self._file(Part(track, entry, s, self.suite.seeds[0]), True).is_file()
@@ -154,7 +160,7 @@ class Benchmark:
                     self.sets[track].images(
                         name
                     )  # what is missing is said now, and not after hours of training
-                for seed in self.suite.seeds:
+                for seed in self.seeds:
                     for entry in self._of_track(track):
                         if seed == self.suite.seeds[0] or not self.suite.entry(entry).slow:
                             self._entry(track, entry, seed, summary)

@@ -69,6 +69,22 @@ def test_a_run_that_was_killed_goes_on_with_the_same_numbers(whole: Benchmark, t
     assert numbers(run.results()) == numbers(whole.results())
 
 
+def test_seeds_may_be_run_one_after_the_other(whole: Benchmark, tmp_path: Path) -> None:
+    later = Benchmark(suite(), tmp_path, seeds=[1])
+    assert {part.seed for part, choosing in later.plan() if not choosing} == {1}
+    assert any(
+        choosing for _, choosing in later.plan()
+    )  # settings are tried with the suite's first seed all the same
+    assert later.run().ok
+    assert later.plan() == []
+    assert set(later.results()["tracks"]["sample"]["entries"]["laplace"]["seeds"]["V1"]) == {"1"}
+    run = Benchmark(suite(), tmp_path)
+    assert run.run().ok
+    assert numbers(run.results()) == numbers(whole.results())
+    with pytest.raises(ValueError, match="no seed 7; it has 0, 1"):
+        Benchmark(suite(), tmp_path, seeds=[0, 7])
+
+
 def test_the_results_have_every_entry_seed_and_group(whole: Benchmark) -> None:
     results = whole.results()
     entry = results["tracks"]["sample"]["entries"]["laplace"]
