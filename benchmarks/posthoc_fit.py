@@ -33,7 +33,7 @@ from laplacian_metric.data import load
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.lookup import VARIABLE
 from laplacian_metric.encoder import whitening_head
-from laplacian_metric.laplace.features import Features, collect_features
+from laplacian_metric.laplace.features import collect_features
 
 WEIGHTS = Path("weights") / "resnet50_imagenet_v1.safetensors"
 LOSS = ContrastiveLoss(margin=0.7, negatives="active")
@@ -116,7 +116,7 @@ def measured(run: Callable[[], Any]) -> tuple[Any, Cost]:
 
 def backbone_pass(
     data_dir: Path | None, weights: Path, images: int, size: int, folder: Path
-) -> tuple[Encoder, Features, Cost]:
+) -> tuple[Encoder, Dataset, Cost]:
     """The encoder, the features of all images, and what they cost."""
     # A seed for the head that the file lacks, or features that were kept would be those of another encoder.
     encoder = Encoder.from_checkpoint(weights, "resnet50-gem-v1", part="backbone", seed=0).eval()
@@ -129,7 +129,7 @@ def backbone_pass(
     return encoder, features, batches.cost(cost.memory)
 
 
-def laplace(head: nn.Linear, structure: str, features: Features) -> dict[str, Cost]:
+def laplace(head: nn.Linear, structure: str, features: Dataset) -> dict[str, Cost]:
     """What every stage after the backbone costs."""
     lam = LAM(Encoder(nn.Identity(), head), LOSS, structure=structure)
     runs: dict[str, Callable[[], Any]] = {

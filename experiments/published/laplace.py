@@ -16,10 +16,10 @@ from laplacian_metric import vmf
 from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import pull_back
 from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.fit import layer_data
 from laplacian_metric.laplace.fit_inputs import features_and_labels
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
@@ -32,7 +32,7 @@ VARIANTS = ("default", "published")
 
 
 def fit_summed(
-    lam: LAM, features: Features, *, batch_size: int, triplets: int, generator: torch.Generator | None = None
+    lam: LAM, features: Dataset, *, batch_size: int, triplets: int, generator: torch.Generator | None = None
 ) -> LAM:
     """Sum the curvature of random triplets of shuffled batches, each triplet a positive and a negative pair.
 

@@ -35,7 +35,7 @@ def embed(
     from laplacian_metric.retrieval.embedding_files import Embedded, check_suffix
 
     check_suffix(out)
-    from laplacian_metric.laplace.model_inputs import features_of
+    from laplacian_metric.laplace.frozen_features import features_of
     from laplacian_metric.retrieval import Items
 
     loaded = images.model(model)

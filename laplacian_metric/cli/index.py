@@ -12,7 +12,6 @@ from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
     from laplacian_metric.data.dataset import Dataset
-    from laplacian_metric.laplace.features import Features
     from laplacian_metric.laplace.model_folder import ModelFolder
     from laplacian_metric.retrieval import Index, Items
     from laplacian_metric.trust.trust import Trust
@@ -73,7 +72,7 @@ def index(
     Example: lam index model photos --engine qdrant:http://localhost:6333 --collection photos --out photos.index
     """
     from laplacian_metric.core.artifact import check_target
-    from laplacian_metric.laplace.model_inputs import features_of
+    from laplacian_metric.laplace.frozen_features import features_of
     from laplacian_metric.retrieval import Index, engines
     from laplacian_metric.retrieval.engines.storage import CollectionManifest
     from laplacian_metric.retrieval.storage import IndexManifest, save
@@ -140,7 +139,7 @@ def _once(gallery: Dataset, drop: bool) -> Dataset:
     return gallery.select(keep)
 
 
-def _items(model: ModelFolder, features: Features, by_point: bool) -> Items:
+def _items(model: ModelFolder, features: Dataset, by_point: bool) -> Items:
     """Return features as items; those of an index with `Trust` have the deterministic embeddings as directions."""
     from laplacian_metric.retrieval import Items
 
@@ -150,7 +149,7 @@ def _items(model: ModelFolder, features: Features, by_point: bool) -> Items:
     return Items.of(embedding, variance=False)
 
 
-def _trust_over(model: ModelFolder, gallery: Dataset, features: Features) -> Trust | None:
+def _trust_over(model: ModelFolder, gallery: Dataset, features: Dataset) -> Trust | None:
     """Return the model's `Trust` over a gallery; None where it has none, or nobody knows the gallery's classes."""
     import numpy as np
 
@@ -194,7 +193,7 @@ def _calibrated(
     import numpy as np
 
     from laplacian_metric.data.dataset import same_classes
-    from laplacian_metric.laplace.model_inputs import features_of
+    from laplacian_metric.laplace.frozen_features import features_of
     from laplacian_metric.retrieval import calibrate
 
     features = features_of(model.encoder, queries)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Dataset(TorchDataset[Any]):
         page: where they come from.
         batch_size: of `batches`.
         workers: processes that read image files, beside this one.
+        folder: of the files that the inputs are mapped from; None of others.
 
     Example:
         >>> data = Dataset(torch.randn(5, 2), ["ant", "bee", "ant", "cat", "bee"], batch_size=2)
@@ -78,6 +80,7 @@ class Dataset(TorchDataset[Any]):
     page: str = ""
     batch_size: int = DEFAULT_BATCH
     workers: int = 0
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -155,6 +158,16 @@ class Dataset(TorchDataset[Any]):
     def holds_features(self) -> bool:
         """Whether the inputs are rows of features, (N, H), rather than images."""
         return self.preparation is None and isinstance(self.inputs, Tensor) and self.inputs.ndim == 2
+
+    @property
+    def features(self) -> Tensor:
+        """The inputs, where they are rows of features (N, H); images are refused."""
+        if not self.holds_features:
+            raise TypeError(
+                f"{self.title} holds no features (N, H): lam.features(data) computes those of images"
+            )
+        rows: Tensor = self.inputs
+        return rows
 
     @property
     def images(self) -> Any:
@@ -281,8 +294,18 @@ class Dataset(TorchDataset[Any]):
     def in_memory(self, *, batch_size: int | None = None) -> Dataset:
         """Return all inputs made ready for a network once, without augmentation."""
         size = self.batch_size if batch_size is None else batch_size
+        return replace(self.with_inputs(self.floats()), batch_size=size)
+
+    def with_inputs(self, inputs: Tensor, folder: Path | None = None) -> Dataset:
+        """Return the same items as a network takes them: images made ready, or features (N, H), mapped from a folder.
+
+        Example:
+            >>> photos = from_arrays(torch.zeros(2, 8, 8, dtype=torch.uint8), ["ant", "bee"], split="test")
+            >>> photos.with_inputs(torch.randn(2, 4))
+            Dataset('arrays', 'test': 2 rows of features of 2 classes)
+        """
         ids = self.ids if isinstance(self.inputs, ImageFiles) else self.item_ids
-        return replace(self, inputs=self.floats(), preparation=None, item_ids=ids, batch_size=size)
+        return replace(self, inputs=inputs, preparation=None, item_ids=ids, folder=folder)
 
     # --- parts and other forms ---
 
@@ -302,6 +325,7 @@ class Dataset(TorchDataset[Any]):
             item_ids=None if self.item_ids is None else [self.item_ids[row] for row in chosen.tolist()],
             indices=self.indices[chosen],
             extras={name: values[chosen] for name, values in self.extras.items()},
+            folder=None,
         )
 
     def of_classes(self, classes: Sequence[int | str]) -> Dataset:

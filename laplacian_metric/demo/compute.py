@@ -20,7 +20,6 @@ from laplacian_metric.core.method import Setup
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.demo.curvature import Curvature, curvatures
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.metrics import Evaluation, Uncertainties
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
 from laplacian_metric.training import Trained, TrainingOptions, train
@@ -62,7 +61,7 @@ class Answered:
     """
 
     images: Dataset
-    features: Features
+    features: Dataset
     answer: Answer
     neighbours: Tensor
     similarities: Tensor
@@ -237,14 +236,14 @@ def _embed(encoder: Encoder, features: Tensor) -> Tensor:
 
 
 def _answered(
-    trust: Trust, encoder: Encoder, gallery: Tensor, images: Dataset, features: Features
+    trust: Trust, encoder: Encoder, gallery: Tensor, images: Dataset, features: Dataset
 ) -> Answered:
     similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(NEIGHBOURS)
     return Answered(images, features, trust(features.features), neighbours, similarities)
 
 
 def _evaluate(
-    lam: LAM, encoder: Encoder, gallery: Tensor, known: Features, test: Answered, ood: Answered, seed: int
+    lam: LAM, encoder: Encoder, gallery: Tensor, known: Dataset, test: Answered, ood: Answered, seed: int
 ) -> Evaluation:
     """Return the numbers of `Trust`, and of scores to compare it with."""
 

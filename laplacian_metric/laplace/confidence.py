@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.laplace.features import Features
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.metrics import rank
 
@@ -79,8 +79,8 @@ class MatchConfidence:
     @staticmethod
     def fit(
         head: HeadPosterior,
-        reference: Features,
-        validation: Features,
+        reference: Dataset,
+        validation: Dataset,
         *,
         alpha: float = 0.1,
         max_reference: int = 10_000,
@@ -103,13 +103,13 @@ class MatchConfidence:
             >>> curvature = DiagonalCurvature(torch.ones(3, 3))
             >>> head = HeadPosterior(nn.Linear(3, 3, bias=False), curvature.posterior(60.0, 1.0), bias_is_random=False)
             >>> _ = nn.init.eye_(head.weight)
-            >>> confidence = MatchConfidence.fit(head, Features(h[:40], labels[:40]), Features(h[40:], labels[40:]))
+            >>> confidence = MatchConfidence.fit(head, Dataset(h[:40], labels[:40]), Dataset(h[40:], labels[40:]))
             >>> near, far = confidence(head, torch.tensor([[1.0, 0.0, 0.0], [20.0, 0.0, 0.0]]))
             >>> bool(near > 0.9), bool(far < 0.1)
             (True, True)
         """
         for name, argument in (("reference", reference), ("validation", validation)):
-            if not isinstance(argument, Features):
+            if not isinstance(argument, Dataset):
                 raise TypeError(
                     f"{name} is a {type(argument).__name__}: pass what lam.features(loader) returns"
                 )

@@ -16,7 +16,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
 
@@ -38,6 +37,7 @@ from laplacian_metric.core.manifest import (
 )
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 
 LOGGER = logging.getLogger(__name__)
@@ -77,18 +77,6 @@ class FeaturesManifest(Manifest):
         return {name: self.rows * size for name, size in row_sizes.items()}
 
 
-@dataclass(eq=False)
-class Features:
-    """The features h (N, H) of N images and their labels (N,); ``features`` may be mapped from ``folder``."""
-
-    features: Tensor
-    labels: Tensor
-    folder: Path | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
 def collect_features(
     encoder: Encoder,
     loader: Loader,
@@ -96,8 +84,8 @@ def collect_features(
     folder: str | Path | None = None,
     memory_limit: int = DEFAULT_LIMIT,
     progress: bool | None = None,
-) -> Features:
-    """One pass of the encoder's frozen backbone over a loader of (inputs, labels).
+) -> Dataset:
+    """Return the features (N, H) of a loader of (inputs, labels): one pass of the encoder's frozen backbone.
 
     Args:
         encoder: put into evaluation mode for the pass.
@@ -107,6 +95,9 @@ def collect_features(
             vanishes with them.
         memory_limit: in bytes. Features in memory are at last on the backbone's device if it has float64.
         progress: whether to show a bar; None asks the terminal.
+
+    Returns:
+        The data set, if the loader is one, with features in place of its inputs, or one of features and labels.
     """
     with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
         for number, batch in enumerate(read(loader, "features", labelled=True, progress=progress)):
@@ -125,7 +116,10 @@ def collect_features(
                 )
             check_finite(f"the features of batch {number} of the loader", h)
             store.add(h, labels)
-        return store.finish()
+        collected = store.finish()
+    if isinstance(loader, Dataset):
+        return loader.with_inputs(collected.features, collected.folder)
+    return collected
 
 
 class _Store:
@@ -142,7 +136,7 @@ class _Store:
         self.dtype: torch.dtype | None = None
         self.device = torch.device("cpu")
         self.noted = self.count = 0
-        self.known = Features(torch.empty(0), torch.empty(0, dtype=torch.long))
+        self.known = _dataset(torch.empty(0, 1), torch.empty(0, dtype=torch.long))
         self._stack = ExitStack()
         self._files: dict[str, tuple[BinaryIO, Any]] = {}
         if folder is not None:
@@ -296,10 +290,10 @@ class _Store:
             temporary.write_text(artifact.sealed(manifest, files), encoding="utf-8")
         self.noted = self.count
 
-    def finish(self) -> Features:
+    def finish(self) -> Dataset:
         """All features, in memory or mapped."""
         if self.folder is None:
-            return Features(torch.cat(self.rows).to(self.device), torch.cat(self.labels))
+            return _dataset(torch.cat(self.rows).to(self.device), torch.cat(self.labels))
         if self.count < self.noted:
             raise ValueError(
                 f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "
@@ -317,7 +311,7 @@ class _Store:
         return result
 
 
-def load_features(folder: Path) -> Features:
+def load_features(folder: Path) -> Dataset:
     """Return the features that a pass has left in a folder so far, mapped, once they were found as they were written.
 
     Raises:
@@ -331,12 +325,16 @@ def load_features(folder: Path) -> Features:
         return _mapped(folder, opened.path, manifest.rows, manifest.width, getattr(torch, manifest.dtype))
 
 
-def _mapped(folder: Path, path: Callable[[str], Path], rows: int, width: int, dtype: torch.dtype) -> Features:
+def _mapped(folder: Path, path: Callable[[str], Path], rows: int, width: int, dtype: torch.dtype) -> Dataset:
     if not rows:
-        return Features(torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long), folder)
+        return _dataset(torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long), folder)
     features = torch.from_file(str(path("features.bin")), size=rows * width, dtype=dtype)
     labels = torch.from_file(str(path("labels.bin")), size=rows, dtype=torch.long)
-    return Features(features.view(rows, width), labels.clone(), folder)
+    return _dataset(features.view(rows, width), labels.clone(), folder)
+
+
+def _dataset(features: Tensor, labels: Tensor, folder: Path | None = None) -> Dataset:
+    return Dataset(features, labels, name="these features", folder=folder)
 
 
 def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:

@@ -16,15 +16,15 @@ from hessians.pairs import LabelPairs
 from laplacian_metric.core.arguments import positive as positive
 from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.labels import Labels, as_labels
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.features import Features
 
 
 def features_and_labels(
-    features: Tensor | Features, labels: Labels | Pairs | None
+    features: Tensor | Dataset, labels: Labels | Pairs | None
 ) -> tuple[Tensor, Tensor | Pairs]:
     """Rows (N, H) and labels (N,) or pairs that fit them, on a device with float64."""
-    if isinstance(features, Features):
+    if isinstance(features, Dataset):
         labels = features.labels if labels is None else labels
         features = features.features
     features = torch.as_tensor(features)

@@ -16,9 +16,9 @@ from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
-from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import class_labels, features_of
+from laplacian_metric.laplace.model_inputs import class_labels
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
 
@@ -131,8 +131,8 @@ def fit_model(
     width = train.inputs.shape[1] if train.holds_features else loaded.encoder.num_features  # type: ignore[union-attr]
     carrier = loaded.encoder if loaded is not None else Encoder(backbone, identity_head(width))
     carrier = carrier.to(device).eval()
-    train_features = features_of(carrier, train, options.cache, progress)
-    held_out = None if validation is None else features_of(carrier, validation, options.cache, progress)
+    train_features = _features(carrier, train, options, progress)
+    held_out = None if validation is None else _features(carrier, validation, options, progress)
     encoder = Encoder(
         backbone, _head(options, carrier, loaded, train_features, progress), normalize=carrier.normalize
     )
@@ -185,7 +185,16 @@ def fit_model(
     )
 
 
-def _warn_if_few_errors(lam: LAM, held_out: Features, train: Features) -> None:
+def _features(carrier: Encoder, source: Dataset, options: FitOptions, progress: bool | None) -> Dataset:
+    """Return the features of images, or those that a file has, on the encoder's device."""
+    folder = None if options.cache is None else options.cache / source.title.replace(":", "-")
+    features = features_of(carrier, source, folder, progress)
+    if features is not source:
+        return features
+    return features.with_inputs(features.inputs.to(carrier.head.weight))
+
+
+def _warn_if_few_errors(lam: LAM, held_out: Dataset, train: Dataset) -> None:
     """Say so if a calibration has seen hardly any wrong answers."""
     z, gallery = (lam.embed_features(features).point.cpu() for features in (held_out, train))
     right = metrics.rank(z, held_out.labels.cpu(), 1, database=gallery, database_labels=train.labels.cpu())
@@ -237,7 +246,7 @@ def _head(
     options: FitOptions,
     carrier: Encoder,
     loaded: LoadedEncoder | None,
-    train: Features,
+    train: Dataset,
     progress: bool | None,
 ) -> nn.Linear:
     kind = _kind(options, loaded)
@@ -262,7 +271,7 @@ def _head(
 
 
 def _about(
-    train: Dataset, validation: Dataset | None, options: FitOptions, lam: LAM, held_out: Features | None
+    train: Dataset, validation: Dataset | None, options: FitOptions, lam: LAM, held_out: Dataset | None
 ) -> dict[str, Any]:
     """Return the description of the model."""
     about: dict[str, Any] = {

@@ -22,6 +22,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.core.watch import watched
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.accumulate import Settings
@@ -35,7 +36,7 @@ from laplacian_metric.laplace.diagnostics import (
 )
 from laplacian_metric.laplace.embedding_norms import warn_if_longer
 from laplacian_metric.laplace.encoder_guard import Watch
-from laplacian_metric.laplace.features import DEFAULT_LIMIT, Features, collect_features
+from laplacian_metric.laplace.features import DEFAULT_LIMIT, collect_features
 from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
 from laplacian_metric.laplace.fit_inputs import check_model, checked_batches, features_and_labels, positive
 from laplacian_metric.laplace.head import HeadPosterior
@@ -151,13 +152,13 @@ class LAM:
                 )
             return self.fit_features(features, progress=progress, **options)
 
-    def features(self, loader: Loader, **options: Any) -> Features:
+    def features(self, loader: Loader, **options: Any) -> Dataset:
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""
         return collect_features(self.encoder, loader, **options)
 
     def fit_features(
         self,
-        features: Tensor | Features,
+        features: Tensor | Dataset,
         labels: Labels | Pairs | None = None,
         *,
         batches: Sequence[Tensor] | None = None,
@@ -180,7 +181,7 @@ class LAM:
             batches: positions of the images of each batch, where they are to be those and no others.
             batch_size: of the class-balanced batches.
             generator: of these batches, of the start of "lowrank", and of an estimate over pairs, which is the same in
-                every fit without one. An interrupted search for pairs is resumed where `Features` have a folder.
+                every fit without one. An interrupted search for pairs is resumed where the features have a folder.
             pair_tolerance: the relative error that an estimate over pairs may have.
             check_mode: warn where theta* is no mode of its loss.
             progress: whether to show bars; None asks the terminal.
@@ -197,7 +198,7 @@ class LAM:
                 self.pairs,
                 pair_tolerance,
                 0 if generator is None else int(generator.initial_seed() % (1 << 31)),
-                features.folder if isinstance(features, Features) else None,
+                features.folder if isinstance(features, Dataset) else None,
                 reducer(),
                 progress,
             ),
@@ -319,7 +320,7 @@ class LAM:
     def optimize_prior_precision(
         self,
         method: str = "marginal",
-        features: Tensor | Features | None = None,
+        features: Tensor | Dataset | None = None,
         labels: Labels | None = None,
         *,
         samples: int = 20,
@@ -363,7 +364,7 @@ class LAM:
         return self.prior_precision
 
     def fit_confidence(
-        self, reference: Features, validation: Features, *, alpha: float = 0.1
+        self, reference: Dataset, validation: Dataset, *, alpha: float = 0.1
     ) -> MatchConfidence:
         """Calibrate the first form of this library's confidence; from now on ``uncertainty`` is 1 minus it.
 
@@ -450,7 +451,7 @@ class LAM:
 
     def recall_lost(
         self,
-        features: Tensor | Features,
+        features: Tensor | Dataset,
         labels: Labels | None = None,
         *,
         samples: int = 10,
@@ -496,10 +497,10 @@ class LAM:
 
     @torch.no_grad()
     def embed_features(
-        self, features: Tensor | Features, *, samples: int = 0, generator: torch.Generator | None = None
+        self, features: Tensor | Dataset, *, samples: int = 0, generator: torch.Generator | None = None
     ) -> StochasticEmbedding:
         """Embed features (N, H) of the backbone, which may be mapped from a file; see `embed`."""
-        rows = torch.as_tensor(features.features if isinstance(features, Features) else features)
+        rows = torch.as_tensor(features.features if isinstance(features, Dataset) else features)
         e = self._judged(self.head.embed(rows), rows)
         if not samples:
             return e
@@ -510,13 +511,13 @@ class LAM:
         return e.with_samples(drawn)
 
     def sample_embeddings(
-        self, features: Tensor | Features, samples: int, *, generator: torch.Generator | None = None
+        self, features: Tensor | Dataset, samples: int, *, generator: torch.Generator | None = None
     ) -> Iterator[Tensor]:
         """Joint samples one after the other, (N, Z) unit rows each: what `metrics.retrieval_ece` takes as well.
 
         All images share a draw of the weights; few draws are in memory at a time.
         """
-        rows = torch.as_tensor(features.features if isinstance(features, Features) else features)
+        rows = torch.as_tensor(features.features if isinstance(features, Dataset) else features)
         return self.head.sampled(rows, samples, generator)
 
     # --- files ---

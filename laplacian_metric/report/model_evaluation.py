@@ -15,9 +15,9 @@ import laplacian_metric
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.laplace.features import Features
+from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import class_labels, features_of, warn_if_seen
+from laplacian_metric.laplace.model_inputs import class_labels, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN, TEST
 from laplacian_metric.metrics.query_records import QueryRecord, images_digest
@@ -82,7 +82,7 @@ class Images:
     """Embedded images of one source, on the CPU, and what a calibrated `Trust` answers about them."""
 
     source: Dataset
-    features: Features
+    features: Dataset
     embedding: StochasticEmbedding
     answer: Answer | None = None
 

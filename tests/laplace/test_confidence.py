@@ -15,20 +15,20 @@ from torch.nn import functional as F
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.features import Features
 
 DIM, WIDTH, CLASSES = 3, 12, 4
 
 
-def blobs(number: int, seed: int, noise: float = 0.35) -> Features:
+def blobs(number: int, seed: int, noise: float = 0.35) -> Dataset:
     """Classes along the axes, with noise in the first half of the dimensions only."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % CLASSES
     h = torch.zeros(number, WIDTH, dtype=torch.float64)
     h[:, :CLASSES] = F.one_hot(labels, CLASSES).double()
     h[:, :6] += noise * torch.randn(number, 6, generator=generator, dtype=torch.float64)
-    return Features(h, labels)
+    return Dataset(h, labels)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_few_references_are_evenly_spaced(lam: LAM) -> None:
 
 
 def test_validation_images_that_are_all_alike(lam: LAM) -> None:
-    same = Features(blobs(4, seed=0).features[:1].expand(6, -1).clone(), torch.zeros(6, dtype=torch.long))
+    same = Dataset(blobs(4, seed=0).features[:1].expand(6, -1).clone(), torch.zeros(6, dtype=torch.long))
     confidence = MatchConfidence.fit(lam.head, blobs(400, seed=0), same)
     assert bool(torch.isfinite(confidence(lam.head, same.features)).all())
 

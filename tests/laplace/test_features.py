@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM, data
 from laplacian_metric.core.manifest import ArtifactBusyError, ArtifactError
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
-from laplacian_metric.laplace.features import Features, collect_features, load_features
+from laplacian_metric.laplace.features import collect_features, load_features
 from tests.manifests import rewrite
 
 NUM, PIXELS, WIDTH = 23, 6, 4
@@ -69,7 +70,7 @@ def stopping(after: int, error: type[BaseException] = RuntimeError) -> Iterator[
         yield batch
 
 
-def check(found: Features, num: int = NUM) -> None:
+def check(found: Dataset, num: int = NUM) -> None:
     torch.testing.assert_close(found.features, expected(num))
     assert torch.equal(found.labels, LABELS[:num])
     assert len(found) == num
@@ -355,6 +356,9 @@ def test_a_data_set_is_read_in_batches_as_a_loader_would() -> None:
     found = collect_features(one, images)
     assert torch.equal(found.labels, images.labels)
     torch.testing.assert_close(found.features, one.features(images.floats()))
+    assert (found.title, found.class_names, found.ids) == (images.title, images.class_names, images.ids)
+    with pytest.raises(TypeError, match="sample-mnist:test holds no features"):
+        images.features  # noqa: B018
     lam = LAM(one, ContrastiveLoss(margin=0.7)).fit(images, check_mode=False)
     torch.testing.assert_close(lam.embed(images).kappa, lam.embed(images.floats()).kappa)
     deep = NetworkLAM(one, ContrastiveLoss(margin=0.7), layers=1).fit(images, check_mode=False)

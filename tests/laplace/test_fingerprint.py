@@ -9,7 +9,7 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM
-from laplacian_metric.laplace.features import Features
+from laplacian_metric.data.dataset import Dataset
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
 LAYER = Layer.random(24, 5, 3, classes=4, seed=5)
@@ -40,7 +40,7 @@ def test_every_setting_changes_it() -> None:
     for name, value in (("n_effective", 500.0), ("temperature", 7.0), ("prior_precision", 3.5)):
         setattr(lam, name, value)
         found.add(lam.fingerprint())
-    rows = Features(LAYER.features, LAYER.labels)
+    rows = Dataset(LAYER.features, LAYER.labels)
     lam.fit_confidence(rows, rows)
     found.add(lam.fingerprint())
     found.add(fitted("lowrank").fingerprint())

@@ -14,19 +14,19 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.manifest import ArtifactError
 from laplacian_metric.data import Preparation
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder.networks.layers import PixelScaling
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.model_folder import DamagedModelError, ModelFolder, ModelManifest
 from tests.manifests import rewrite
 
 
-def features(count: int = 60, width: int = 4) -> Features:
+def features(count: int = 60, width: int = 4) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 3
-    return Features(torch.eye(width)[labels] + 0.2 * torch.randn(count, width, generator=generator), labels)
+    return Dataset(torch.eye(width)[labels] + 0.2 * torch.randn(count, width, generator=generator), labels)
 
 
-def fitted(encoder: Encoder, rows: Features) -> LAM:
+def fitted(encoder: Encoder, rows: Dataset) -> LAM:
     return LAM(encoder, ContrastiveLoss(), prior_precision=2.0).fit_features(rows, check_mode=False)
 
 
@@ -34,7 +34,7 @@ def of_features(dtype: torch.dtype = torch.float32, bias: bool = True) -> ModelF
     torch.manual_seed(0)
     encoder = Encoder(nn.Identity(), nn.Linear(4, 3, bias=bias, dtype=dtype))
     rows = features()
-    lam = fitted(encoder, Features(rows.features.to(dtype), rows.labels))
+    lam = fitted(encoder, Dataset(rows.features.to(dtype), rows.labels))
     about = {"data": "mine", "place": Path("/somewhere/else/photos"), "nothing": float("nan")}
     return ModelFolder(lam, class_names=("a", "b"), about=about, seen={"train": torch.arange(3)})
 
@@ -44,8 +44,8 @@ def of_features(dtype: torch.dtype = torch.float32, bias: bool = True) -> ModelF
 def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias: bool) -> None:
     model = of_features(dtype, bias)
     rows = features()
-    held = Features(rows.features.to(dtype), rows.labels)
-    model.lam.fit_confidence(Features(held.features[:40], held.labels[:40]), held)
+    held = Dataset(rows.features.to(dtype), rows.labels)
+    model.lam.fit_confidence(Dataset(held.features[:40], held.labels[:40]), held)
     again = ModelFolder.load(model.save(tmp_path / "model"))
     assert again.takes_features
     assert again.preparation is None

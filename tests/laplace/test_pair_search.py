@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.laplace import pair_search
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs
 from tests.laplace.fit_reference import LOSSES, Layer
@@ -141,7 +141,7 @@ def test_resumed_to_the_bit(pairs: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(pair_search, "SECONDS_BETWEEN_NOTES", 0.0)
     loss, options = LOSSES["arccos"], {"pairs": pairs, "pair_tolerance": 0.3}
     expected = fitted(LARGE, loss, **options)  # type: ignore[arg-type]
-    features = Features(LARGE.features, LARGE.labels, tmp_path)
+    features = Dataset(LARGE.features, LARGE.labels, folder=tmp_path)
     name = "add_tile" if pairs == "exact" else "add_round"
     original, calls = getattr(pair_search.ActiveSearch, name), []
 
@@ -176,12 +176,12 @@ def test_notes_of_other_pairs_are_not_taken(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(pair_search._Note, "remove", lambda self: None)
     loss = LOSSES["arccos"]
     other = Layer.random(5000, 5, 3, classes=12, seed=2)
-    fitted(LARGE, loss, features=Features(LARGE.features, LARGE.labels, tmp_path))
+    fitted(LARGE, loss, features=Dataset(LARGE.features, LARGE.labels, folder=tmp_path))
     assert (tmp_path / pair_search.FILE).is_file()
-    found = fitted(other, loss, features=Features(other.features, other.labels, tmp_path))
+    found = fitted(other, loss, features=Dataset(other.features, other.labels, folder=tmp_path))
     close(curvature(found).diagonal(), curvature(fitted(other, loss)).diagonal())
     (tmp_path / pair_search.FILE).write_bytes(b"no tensors")
-    fitted(LARGE, loss, features=Features(LARGE.features, LARGE.labels, tmp_path))
+    fitted(LARGE, loss, features=Dataset(LARGE.features, LARGE.labels, folder=tmp_path))
 
 
 def test_refusals() -> None:

@@ -15,9 +15,9 @@ from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.arguments import at_least, one_of, parse_choices, positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
+from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.posthoc import LAM
@@ -155,13 +155,13 @@ class LaplaceLearner(Learner):
             lam.set_confidence(MatchConfidence.fit(lam.head, train, validation))
         return LAMEmbedder(lam)
 
-    def choose_prior(self, lam: LAM, validation: Features | None) -> None:
+    def choose_prior(self, lam: LAM, validation: Dataset | None) -> None:
         """Choose the prior precision of a fitted LAM, unless the method says it."""
         prior = self.method.prior or "marginal"
         if prior in ("marginal", "validation"):
             lam.optimize_prior_precision(str(prior), validation, generator=self.new_generator())
 
-    def features(self, data: FitData, name: Literal["train", "validation"]) -> Features:
+    def features(self, data: FitData, name: Literal["train", "validation"]) -> Dataset:
         """Return the features of one of the sets: as they are, from the folder, or computed."""
         folder = None if data.folder is None else data.folder / name
         return features_of(self.encoder, getattr(data, name), folder)

@@ -18,7 +18,7 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Set
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest
-from laplacian_metric.laplace.features import Features, collect_features
+from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.fitting import RiskHistory, RiskOptions, fit_head
@@ -197,14 +197,14 @@ def _below(data: FitData, name: str) -> Path | None:
 
 
 @torch.no_grad()
-def _raw(encoder: Encoder, features: Features) -> Tensor:
+def _raw(encoder: Encoder, features: Dataset) -> Tensor:
     """Return raw embeddings (N, Z) of features, block by block."""
     weight = encoder.head.weight
     return torch.cat([encoder.head(block.to(weight)) for block in features.features.split(1 << 13)])
 
 
 def _target(
-    encoder: Encoder, features: Features, method: LossPrediction, setup: Setup | None, seed: int
+    encoder: Encoder, features: Dataset, method: LossPrediction, setup: Setup | None, seed: int
 ) -> Tensor:
     """Return what the head is to predict for the items, (N,)."""
     if method.target == "retrieval":
@@ -227,7 +227,7 @@ def _target(
 
 
 def _views(
-    encoder: Encoder, data: FitData, train: Features, method: LossPrediction, seed: int
+    encoder: Encoder, data: FitData, train: Dataset, method: LossPrediction, seed: int
 ) -> list[Tensor]:
     """Return the features of every view of the training images; each is computed once."""
     if method.views == 1:

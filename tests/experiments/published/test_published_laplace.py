@@ -16,7 +16,6 @@ from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, vmf
 from laplacian_metric.core.method import FitData
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.laplace.features import Features
 from laplacian_metric.methods import make
 from tests.methods.laplace.test_laplace import LOSS, a_generator, an_embedder, an_encoder, clusters, float64
 
@@ -56,7 +55,7 @@ def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
     encoder = an_encoder()
     loss = ContrastiveLoss(margin=0.7)
     lam = LAM(encoder, loss, n_effective=1.0)
-    fit_summed(lam, Features(images, labels), batch_size=30, triplets=50, generator=a_generator())
+    fit_summed(lam, Dataset(images, labels), batch_size=30, triplets=50, generator=a_generator())
     generator, total = a_generator(), torch.zeros((), dtype=float64)
     for chosen in torch.randperm(60, generator=generator).split(30):
         pairs = Pairs.from_indices(random_triplets(labels[chosen], 50, generator), 30, population=(1.0, 1.0))
@@ -100,7 +99,7 @@ def test_the_sum_over_batches_notes_the_same_length() -> None:
     images, labels = clusters()
     lam, other = LAM(an_encoder(), LOSS), LAM(an_encoder(), LOSS)
     lam.fit_features(images, labels, check_mode=False)
-    fit_summed(other, Features(images, labels), batch_size=30, triplets=50)
+    fit_summed(other, Dataset(images, labels), batch_size=30, triplets=50)
     assert lam.fitted is not None
     assert other.fitted is not None
     assert other.fitted.length == pytest.approx(lam.fitted.length, rel=1e-6)

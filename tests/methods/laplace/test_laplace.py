@@ -18,8 +18,7 @@ from laplacian_metric import LAM
 from laplacian_metric.core.method import FitData, Setup, Start
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.features import Features
-from laplacian_metric.laplace.frozen_features import features_of, held_inputs, unlabelled_features
+from laplacian_metric.laplace.frozen_features import features_of, unlabelled_features
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.laplace import Laplace
@@ -100,7 +99,7 @@ def test_without_the_norm() -> None:
 def test_the_confidence_is_that_of_the_lam() -> None:
     lam = by_hand()
     lam.optimize_prior_precision("marginal")
-    lam.fit_confidence(Features(*clusters()), Features(*clusters(40, seed=1)))
+    lam.fit_confidence(Dataset(*clusters()), Dataset(*clusters(40, seed=1)))
     embedder = an_embedder(Laplace(score="confidence"))
     x = torch.cat([clusters(seed=3)[0], torch.full((1, 5), 40.0, dtype=float64)])
     scores = embedder.scores(x)
@@ -157,11 +156,8 @@ class _Once:
 def test_features_that_are_there_are_neither_read_nor_copied() -> None:
     encoder, data = an_encoder(), some_data()
     assert isinstance(data.train, Dataset)
-    found = features_of(encoder, data.train)
-    assert found.features is data.train.inputs
-    assert found.labels is data.train.labels
+    assert features_of(encoder, data.train) is data.train
     assert unlabelled_features(encoder, data.train) is data.train.inputs
-    assert held_inputs(Encoder(nn.Sequential(), nn.Linear(5, 3, dtype=float64)), data.train) is None
 
 
 def test_nan_among_features_that_are_there_is_named() -> None:
