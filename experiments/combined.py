@@ -35,8 +35,7 @@ from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.seeds import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
-from laplacian_metric.runs.feature_sets import FeatureSets
-from laplacian_metric.runs.image_sets import OUT, TEST, VALIDATION, ImageSets, spread
+from laplacian_metric.runs.image_sets import OUT, TEST, VALIDATION, spread
 
 HERE = Path(__file__).resolve().parent
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
@@ -71,11 +70,9 @@ class Embedded:
 
 def image_sets(fitted: runs.Fitted, out: str, limit: int | None) -> dict[tuple[str, float], Tensor]:
     """Clean and corrupted test images and OOD images, as a network takes them, by name and strength."""
-    sets = fitted.sets.images if isinstance(fitted.sets, FeatureSets) else fitted.sets
-    assert isinstance(sets, ImageSets)
     by_corruption: dict[tuple[str, float], Tensor] = {}
     for name, clean_name, corrupted_name in ((TEST, CLEAN[0], CORRUPTED), (OUT + out, STRANGE, BOTH)):
-        images = spread(sets.loaded(name), limit)
+        images = spread(fitted.sets.images[name], limit)
         if images.preparation.preprocessing != "unit":
             raise ValueError(
                 f"the images of {images.name} are prepared as {images.preparation.preprocessing!r} and not in [0, 1]: "

@@ -47,10 +47,10 @@ ROWS_BETWEEN_NOTES = 4096
 
 
 class FeaturesManifest(Manifest):
-    """What a folder says about its features; version 1 had neither a format nor digests."""
+    """What a folder says about its features; version 1 had neither a format nor digests, version 2 no ``of``."""
 
     FORMAT: ClassVar[str] = "laplacian_metric features"
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     DIGEST_SINCE: ClassVar[int] = 2
     FILE: ClassVar[str] = "features.json"
     PAYLOADS: ClassVar[tuple[str, ...]] = ("features.bin", "labels.bin")
@@ -59,6 +59,9 @@ class FeaturesManifest(Manifest):
     width: int = Field(ge=1)
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
     fingerprint: str
+    of: dict[str, Any] = Field(
+        default_factory=dict
+    )  # what they are of, where the pass was told, once all of them are there
 
     @classmethod
     def version_of(cls, values: Mapping[str, Any]) -> Any:
@@ -67,7 +70,7 @@ class FeaturesManifest(Manifest):
 
     @classmethod
     def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the fields as version 2 has them."""
+        """Return the fields as version 3 has them."""
         missing = {name: {"bytes": None, "sha256": None} for name in cls.PAYLOADS}
         return values if version > 1 else {**values, "files": missing}
 
@@ -84,6 +87,7 @@ def collect_features(
     folder: str | Path | None = None,
     memory_limit: int = DEFAULT_LIMIT,
     progress: bool | None = None,
+    of: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Return the features (N, H) of a loader of (inputs, labels): one pass of the encoder's frozen backbone.
 
@@ -95,11 +99,12 @@ def collect_features(
             vanishes with them.
         memory_limit: in bytes. Features in memory are at last on the backbone's device if it has float64.
         progress: whether to show a bar; None asks the terminal.
+        of: what the features are of, as JSON has it: noted in the folder when all of them are there.
 
     Returns:
         The data set, if the loader is one, with features in place of its inputs, or one of features and labels.
     """
-    with _Store(encoder, folder, memory_limit) as store, evaluating(encoder):
+    with _Store(encoder, folder, memory_limit, dict(of or {})) as store, evaluating(encoder):
         for number, batch in enumerate(read(loader, "features", labelled=True, progress=progress)):
             labels = batch.labels
             assert labels is not None
@@ -125,9 +130,12 @@ def collect_features(
 class _Store:
     """Rows on their way: in lists until they are too many, then in files."""
 
-    def __init__(self, encoder: Encoder, folder: str | Path | None, memory_limit: int) -> None:
+    def __init__(
+        self, encoder: Encoder, folder: str | Path | None, memory_limit: int, of: dict[str, Any]
+    ) -> None:
         self.persistent = folder is not None
         self.limit = memory_limit
+        self.of, self.noted_of = of, dict[str, Any]()
         self.width = encoder.num_features
         self.fingerprint = encoder.fingerprint() if self.persistent else ""
         self.rows: list[Tensor] = []
@@ -139,6 +147,7 @@ class _Store:
         self.known = _dataset(torch.empty(0, 1), torch.empty(0, dtype=torch.long))
         self._stack = ExitStack()
         self._files: dict[str, tuple[BinaryIO, Any]] = {}
+        self._entries: dict[str, FileEntry] = {}
         if folder is not None:
             self.folder = Path(folder) / own_folder()
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +183,7 @@ class _Store:
             return
         if len(stored):
             self.noted, self.dtype, self.known = len(stored), stored.features.dtype, stored
+            self._entries = manifest.files
 
     def holds(self, labels: Tensor, features: Callable[[], Tensor]) -> bool:
         """Whether these images are among those of an earlier pass: their labels say so, and the first features do."""
@@ -269,7 +279,7 @@ class _Store:
             file.flush()
             if self.persistent:
                 os.fsync(file.fileno())
-        if self._files and self.persistent:
+        if self.persistent and (self._files or self.noted_of):
             self._write_note()
 
     def _write_note(self) -> None:
@@ -280,14 +290,16 @@ class _Store:
                 "width": self.width,
                 "dtype": str(self.dtype).removeprefix("torch."),
                 "fingerprint": self.fingerprint,
+                "of": self.noted_of,
             }
         )
-        files = {
-            name: FileEntry(bytes=size, sha256=self._files[name][1].hexdigest())
-            for name, size in manifest.sizes().items()
-        }
+        if self._files:
+            self._entries = {
+                name: FileEntry(bytes=size, sha256=self._files[name][1].hexdigest())
+                for name, size in manifest.sizes().items()
+            }
         with atomic_write(self.folder / manifest.FILE) as temporary:
-            temporary.write_text(artifact.sealed(manifest, files), encoding="utf-8")
+            temporary.write_text(artifact.sealed(manifest, self._entries), encoding="utf-8")
         self.noted = self.count
 
     def finish(self) -> Dataset:
@@ -299,6 +311,7 @@ class _Store:
                 f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "
                 "another folder"
             )
+        self.noted_of = self.of
         self._note()
         assert self.dtype is not None
         result = self.known

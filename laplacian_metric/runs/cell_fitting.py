@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,29 +15,15 @@ from torch import nn
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.config import Cell, completed, differences, plain
-from laplacian_metric.runs.feature_sets import FeatureSets, initial_head
-from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION, ImageSets
-from laplacian_metric.runs.place_matching import Matching
+from laplacian_metric.runs.feature_sets import feature_sets, initial_head
+from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, TRAINING, VALIDATION, Sets, image_sets, size
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.training import load_best, pair_choice, train
 
 FROZEN_SEED = 0  # of a frozen backbone that has random weights
-
-
-class Sets(Protocol):
-    """Sets of inputs by name; see `ImageSets` and `FeatureSets`."""
-
-    def __getitem__(self, name: str) -> Dataset: ...
-
-    def training(self) -> Dataset: ...
-
-    def matching(self, name: str) -> Matching: ...
-
-    def tests(self) -> list[str]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +42,7 @@ class Place:
     cells: Cells
     work: Work
     data_dir: Path | None
-    images: Callable[[Cell], ImageSets]
+    images: Callable[[Cell], Sets]
     device: str = "cpu"
     progress: bool | None = None
 
@@ -85,9 +71,9 @@ class Fitted:
         Args:
             images: a tensor made ready for the network, a data set, or a loader of inputs or (inputs, labels).
         """
-        if not isinstance(self.sets, FeatureSets):
-            return self.embedder.embed(images)
         whole = self.sets.encoder
+        if whole is None:
+            return self.embedder.embed(images)
         return self.embedder.embed(map_batches(lambda batch: whole.features(batch.inputs), images, whole))
 
 
@@ -111,20 +97,20 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
     images = place.images(cell)
     # What is missing is said now, and not after days of training.
     for name in (VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)):
-        images.size(name)
+        size(images, name)
     sets = _sets(place, cell)
     encoders = _encoders(place, cell, seed, sets)
     kept_at = cell.features_at(seed)
     if cell.start is Start.FROZEN and not cell.network.frozen:
-        sets, encoders = _frozen(place, images, encoders[0], kept_at)
+        sets, encoders = _frozen(place, cell, encoders[0], kept_at)
     learner = _learner(cell, encoders, images, seed)
     training = _trained(place, cell, seed, learner, sets) if cell.method.kind.trains else None
     if not cell.method.kind.has_uncertainty and isinstance(learner.module, Encoder) and use_features:
-        sets, encoders = _frozen(place, images, learner.module, kept_at)
+        sets, encoders = _frozen(place, cell, learner.module, kept_at)
         learner = _learner(cell, encoders, images, seed)
     folder = place.work.folder(cell.name, seed)
     # Features that come with the sets need no folder; a method of images may keep its own there.
-    kept = None if isinstance(sets, FeatureSets) else folder / FEATURES
+    kept = folder / FEATURES if sets.encoder is None else None
     data = FitData(sets[TRAIN], sets[VALIDATION], kept)
     begun = time.perf_counter()  # features are shared: they count for no cell
     embedder = learner.embedder(data)
@@ -134,21 +120,21 @@ def fit(place: Place, cell: Cell, seed: int, *, use_features: bool = False) -> F
 
 def _sets(place: Place, cell: Cell) -> Sets:
     """What is trained on: images, or features where the backbone is frozen."""
-    images = place.images(cell)
     if not cell.network.frozen:
-        return images
+        return place.images(cell)
     # With its usual head, which plays no part, so that all have the same fingerprint.
     backbone = cell.network.model_copy(update={"dim": None})
     encoder = backbone.make(FROZEN_SEED, place.data_dir).to(place.device).eval()
-    return _frozen(place, images, encoder, cell.features_at(FROZEN_SEED))[0]
+    return _frozen(place, cell, encoder, cell.features_at(FROZEN_SEED))[0]
 
 
 def _initial(place: Place, cell: Cell, seed: int, sets: Sets, *, shape_only: bool = False) -> Encoder:
     """A new encoder; of a frozen backbone the head alone."""
-    if not isinstance(sets, FeatureSets):
+    frozen = sets.encoder
+    if frozen is None:
         return cell.network.make(seed, place.data_dir).to(place.device)
-    head = initial_head(cell.network, sets, seed, shape_only=shape_only)
-    return Encoder(nn.Identity(), head, normalize=sets.encoder.normalize).to(place.device)
+    head = initial_head(cell.network, frozen, lambda: sets[TRAIN], seed, shape_only=shape_only)
+    return Encoder(nn.Identity(), head, normalize=frozen.normalize).to(place.device)
 
 
 def _encoders(place: Place, cell: Cell, seed: int, sets: Sets) -> list[Encoder]:
@@ -216,8 +202,8 @@ def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     return encoder.eval()
 
 
-def _learner(cell: Cell, encoders: list[Encoder], images: ImageSets, seed: int) -> Learner:
-    train = images.loaded(TRAIN)
+def _learner(cell: Cell, encoders: list[Encoder], images: Sets, seed: int) -> Learner:
+    train = images.images[TRAIN]
     setup = Setup(
         loss=cell.loss.make(),
         num_images=len(train),
@@ -230,16 +216,23 @@ def _learner(cell: Cell, encoders: list[Encoder], images: ImageSets, seed: int) 
 
 
 def _frozen(
-    place: Place, images: ImageSets, encoder: Encoder, kept_at: tuple[str, int]
-) -> tuple[FeatureSets, list[Encoder]]:
+    place: Place, cell: Cell, encoder: Encoder, kept_at: tuple[str, int]
+) -> tuple[Sets, list[Encoder]]:
     """Features in place of images, and the head alone in place of the encoder."""
 
     def lock() -> AbstractContextManager[object]:
         # Whoever has it computes features as well, and will be done soon.
         return place.work.locked(*kept_at, wait=True)
 
-    folder = place.work.folder(*kept_at) / FEATURES
-    sets = FeatureSets(images, encoder, folder, lock, place.progress)
+    sets = feature_sets(
+        place.images(cell),
+        cell.data,
+        encoder,
+        place.work.folder(*kept_at) / FEATURES,
+        batch_size=cell.evaluation.batch_size,
+        lock=lock,
+        progress=place.progress,
+    )
     return sets, [Encoder(nn.Identity(), encoder.head, normalize=encoder.normalize)]
 
 
@@ -257,7 +250,7 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
             write_json(folder / CONFIG, identity)
         outcome = train(
             learner,
-            sets.training(),
+            sets[TRAINING],
             sets[VALIDATION],
             cell.training,
             folder,
@@ -289,13 +282,13 @@ def fitted(
     Raises:
         Busy: another process is at the same cell and seed.
     """
-    image_sets: dict[str, ImageSets] = {}
+    by_section: dict[str, Sets] = {}
 
-    def images(cell: Cell) -> ImageSets:
+    def images(cell: Cell) -> Sets:
         key = cell.data.model_dump_json()
-        if key not in image_sets:
-            image_sets[key] = ImageSets(cell.data, data_dir, cell.evaluation.batch_size)
-        return image_sets[key]
+        if key not in by_section:
+            by_section[key] = image_sets(cell.data, data_dir, cell.evaluation.batch_size)
+        return by_section[key]
 
     cells = Cells(cells_dir)
     cell = cells[name]

@@ -2,124 +2,94 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from laplacian_metric.core import checked
-from laplacian_metric.core.files import atomic_write
+from laplacian_metric.core import artifact
+from laplacian_metric.core.manifest import ArtifactError, MissingArtifactError
+from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, principal_head, random_head, whitening_head
-from laplacian_metric.laplace.features import collect_features, load_features
-from laplacian_metric.runs.image_sets import OUT, TESTS, TRAIN, ImageSets
-from laplacian_metric.runs.place_matching import Matching
-from laplacian_metric.runs.sections import NetworkSection
+from laplacian_metric.laplace.features import FeaturesManifest, collect_features, load_features
+from laplacian_metric.runs.image_sets import OUT, TESTS, TRAIN, TRAINING, Sets, more_options, split_of
+from laplacian_metric.runs.sections import DataSection, NetworkSection
 
 LOGGER = logging.getLogger(__name__)
 
-WHOLE = "whole.json"  # is there when all rows are
 
-
-class FeatureSets:
-    """As `ImageSets`, with what goes into the head in place of the images.
+def feature_sets(
+    images: Sets,
+    section: DataSection,
+    encoder: Encoder,
+    folder: Path,
+    *,
+    batch_size: int = 500,
+    lock: Callable[[], AbstractContextManager[object]] = nullcontext,
+    progress: bool | None = None,
+) -> Sets:
+    """Return what goes into the head for every set of images; it is computed when it is first read.
 
     Args:
-        images: the images.
+        images: see `image_sets`; what is trained on is not augmented.
+        section: which images they are.
         encoder: whose backbone is frozen.
         folder: where the features are kept; each set has a folder of its own in it.
+        batch_size: of the batches that are embedded.
         lock: keeps other processes out of the folder while it is written.
         progress: whether to show bars; None asks the terminal.
     """
+    fingerprint = encoder.fingerprint()
 
-    def __init__(
-        self,
-        images: ImageSets,
-        encoder: Encoder,
-        folder: Path,
-        lock: Callable[[], AbstractContextManager[object]] = nullcontext,
-        progress: bool | None = None,
-    ) -> None:
-        self.images = images
-        self.encoder = encoder
-        self.folder = folder
-        self.lock = lock
-        self.progress = progress
-        self._fingerprint = encoder.fingerprint()
-        self._made: dict[str, Dataset] = {}
+    def make(name: str) -> Dataset:
+        if name == TRAINING:
+            return sets[TRAIN]
+        place, of = folder / name.replace("/", "-"), _source(section, name, fingerprint)
+        with lock():
+            features = _stored(place, of)
+            if features is None:
+                features = collect_features(encoder, images[name], folder=place, progress=progress, of=of)
+        split = parse_split(split_of(section, name))
+        return Dataset(features.features, features.labels, batch_size=batch_size, split=split)
 
-    def __getitem__(self, name: str) -> Dataset:
-        if name not in self._made:
-            with self.lock():
-                self._made[name] = self._mapped(name) or self._collected(name)
-        return self._made[name]
+    sets = Sets(images, make, images.images, encoder)
+    return sets
 
-    def training(self) -> Dataset:
-        """The features that are trained on; there is no augmentation of features."""
-        return self["train"]
 
-    def matching(self, name: str) -> Matching:
-        """That of the images."""
-        return self.images.matching(name)
+def _source(section: DataSection, name: str, fingerprint: str) -> dict[str, Any]:
+    """Return what the features of a set depend on."""
+    outs = [out for out in section.out if name == OUT + out.label]
+    return {
+        "fingerprint": fingerprint,
+        "data": section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment", "tests"}),
+        **({"more": more_options(section, name)} if name.startswith(TESTS) else {}),
+        "out": [out.model_dump(mode="json") for out in outs],
+    }
 
-    def tests(self) -> list[str]:
-        """Those of the images."""
-        return self.images.tests()
 
-    def _place(self, name: str) -> Path:
-        return self.folder / name.replace("/", "-")
-
-    def _of(self, name: str) -> dict[str, object]:
-        """What the features of a set depend on."""
-        section = self.images.section
-        kept = section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment", "tests"})
-        outs = [out for out in section.out if name == OUT + out.label]
-        more = {"more": self.images.more_options(name)} if name.startswith(TESTS) else {}
-        return {
-            "fingerprint": self._fingerprint,
-            "data": kept,
-            **more,
-            "out": [out.model_dump(mode="json") for out in outs],
-        }
-
-    def _mapped(self, name: str) -> Dataset | None:
-        """What an earlier run left, if it is whole and of the same network and images."""
-        place = self._place(name)
-        if not (place / WHOLE).is_file():
+def _stored(place: Path, of: dict[str, Any]) -> Dataset | None:
+    """Return what an earlier run left, if it is whole and of the same network and images; an interrupted one stays."""
+    own = place / own_folder()
+    try:
+        manifest = artifact.read_manifest(own, FeaturesManifest)
+        if manifest.of == of:
+            return load_features(own)
+        if not manifest.of:
             return None
-        try:
-            note = checked.read_json(place / WHOLE, "it is written again")
-            if note.get("of") == self._of(name):
-                stored = load_features(place / str(note.get("folder")))
-                return self._inputs(name, stored.features, stored.labels)
-        except ValueError as error:
-            LOGGER.warning("%s: the features are computed anew", error)
-        shutil.rmtree(place)
+    except MissingArtifactError:
         return None
-
-    def _collected(self, name: str) -> Dataset:
-        place = self._place(name)
-        features = collect_features(self.encoder, self.images[name], folder=place, progress=self.progress)
-        assert features.folder is not None
-        note = {
-            "of": self._of(name),
-            "folder": features.folder.relative_to(place).as_posix(),
-        }
-        with atomic_write(place / WHOLE) as temporary:
-            temporary.write_text(json.dumps(note) + "\n", encoding="utf-8")
-        return self._inputs(name, features.features, features.labels)
-
-    def _inputs(self, name: str, features: Tensor, labels: Tensor) -> Dataset:
-        split = parse_split(self.images.split(name))
-        return Dataset(features, labels, batch_size=self.images.batch_size, split=split)
+    except ArtifactError as error:
+        LOGGER.warning("%s: the features are computed anew", error)
+    shutil.rmtree(own)
+    return None
 
 
 def bytes_of(rows: int, width: int) -> int:
@@ -132,30 +102,30 @@ def bytes_of(rows: int, width: int) -> int:
     return rows * (width * torch.float32.itemsize + torch.long.itemsize)
 
 
-class HeadSource(Protocol):
-    """Sets of features by name, and the encoder with a frozen backbone that they are of."""
-
-    @property
-    def encoder(self) -> Encoder: ...
-
-    def __getitem__(self, name: str) -> Dataset: ...
-
-
 def initial_head(
-    section: NetworkSection, sets: HeadSource, seed: int, *, shape_only: bool = False
+    section: NetworkSection,
+    encoder: Encoder,
+    features: Callable[[], Dataset],
+    seed: int,
+    *,
+    shape_only: bool = False,
 ) -> nn.Linear:
-    """The head that the section asks for; only a random one depends on the seed.
+    """Return the head that a section asks for above a frozen encoder; only a random one depends on the seed.
 
-    With ``shape_only`` it is random in any case: what it will hold is read from a checkpoint.
+    Args:
+        section: of the network.
+        encoder: with the frozen backbone.
+        features: returns those of the training images, which "principal" and "whitening" are made of.
+        seed: of a random head.
+        shape_only: it is random in any case: what it will hold is read from a checkpoint.
     """
-    width = sets.encoder.num_features
-    dim = section.dim or (sets.encoder.dim if section.head == "random" else width)
+    width = encoder.num_features
+    dim = section.dim or (encoder.dim if section.head == "random" else width)
     if shape_only or section.head == "random":
         return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
     if section.head in ("principal", "whitening"):
-        features = sets[TRAIN].inputs
-        assert isinstance(features, Tensor)
-        return (principal_head if section.head == "principal" else whitening_head)(features, dim)
+        head = principal_head if section.head == "principal" else whitening_head
+        return head(features().features, dim)
     if dim != width:
         raise ValueError(
             f"network.head is 'identity', which keeps all {width} features, but dim is {dim}: leave dim out, or take "

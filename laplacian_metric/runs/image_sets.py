@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import parse_split
-from laplacian_metric.runs.place_matching import Matching, by_place, matching
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.runs.place_matching import by_place
 from laplacian_metric.runs.sections import DataSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
+TRAINING = "training"  # "train" as it is trained on, with augmentation where there is one
 OUT = "out/"  # before the label of a set of OOD images
 TESTS = "test/"  # before the name of another test set
 
@@ -29,152 +32,165 @@ MOST = 1000  # of one kind of corruption
 CROP = 2 / 3  # the strength of the crop test: a window of half the side
 
 
-class ImageSets:
-    """The sets of images of one data section by name: "train", "validation", "test", "corrupted" (validation images),
-    "cropped" (test images), "out/" with a label and "test/" with the name of another test set. Each is made once.
+class Sets(Mapping[str, Dataset]):
+    """Data sets by name, each made when it is first read.
+
+    Args:
+        names: of all sets.
+        make: returns the set of a name, as an embedder takes it.
+        images: the same sets as they were loaded, before they were made ready for a network; by default these.
+        encoder: whose features the sets hold; None where they hold images.
+
+    Example:
+        >>> sets = Sets(["test"], lambda name: data.load("sample-mnist", name))
+        >>> len(sets["test"]), list(sets)
+        (1000, ['test'])
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        make: Callable[[str], Dataset],
+        images: Sets | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        self._names = tuple(names)
+        self._make = make
+        self._made: dict[str, Dataset] = {}
+        self.images = self if images is None else images
+        self.encoder = encoder
+
+    def __getitem__(self, name: str) -> Dataset:
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(f"there is no set {name!r}, there are: {', '.join(self._names)}")
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def image_sets(section: DataSection, data_dir: Path | None, batch_size: int = 500) -> Sets:
+    """Return the images of a data section: "train", "training", "validation", "test", "corrupted" (validation images),
+    "cropped" (test images), "out/" with a label and "test/" with the name of another test set.
 
     Args:
         section: which images.
         data_dir: the folder of the data sets.
         batch_size: of the batches that are embedded.
     """
+    outs, tests = (OUT + out.label for out in section.out), (TESTS + name for name in section.tests)
+    loaded = Sets(
+        (TRAIN, VALIDATION, TEST, *outs, *tests),
+        lambda name: _loaded(section, data_dir, name, loaded),
+    )
+    names = (*loaded, TRAINING, CORRUPTED, CROPPED)
+    sets = Sets(names, lambda name: _ready(section, batch_size, name, sets), loaded)
+    return sets
 
-    def __init__(self, section: DataSection, data_dir: Path | None, batch_size: int = 500) -> None:
-        self.section = section
-        self.data_dir = data_dir
-        self.batch_size = batch_size
-        self._loaded: dict[str, Dataset] = {}
-        self._made: dict[str, Dataset] = {}
 
-    def __getitem__(self, name: str) -> Dataset:
-        """The images as they are embedded, without augmentation."""
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+def split_of(section: DataSection, name: str) -> str:
+    """Return which split of its data set the images of a set are from."""
+    if name.startswith(OUT):
+        return next(out.split for out in section.out if out.label == name.removeprefix(OUT))
+    source = TEST if name.startswith(TESTS) else {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
+    split: str = getattr(section.splits, source)
+    return split
 
-    def loaded(self, name: str) -> Dataset:
-        """The images of a set that a data set has, limited as the section says."""
-        if name not in self._loaded:
-            if name.startswith(OUT):
-                images = self._load_out(name.removeprefix(OUT))
-            else:
-                split = self.split(name)
-                options = {**self.section.options, **self.more_options(name)}
-                images = self._load(self.section.train, split, options, self._preparation())
-                images = by_place(spread(images, self.section.limit))
-            self._loaded[name] = images
-        return self._loaded[name]
 
-    def more_options(self, name: str) -> dict[str, Any]:
-        """The options of a set beside those of all."""
-        base = TEST if name.startswith(TESTS) else name
-        more: dict[str, Any] = self.section.split_options.get(base, {})  # type: ignore[call-overload]
-        return {**more, **self.section.tests[name.removeprefix(TESTS)]} if name.startswith(TESTS) else more
+def more_options(section: DataSection, name: str) -> dict[str, Any]:
+    """Return the options of a set beside those of all."""
+    base = TEST if name.startswith(TESTS) else name
+    more: dict[str, Any] = section.split_options.get(base, {})  # type: ignore[call-overload]
+    return {**more, **section.tests[name.removeprefix(TESTS)]} if name.startswith(TESTS) else more
 
-    def training(self) -> Dataset:
-        """The images that are trained on, with augmentation where there is one."""
-        train = self.loaded(TRAIN)
-        if self.section.augment is None:
-            return self[TRAIN]
-        augmented = train.prepared(augment=AUGMENTATIONS[self.section.augment])
-        return replace(augmented, batch_size=self.batch_size, workers=self.section.workers)
 
-    def matching(self, name: str) -> Matching:
-        """What of the images of a set are queries, and which answers to them are right."""
-        return matching(self.loaded(name))
+def size(sets: Sets, name: str) -> int:
+    """Return how many images a set has; they are loaded, and not made ready."""
+    if name == CORRUPTED:
+        return len(_corrupted_rows(sets.images[VALIDATION])) * len(CORRUPTIONS)
+    return len(sets.images[TEST if name == CROPPED else name])
 
-    def tests(self) -> list[str]:
-        """The names of the test sets beside "test"."""
-        return list(self.section.tests)
 
-    def split(self, name: str) -> str:
-        """Which split of its data set the images of a set are from."""
-        if name.startswith(OUT):
-            return next(out.split for out in self.section.out if out.label == name.removeprefix(OUT))
-        source = TEST if name.startswith(TESTS) else {CORRUPTED: VALIDATION, CROPPED: TEST}.get(name, name)
-        split: str = getattr(self.section.splits, source)
-        return split
+# --- how they are loaded and made ready ---
 
-    def size(self, name: str) -> int:
-        """How many images a set has."""
-        if name == CORRUPTED:
-            return len(self._chosen()) * len(CORRUPTIONS)
-        return len(self.loaded(TEST if name == CROPPED else name))
 
-    # --- how they are made ---
-
-    def _make(self, name: str) -> Dataset:
-        if name == CORRUPTED:
-            chosen = self.loaded(VALIDATION).select(self._chosen())
-            clean, indices = self._unscaled(chosen), torch.arange(len(chosen))
-            corrupted = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
-            labels = chosen.labels.repeat(len(CORRUPTIONS))
-            return self._inputs(name, corrupted, labels)
-        if name == CROPPED:
-            whole = self.loaded(TEST)
-            cropped = corrupt(self._unscaled(whole), "crop", CROP, indices=whole.indices)
-            return self._inputs(name, cropped, whole.labels)
-        images = self.loaded(name)
-        share = self.section.corrupted_share
-        if name == TRAIN and share:
-            floats = corrupt_some(self._unscaled(images), share, indices=images.indices)
-            return self._inputs(name, floats, images.labels)
-        if self.section.in_memory:
-            return images.in_memory(batch_size=self.batch_size)
-        return replace(images, batch_size=self.batch_size, workers=self.section.workers)
-
-    def _inputs(self, name: str, floats: Tensor, labels: Tensor) -> Dataset:
-        return Dataset(
-            self._scaled(floats), labels, batch_size=self.batch_size, split=parse_split(self.split(name))
+def _loaded(section: DataSection, data_dir: Path | None, name: str, loaded: Sets) -> Dataset:
+    """Return the images of a set that a data set has, limited as the section says."""
+    load = partial(data.load, data_dir=data_dir)
+    if not name.startswith(OUT):
+        images = load(
+            section.train,
+            split_of(section, name),
+            image_size=section.image_size,
+            channels=section.channels,
+            preprocessing=section.preprocessing,
+            **{**section.options, **more_options(section, name)},
         )
-
-    def _chosen(self) -> Tensor:
-        """Which validation images are corrupted, at even steps."""
-        number = len(self.loaded(VALIDATION))
-        return torch.arange(0, number, min(max(EVERY, -(-number // MOST)), number))
-
-    def _preparation(self) -> dict[str, Any]:
-        section = self.section
-        return {
-            "image_size": section.image_size,
-            "channels": section.channels,
-            "preprocessing": section.preprocessing,
-        }
-
-    def _load(self, name: str, split: str, options: dict[str, Any], preparation: dict[str, Any]) -> Dataset:
-        return data.load(name, split, data_dir=self.data_dir, **preparation, **options)
-
-    def _load_out(self, label: str) -> Dataset:
-        """OOD images, with as many rows, columns and channels as the images that the network knows."""
-        out = next(out for out in self.section.out if out.label == label)
-        known = self.loaded(TEST)
-        channels, height, width = known[0][0].shape
-        preparation = {
-            "image_size": None,
-            "channels": channels,
-            "preprocessing": _preprocessing(known),
-        }
-        images = self._load(out.name, out.split, out.options, preparation)
-        if images[0][0].shape != (channels, height, width) or not isinstance(images.images, Tensor):
-            if height != width:
-                raise ValueError(
-                    f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
-                    f"{out.name} can have the same"
-                )
-            images = images.prepared(image_size=height)
-        return spread(images, out.limit)
-
-    def _unscaled(self, images: Dataset) -> Tensor:
-        """As a network takes them, but with values in [0, 1]."""
-        return images.prepared(preprocessing="unit").floats()
-
-    def _scaled(self, floats: Tensor) -> Tensor:
-        preparation = self.loaded(VALIDATION).preparation
-        return floats if preparation is None else preparation.scaled(floats)
+        return by_place(spread(images, section.limit))
+    # OOD images, with as many rows, columns and channels as the images that the network knows.
+    out = next(out for out in section.out if out.label == name.removeprefix(OUT))
+    known = loaded[TEST]
+    channels, height, width = known[0][0].shape
+    preprocessing = "unit" if known.preparation is None else known.preparation.preprocessing
+    images = load(
+        out.name, out.split, image_size=None, channels=channels, preprocessing=preprocessing, **out.options
+    )
+    if images[0][0].shape != (channels, height, width) or not isinstance(images.images, Tensor):
+        if height != width:
+            raise ValueError(
+                f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
+                f"{out.name} can have the same"
+            )
+        images = images.prepared(image_size=height)
+    return spread(images, out.limit)
 
 
-def _preprocessing(images: Dataset) -> str:
-    return "unit" if images.preparation is None else images.preparation.preprocessing
+def _ready(section: DataSection, batch_size: int, name: str, sets: Sets) -> Dataset:
+    """Return the images of a set as a network takes them."""
+    if name == TRAINING:
+        if section.augment is None:
+            return sets[TRAIN]
+        augmented = sets.images[TRAIN].prepared(augment=AUGMENTATIONS[section.augment])
+        return replace(augmented, batch_size=batch_size, workers=section.workers)
+    if name == CORRUPTED:
+        validation = sets.images[VALIDATION]
+        chosen = validation.select(_corrupted_rows(validation))
+        clean, indices = _unscaled(chosen), torch.arange(len(chosen))
+        floats = torch.cat([corrupt(clean, kind, STRENGTH, indices=indices) for kind in CORRUPTIONS])
+        labels = chosen.labels.repeat(len(CORRUPTIONS))
+    elif name == CROPPED:
+        whole = sets.images[TEST]
+        floats, labels = corrupt(_unscaled(whole), "crop", CROP, indices=whole.indices), whole.labels
+    elif name == TRAIN and section.corrupted_share:
+        train = sets.images[TRAIN]
+        floats = corrupt_some(_unscaled(train), section.corrupted_share, indices=train.indices)
+        labels = train.labels
+    elif section.in_memory:
+        return sets.images[name].in_memory(batch_size=batch_size)
+    else:
+        return replace(sets.images[name], batch_size=batch_size, workers=section.workers)
+    preparation = sets.images[VALIDATION].preparation
+    scaled = floats if preparation is None else preparation.scaled(floats)
+    return Dataset(scaled, labels, batch_size=batch_size, split=parse_split(split_of(section, name)))
+
+
+def _corrupted_rows(validation: Dataset) -> Tensor:
+    """Which validation images are corrupted, at even steps."""
+    number = len(validation)
+    return torch.arange(0, number, min(max(EVERY, -(-number // MOST)), number))
+
+
+def _unscaled(images: Dataset) -> Tensor:
+    """As a network takes them, but with values in [0, 1]."""
+    return images.prepared(preprocessing="unit").floats()
 
 
 def spread(images: Dataset, limit: int | None) -> Dataset:

@@ -15,9 +15,9 @@ from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.runs.cell_fitting import Fitted, Sets
-from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
-from laplacian_metric.runs.place_matching import Matching
+from laplacian_metric.runs.cell_fitting import Fitted
+from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION, Sets
+from laplacian_metric.runs.place_matching import Matching, matching
 from laplacian_metric.runs.scores import Scores, method_scores, trivial_scores
 from laplacian_metric.runs.sections import EvaluationSection
 from laplacian_metric.runs.verified_pairs import verify
@@ -46,7 +46,7 @@ def evaluate(
     embedder, names = fitted.embedder, [OUT + label for label in out]
     sets = {name: fitted.sets[name] for name in _needed(section, names)}
     embedded = {name: embedder.embed(sets[name]).to("cpu") for name in (TEST, VALIDATION)}
-    matchings = {name: fitted.sets.matching(name) for name in embedded}
+    matchings = {name: matching(fitted.sets.images[name]) for name in embedded}
     scores: Scores = {}
     if method.has_uncertainty:
         scores |= method_scores(embedder, sets, embedded)
@@ -80,9 +80,7 @@ def evaluate(
         "settings": embedder.settings(),
     }
     if section.verification is not None:
-        record["verification"] = verify(
-            fitted, section.verification, fitted.sets.tests(), has_uncertainty=method.has_uncertainty
-        )
+        record["verification"] = verify(fitted, section.verification, has_uncertainty=method.has_uncertainty)
     return record
 
 

@@ -12,7 +12,7 @@ from laplacian_metric.data.lookup import MissingDataError
 from laplacian_metric.runs import provenance
 from laplacian_metric.runs.cell_fitting import Place, check_network, fit
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.image_sets import TEST, ImageSets
+from laplacian_metric.runs.image_sets import TEST, Sets, image_sets
 from laplacian_metric.runs.measurements import evaluate, label_entropy
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.reading import Cells
@@ -100,15 +100,15 @@ class _Runs:
         self.say = say
         self.begun = time.time()
         self.origin = {"commit": provenance.commit(), "command": provenance.command()}
-        self._images: tuple[str, ImageSets] | None = None
+        self._images: tuple[str, Sets] | None = None
         self.data_dir = data_dir
         self.place = Place(cells, work, data_dir, self.images, device, progress)
 
-    def images(self, cell: Cell) -> ImageSets:
+    def images(self, cell: Cell) -> Sets:
         """The images of a cell; those of the last cell are kept, since the next one often has the same."""
         key = cell.data.model_dump_json() + str(cell.evaluation.batch_size)
         if self._images is None or self._images[0] != key:
-            self._images = (key, ImageSets(cell.data, self.data_dir, cell.evaluation.batch_size))
+            self._images = (key, image_sets(cell.data, self.data_dir, cell.evaluation.batch_size))
         return self._images[1]
 
     def tasks(self, patterns: Iterable[str], seeds: Sequence[int] | None) -> list[Task]:
@@ -280,7 +280,7 @@ class _Runs:
         begun = time.perf_counter()
         entropy = None
         if cell.evaluation.label_entropy:
-            human = self.images(cell).loaded(TEST).extras.get("human_distribution")
+            human = self.images(cell).images[TEST].extras.get("human_distribution")
             entropy = label_entropy(fitted.sets, human)
         labels = [out.label for out in cell.data.out]
         record = evaluate(fitted, cell.method.kind, cell.evaluation, labels, entropy)

@@ -18,8 +18,7 @@ from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.runs.cell_fitting import BaseError, Fitted, fitted
 from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.feature_sets import FeatureSets
-from laplacian_metric.runs.image_sets import TRAIN, VALIDATION, ImageSets
+from laplacian_metric.runs.image_sets import TRAIN, VALIDATION, image_sets
 from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.single_cell import NAME, write_cells
 from laplacian_metric.runs.work import Busy, ChangedError
@@ -86,9 +85,9 @@ def train_single(
                 f"{cell.network.name} without a dimension would embed in the logits of its classifier, which retrieve "
                 "worse than its features: pass --dim, 64 say"
             )
-        images = ImageSets(cell.data, data_dir)
+        images = image_sets(cell.data, data_dir).images
         for name in (TRAIN, VALIDATION):
-            _require_classes(images.loaded(name))
+            _require_classes(images[name])
         try:
             result = fitted(
                 NAME,
@@ -185,13 +184,13 @@ def _named(encoder: Encoder, cell: Cell) -> Encoder:
 
 
 def _model(result: Fitted, lam: LAM, cell: Cell, data_dir: Path | None, seed: int) -> ModelFolder:
-    if isinstance(result.sets, FeatureSets):
-        carrier = result.sets.encoder
+    carrier = result.sets.encoder
+    if carrier is not None:
         whole = Encoder(carrier.backbone, lam.encoder.head, normalize=lam.encoder.normalize)
         lam = bound_to(lam, whole.eval())
     lam.encoder.recipe = {"name": cell.network.name, "dim": lam.encoder.dim}
-    images = ImageSets(cell.data, data_dir)
-    train, validation = (images.loaded(name) for name in (TRAIN, VALIDATION))
+    images = image_sets(cell.data, data_dir).images
+    train, validation = (images[name] for name in (TRAIN, VALIDATION))
     config = cell.resolved()
     training = result.training
     return ModelFolder(

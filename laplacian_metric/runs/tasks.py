@@ -11,7 +11,7 @@ from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.runs.cell_fitting import Place
 from laplacian_metric.runs.config import Cell
 from laplacian_metric.runs.feature_sets import bytes_of
-from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION, size
 from laplacian_metric.runs.results import Result
 from laplacian_metric.runs.sections import NetworkSection
 
@@ -101,7 +101,7 @@ def _size(place: Place, cell: Cell) -> int:
     images = place.images(cell)
     names = [TRAIN, VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)]
     names += [CORRUPTED] * cell.evaluation.corrupted + [CROPPED] * cell.evaluation.crop_test
-    return bytes_of(sum(images.size(name) for name in names), _width(cell.network))
+    return bytes_of(sum(size(images, name) for name in names), _width(cell.network))
 
 
 def _width(network: NetworkSection) -> int:

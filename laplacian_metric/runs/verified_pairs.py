@@ -156,9 +156,7 @@ class _Set:
         return self.inputs.known_labels(by_class=False)
 
 
-def verify(
-    fitted: Fitted, section: VerificationSection, tests: list[str], *, has_uncertainty: bool
-) -> dict[str, Any]:
+def verify(fitted: Fitted, section: VerificationSection, *, has_uncertainty: bool) -> dict[str, Any]:
     """What is measured of the test set, "test", and of others by name.
 
     Of each: the average precision of the match probability (or similarity) at telling pairs that match from as many
@@ -167,7 +165,7 @@ def verify(
     """
     embedder = fitted.embedder
     sets: dict[str, _Set] = {}
-    for name in (TEST, *tests):
+    for name in (TEST, *(name.removeprefix(TESTS) for name in fitted.sets if name.startswith(TESTS))):
         inputs = fitted.sets[name if name == TEST else TESTS + name]
         images: Images = (
             HedgedImages(embedder, inputs, section.samples, has_uncertainty=has_uncertainty)

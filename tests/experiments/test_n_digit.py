@@ -197,5 +197,5 @@ def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(made: Fold
         assert "own" in posterior[name]["correlations"]
         assert "own" not in plain[name]["correlations"]
     assert plain["test"]["average_precision"] != plain["corrupt"]["average_precision"]
-    kept = [path.parent.name for path in folder.work.rglob("whole.json")]
+    kept = [path.parent.name for path in folder.work.rglob("features.json")]
     assert "test-corrupt" in kept

@@ -11,7 +11,7 @@ import torch
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import whitening_head
 from laplacian_metric.runs import ConfigError, cell_fitting, feature_sets
-from laplacian_metric.runs.image_sets import ImageSets
+from laplacian_metric.runs.image_sets import Sets, image_sets
 from laplacian_metric.runs.work import Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -28,8 +28,8 @@ CELLS: dict[str, Any] = {
 
 
 def place_of(folder: Folder) -> cell_fitting.Place:
-    def images(cell: Any) -> ImageSets:
-        return ImageSets(cell.data, None, cell.evaluation.batch_size)
+    def images(cell: Any) -> Sets:
+        return image_sets(cell.data, None, cell.evaluation.batch_size)
 
     return cell_fitting.Place(folder.read(), Work(folder.work), None, images, progress=False)
 
@@ -44,18 +44,18 @@ def test_all_methods_go_by_features_that_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[str] = []
-    original = feature_sets.FeatureSets._collected
+    original = feature_sets.collect_features
 
-    def counted(self: feature_sets.FeatureSets, name: str) -> Any:
-        computed.append(name)
-        return original(self, name)
+    def counted(*arguments: Any, folder: Path, **options: Any) -> Any:
+        computed.append(folder.name)
+        return original(*arguments, folder=folder, **options)
 
-    monkeypatch.setattr(feature_sets.FeatureSets, "_collected", counted)
+    monkeypatch.setattr(feature_sets, "collect_features", counted)
     folder = folder_with(tmp_path, **CELLS)
     summary = folder.run(seeds=[0, 1])
     assert summary.ok, summary.failed
     assert len(summary.done) == 2 * len(CELLS)
-    assert sorted(computed) == ["corrupted", "out/digits", "test", "train", "validation"]
+    assert sorted(computed) == ["corrupted", "out-digits", "test", "train", "validation"]
     # They are gone with the last run that needed them.
     assert not list(folder.work.rglob("features.bin"))
     found = [folder.result("mini/deterministic", seed)["retrieval"]["test"] for seed in (0, 1)]

@@ -10,7 +10,7 @@ import torch
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.splits import Role
-from laplacian_metric.runs.image_sets import CORRUPTIONS, CROP, ImageSets, crop_flip, spread
+from laplacian_metric.runs.image_sets import CORRUPTIONS, CROP, crop_flip, image_sets, size, spread
 from laplacian_metric.runs.sections import DataSection
 from tests.data.miniatures import write_image
 
@@ -20,34 +20,37 @@ def section(**options: object) -> DataSection:
 
 
 def test_sets_are_the_splits_at_even_steps() -> None:
-    sets = ImageSets(section(limit=50), None, batch_size=20)
+    sets = image_sets(section(limit=50), None, batch_size=20)
     for name in ("train", "validation", "test"):
         whole = data.load("sample-fashion-mnist", name)
         rows = torch.arange(50) * len(whole) // 50
         assert torch.equal(sets[name].inputs, whole.floats()[rows])
         assert torch.equal(sets[name].labels, whole.labels[rows])
         assert sets[name].split is whole.split
-        assert sets.size(name) == 50
+        assert size(sets, name) == 50
     assert [len(batch) for batch in sets["test"].batches()] == [20, 20, 10]
     assert spread(data.load("sample-mnist", "test"), 5_000).images.shape[0] == 1000
 
 
 def test_corrupted_images_are_every_fifth_of_validation() -> None:
-    sets = ImageSets(section(limit=50), None)
+    sets = image_sets(section(limit=50), None)
     clean = sets["validation"].inputs[::5]
     expected = torch.cat([corrupt(clean, kind, 1.0) for kind in CORRUPTIONS])
     assert torch.equal(sets["corrupted"].inputs, expected)
     assert torch.equal(sets["corrupted"].labels, sets["validation"].labels[::5].repeat(4))
-    assert sets.size("corrupted") == len(expected)
+    assert size(sets, "corrupted") == len(expected)
     assert sets["corrupted"].role is Role.SELECTION
 
 
 def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None:
-    clean, sets = ImageSets(section(limit=50), None), ImageSets(section(limit=50, corrupted_share=0.4), None)
-    expected = corrupt_some(clean["train"].inputs, 0.4, indices=clean.loaded("train").indices)
+    clean, sets = (
+        image_sets(section(limit=50), None),
+        image_sets(section(limit=50, corrupted_share=0.4), None),
+    )
+    expected = corrupt_some(clean["train"].inputs, 0.4, indices=clean.images["train"].indices)
     assert torch.equal(sets["train"].inputs, expected)
     assert not torch.equal(expected, clean["train"].inputs)
-    assert sets.training() is sets["train"]
+    assert sets["training"] is sets["train"]
     assert sets["train"].role is Role.FITTING
     for name in ("validation", "test"):
         assert torch.equal(sets[name].inputs, clean[name].inputs)
@@ -56,16 +59,16 @@ def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None
 
 
 def test_windows_are_of_test_images() -> None:
-    sets = ImageSets(section(limit=12), None)
-    images = sets.loaded("test")
+    sets = image_sets(section(limit=12), None)
+    images = sets.images["test"]
     expected = corrupt(images.floats(), "crop", CROP, indices=images.indices)
     assert torch.equal(sets["cropped"].inputs, expected)
     assert sets["cropped"].role is Role.EVALUATION
 
 
 def test_corruption_comes_before_the_mean_is_subtracted() -> None:
-    plain = ImageSets(section(limit=20, channels=3), None)
-    scaled = ImageSets(section(limit=20, channels=3, preprocessing="imagenet"), None)
+    plain = image_sets(section(limit=20, channels=3), None)
+    scaled = image_sets(section(limit=20, channels=3, preprocessing="imagenet"), None)
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
     for name in ("validation", "corrupted", "cropped"):
@@ -81,7 +84,7 @@ def test_strangers_get_the_size_and_the_channels_of_the_known(channels: int, tmp
         {"name": "folder", "label": "fruit", "options": {"path": "fruit"}},
         {"name": "sample-mnist", "limit": 6},
     )
-    sets = ImageSets(section(limit=20, image_size=32, channels=channels, out=out), tmp_path)
+    sets = image_sets(section(limit=20, image_size=32, channels=channels, out=out), tmp_path)
     assert sets["test"].inputs.shape == (20, channels, 32, 32)
     assert sets["out/fruit"].inputs.shape == (4, channels, 32, 32)
     assert sets["out/sample-mnist"].inputs.shape == (6, channels, 32, 32)
@@ -94,23 +97,23 @@ def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
             for number in range(3):
                 write_image(tmp_path / "fruit" / split / kind / f"{number}.png", 50 * number)
     options = {"train": "folder", "options": {"path": "fruit"}, "image_size": 8}
-    read = ImageSets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
-    kept = ImageSets(DataSection.model_validate(options), tmp_path)
+    read = image_sets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
+    kept = image_sets(DataSection.model_validate(options), tmp_path)
     assert not isinstance(read["test"].inputs, torch.Tensor)
     assert torch.equal(torch.cat([batch.inputs for batch in read["test"].batches()]), kept["test"].inputs)
 
 
 def test_only_training_is_augmented() -> None:
-    sets = ImageSets(section(limit=30, augment="crop-flip"), None)
+    sets = image_sets(section(limit=30, augment="crop-flip"), None)
     rows = [torch.arange(30)]
     torch.manual_seed(0)
-    (batch,) = sets.training().batches(rows)
+    (batch,) = sets["training"].batches(rows)
     seen = batch.inputs
     assert torch.equal(batch.labels, sets["train"].labels)
     assert seen.shape == sets["train"].inputs.shape
     assert not torch.equal(seen, sets["train"].inputs)
-    assert torch.equal(sets["train"].inputs, ImageSets(section(limit=30), None)["train"].inputs)
-    assert ImageSets(section(limit=30), None).training().inputs.shape == (30, 1, 28, 28)
+    assert torch.equal(sets["train"].inputs, image_sets(section(limit=30), None)["train"].inputs)
+    assert image_sets(section(limit=30), None)["training"].inputs.shape == (30, 1, 28, 28)
 
 
 def test_windows_lie_anywhere_and_every_other_one_is_mirrored() -> None:

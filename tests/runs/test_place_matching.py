@@ -15,7 +15,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import Split
 from laplacian_metric.metrics.nearest import rank_by
-from laplacian_metric.runs.image_sets import ImageSets
+from laplacian_metric.runs.image_sets import image_sets
 from laplacian_metric.runs.place_matching import by_place, matching, places
 from laplacian_metric.runs.sections import DataSection
 from tests.data import miniatures
@@ -146,8 +146,8 @@ def test_options_of_one_split(tmp_path: Path) -> None:
             "image_size": 8,
         }
     )
-    sets = ImageSets(section, tmp_path)
-    found = {name: sets.loaded(name) for name in ("train", "validation", "test")}
+    sets = image_sets(section, tmp_path)
+    found = {name: sets.images[name] for name in ("train", "validation", "test")}
     assert {name: part.positive_distance for name, part in found.items()} == {
         "train": 10.0,
         "validation": 25.0,
@@ -156,8 +156,8 @@ def test_options_of_one_split(tmp_path: Path) -> None:
     assert all("ottawa" in name for name in found["train"].images.names)  # type: ignore[union-attr]
     assert all("goa" in name for name in found["validation"].images.names)  # type: ignore[union-attr]
     assert len(sets["train"].labels.unique()) > 1
-    assert sets.matching("test").by_distance
-    assert sets.matching("test").queries is not None
+    assert matching(sets.images["test"]).by_distance
+    assert matching(sets.images["test"]).queries is not None
 
 
 def test_options_that_came_later_are_not_written_at_their_defaults() -> None:

@@ -17,11 +17,13 @@ import pytest
 import torch
 
 from laplacian_metric import metrics
+from laplacian_metric.core.artifact import read_manifest
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.laplace.features import FeaturesManifest
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.runs import ConfigError, RunError, cell_fitting, results, runner, work
-from laplacian_metric.runs.image_sets import ImageSets
+from laplacian_metric.runs.image_sets import image_sets
 from laplacian_metric.runs.work import Busy, Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -176,7 +178,7 @@ def test_features_give_what_images_give(tmp_path: Path) -> None:
         folder.read(),
         Work(folder.work),
         None,
-        lambda cell: ImageSets(cell.data, None, cell.evaluation.batch_size),
+        lambda cell: image_sets(cell.data, None, cell.evaluation.batch_size),
         progress=False,
     )
     cells = folder.read()
@@ -195,9 +197,8 @@ def test_features_give_what_images_give(tmp_path: Path) -> None:
             assert torch.allclose(found.point, encoder(images[name].inputs), atol=1e-5)
     # They were mapped, and not computed once more.
     before = (folder.work / "mini/deterministic/seed0/features/train/features.bin").stat().st_mtime_ns
-    again = cell_fitting.FeatureSets(images, encoder, folder.work / "mini/deterministic/seed0/features")[
-        "train"
-    ]
+    place_of_features = folder.work / "mini/deterministic/seed0/features"
+    again = cell_fitting.feature_sets(images, cells["mini/laplace"].data, encoder, place_of_features)["train"]
     assert torch.equal(again.inputs, fitted.sets["train"].inputs)
     assert (folder.work / "mini/deterministic/seed0/features/train/features.bin").stat().st_mtime_ns == before
 
@@ -485,7 +486,8 @@ def test_an_interruption_leaves_features_but_no_result_and_no_lock(
     with pytest.raises(KeyboardInterrupt):
         folder.run(["mini/laplace"])
     assert set(folder.states().values()) == {"to do"}
-    assert (folder.work / "mini/deterministic/seed0/features/train/whole.json").exists()
+    features = read_manifest(folder.work / "mini/deterministic/seed0/features/train", FeaturesManifest)
+    assert features.of["data"]["train"] == "sample-fashion-mnist"
 
 
 # --- what cells can ask for ---

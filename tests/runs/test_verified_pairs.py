@@ -18,6 +18,7 @@ from laplacian_metric.data import Dataset, Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability
 from laplacian_metric.runs.cell_fitting import Fitted
+from laplacian_metric.runs.image_sets import Sets
 from laplacian_metric.runs.sections import VerificationSection
 from laplacian_metric.runs.verified_pairs import Hedged, verify
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
@@ -68,36 +69,32 @@ class Points(Embedder):
         return queries.point @ gallery.point.T * 3 if self.own else None
 
 
-class Sets:
+def noisy_sets(turned: bool = False) -> Sets:
     """The same images twice, the second time noisier."""
-
-    def __init__(self, turned: bool = False) -> None:
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.arange(NUMBER) % CLASSES
-        angle = 2 * math.pi * torch.arange(CLASSES) / CLASSES
-        centres = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
-        self.made = {}
-        for name, spread in (("test", 0.4), ("test/noisy", 1.0)):
-            log_variance = torch.rand(NUMBER, 1, generator=generator) * 4 - 4
-            noise = torch.randn(NUMBER, 2, generator=generator) * (0.5 * log_variance).exp()
-            rows = torch.cat([centres[labels] + spread * noise, log_variance], dim=1)
-            said = labels.flip(0) if turned and name != "test" else labels
-            self.made[name] = Dataset(rows, said, batch_size=50, split=Split.TEST)
-
-    def __getitem__(self, name: str) -> Dataset:
-        return self.made[name]
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(NUMBER) % CLASSES
+    angle = 2 * math.pi * torch.arange(CLASSES) / CLASSES
+    centres = 2 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    sets = {}
+    for name, spread in (("test", 0.4), ("test/noisy", 1.0)):
+        log_variance = torch.rand(NUMBER, 1, generator=generator) * 4 - 4
+        noise = torch.randn(NUMBER, 2, generator=generator) * (0.5 * log_variance).exp()
+        rows = torch.cat([centres[labels] + spread * noise, log_variance], dim=1)
+        said = labels.flip(0) if turned and name != "test" else labels
+        sets[name] = Dataset(rows, said, batch_size=50, split=Split.TEST)
+    return Sets(sets, sets.__getitem__)
 
 
 def measured(embedder: Embedder, *, sets: Any = None, uncertain: bool = True, **more: Any) -> dict[str, Any]:
     encoder = more.pop("encoder", None)
-    fitted = Fitted(embedder, encoder, sets or Sets(), None, 0.0)
+    fitted = Fitted(embedder, encoder, sets or noisy_sets(), None, 0.0)
     section = SECTION.model_copy(update=more)
-    return verify(fitted, section, ["noisy"], has_uncertainty=uncertain)
+    return verify(fitted, section, has_uncertainty=uncertain)
 
 
 def sampled(name: str, seed: int) -> tuple[Tensor, Tensor]:
     embedder, generator = Clouds(nn.Linear(1, 1)), torch.Generator().manual_seed(seed)
-    mixtures = embedder.mixtures(Sets()[name])
+    mixtures = embedder.mixtures(noisy_sets()[name])
     first, second = (embedder.drawn(mixtures, 4, generator).double() for _ in range(2))
     return first, second
 
@@ -168,12 +165,12 @@ def test_neighbours_in_another_gallery_and_of_means() -> None:
         right += vote_by_hand(scores, labels, own=i) == labels[i]
     assert found["noisy"]["knn_in_gallery"] == pytest.approx(right / NUMBER)
     assert found["test"]["knn_in_gallery"] is None
-    means = Sets()["test"].inputs[:, :2]
+    means = noisy_sets()["test"].inputs[:, :2]
     away = torch.cdist(means, means)
     by_means = sum(vote_by_hand((-away[i]).tolist(), labels, own=i) == labels[i] for i in range(NUMBER))
     assert found["test"]["knn_of_means"] == pytest.approx(by_means / NUMBER)
     with pytest.raises(ValueError, match="test sets noisy and test have different labels"):
-        measured(Clouds(nn.Linear(1, 1)), sets=Sets(turned=True))
+        measured(Clouds(nn.Linear(1, 1)), sets=noisy_sets(turned=True))
 
 
 def test_scores_that_need_no_method_are_judged_too() -> None:
@@ -187,7 +184,7 @@ def test_scores_that_need_no_method_are_judged_too() -> None:
 
 def test_what_pictures_are_made_of() -> None:
     space = measured(Clouds(nn.Linear(1, 1)))["test"]["space"]
-    rows = Sets()["test"].inputs
+    rows = noisy_sets()["test"].inputs
     chosen = torch.tensor(space["indices"])
     assert len(chosen) == 10
     assert bool((chosen.diff() > 0).all())
@@ -208,7 +205,7 @@ def test_any_other_method_is_measured_by_its_similarity(own: bool) -> None:
     embedder.own = own
     assert not isinstance(embedder, Hedged)
     found = measured(embedder)["test"]
-    rows = Sets()["test"].inputs
+    rows = noisy_sets()["test"].inputs
     labels = torch.arange(NUMBER) % CLASSES
     z = nn.functional.normalize(rows[:, :2])
     pairs = balanced_pairs(labels, 200, (0,))

@@ -140,4 +140,4 @@ class Fitting:
         sets = self.sets[track]
         if not options.network.frozen:
             return options.network.make(seed, sets.data_dir)
-        return Encoder(nn.Identity(), initial_head(options.network, sets, seed))
+        return Encoder(nn.Identity(), initial_head(options.network, sets.encoder, lambda: sets[TRAIN], seed))
