@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import url_small
+from experiments import url_small, url_small_figures, url_small_questions
 from laplacian_metric import metrics
 from laplacian_metric.core import tensor_file
 from laplacian_metric.runs.suites import Benchmark, Row
@@ -36,12 +36,12 @@ def test_differences_are_paired_and_each_space_has_its_own_errors(tmp_path: Path
         tensor_file.save(place / SCORES, {"own": own.float(), "right": right, "classes": classes})
         values[entry] = metrics.ood_auroc(own[right].float(), own[~right].float())
     entries = {name: {"chosen": {"V1": {"setting": 0}}} for name in values}
-    found = url_small.compared(run, "sample", entries, ("laplace", "own", "deterministic", "own"))
+    found = url_small_questions.compared(run, "sample", entries, ("laplace", "own", "deterministic", "own"))
     assert found is not None
     assert found["difference"] == pytest.approx(values["laplace"] - values["deterministic"])
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert found["seeds"] == 1
-    assert url_small.compared(run, "sample", {}, ("laplace", "own", "deterministic", "own")) is None
+    assert url_small_questions.compared(run, "sample", {}, ("laplace", "own", "deterministic", "own")) is None
 
 
 def test_tables_keep_the_groups_apart_and_the_best_first() -> None:
@@ -61,7 +61,7 @@ def test_correlations_over_methods() -> None:
         replace(BASE, r_auroc={"a": 0.1 * n, "b": -0.1 * n}, upstream=0.2 * n, recall={"a": n})
         for n in range(1, 6)
     ]
-    lines = {line[0]: line for line in url_small.across_models(listed)}
+    lines = {line[0]: line for line in url_small_questions.across_models(listed)}
     assert lines["R-AUROC of seen classes (upstream)"][1] == "1.00"
     assert lines["R-AUROC b"][1] == "-1.00"
     assert "people" not in lines  # nothing was measured
@@ -71,10 +71,10 @@ def test_misses_are_said_to_be_misses() -> None:
     low = replace(BASE, entry="risk-head", score=MATCH_RISK, group=GALLERY)
     pair = {"difference": 0.02, "low": 0.01, "high": 0.03, "standard error": 0.005}
     name = f"risk-head: {MATCH_RISK} less risk-head: gallery distance"
-    lines = url_small.acceptance(None, "t", [low], {name: pair})  # type: ignore[arg-type]
-    assert [line[-1] for line in lines] == ["no", "no"]
-    lines = url_small.acceptance(None, "t", [], {name: {**pair, "difference": 0.05}})  # type: ignore[arg-type]
-    assert [line[-1] for line in lines] == ["yes"]
+    lines = url_small.acceptance([low], {name: pair, url_small.JOINT: pair}, [0.65, 0.67])
+    assert [line[-1] for line in lines] == ["no", "no", "no", "no"]
+    better = {name: {**pair, "difference": 0.05}, url_small.JOINT: {**pair, "difference": -0.04}}
+    assert [line[-1] for line in url_small.acceptance([], better, [0.70, 0.71])] == ["yes", "yes", "yes"]
 
 
 def test_corruptions_by_strength_and_safe_retrieval() -> None:
@@ -86,8 +86,38 @@ def test_corruptions_by_strength_and_safe_retrieval() -> None:
     }
     entry = {"title": "X", "score": "own", "seeds": {"V1": {"0": part}}}
     track = {"entries": {"x": entry, "y": {"title": "Y", "score": "own", "seeds": {}}}}
-    assert url_small.by_strength(track) == [["X", "0.700", "0.900", "0.500"]]
-    assert [line[:3] for line in url_small.safe(track)] == [
+    assert url_small_questions.by_strength(track) == [["X", "0.700", "0.900", "0.500"]]
+    assert [line[:3] for line in url_small_questions.safe(track)] == [
         ["X", s, "0.250"] for s in ("own", "match risk", "Trust")
     ]
     assert url_small.rounded({"a": [0.123456, math.nan]})["a"][0] == 0.1235
+
+
+def test_every_question_has_a_panel_and_every_track_its_files(tmp_path: Path) -> None:
+    own = {"method": {"name": "deterministic"}, "base": None, "score": "embedding norm", "settings": [{}]}
+    plan = content()
+    plan["entries"] |= {
+        name: {**own, "title": name, "tracks": ["sample"]} for name in ("risk-head", "softmax")
+    }
+    run = Benchmark(files.parse(plan, "tiny"), tmp_path)
+    assert run.run().failed == {}
+    written = url_small.files_of(run, "sample", run.results())
+    kinds = ("", "_questions", "_riskiest", "_map")
+    assert {f"plots/url_small_sample{kind}.png" for kind in kinds} <= set(written)
+    assert all(written[f"plots/url_small_sample{kind}.png"][:4] == b"\x89PNG" for kind in kinds)
+    text = str(written["tables/url_small_sample.md"])
+    assert "| risk-head: own less softmax: own | +0.000 (+0.000 to +0.000) | 2 |" in text
+    assert "joint-risk: R@1 less joint-risk-stopped: R@1 | – |" in text
+
+
+def test_the_pictures_say_what_their_panels_ask() -> None:
+    image = {"corruption": {"noise-0.5": 0.6, "noise-1.0": 0.9}, "unseen_auroc": 0.5}
+    keys = ("all", "queries", "queries, at random", "gallery", "both", "both, at random")
+    part = {"image": {"own": image}, "safe": {s: dict.fromkeys(keys, 0.3) for s in ("own", "match risk")}}
+    names = ("joint-risk", "joint-risk-stopped", "risk-head")
+    entries = {name: {"title": name, "score": "own", "seeds": {"V1": {"0": part}}} for name in names}
+    listed = [replace(BASE, entry=name, title=name, crop=0.5, unseen=0.5, upstream=0.6) for name in names]
+    one = url_small_figures.questions(listed, {"entries": entries}, {"without a cache": 2.0})
+    assert one[:4] == b"\x89PNG"
+    without = url_small_figures.questions(listed, {"entries": {"joint-risk": entries["joint-risk"]}})
+    assert len(one) > len(without)  # joint training and caching have panels of their own
