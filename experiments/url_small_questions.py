@@ -107,7 +107,7 @@ def across_models(listed: Sequence[Row]) -> list[list[str]]:
     """Return over the methods the rank correlation of R-AUROC on the main set with other columns."""
     lines = []
     for name, pairs in columns(listed).items():
-        if len(pairs) > 2:
+        if len(pairs) > 2 and len({value for _, value in pairs}) > 1:
             one = spearmanr(*zip(*((first_of(row.r_auroc), value) for row, value in pairs), strict=True))
             lines.append([name, *(shown(float(n), 2) for n in (one.statistic, one.pvalue)), str(len(pairs))])
     return lines

@@ -105,13 +105,13 @@ class MatchRisk:
             (3,)
         """
         reference = np.sort(_plain(uncertainty))
-        inputs = searched.inputs(_normal_rank(reference, _plain(uncertainty)))
+        inputs = searched.inputs(normal_rank(reference, _plain(uncertainty)))
         signs = np.array([-1, -1, 1])
         return MatchRisk(reference, Logistic.fit(inputs, searched.right, signs))
 
     def __call__(self, searched: Searched, uncertainty: Tensor) -> Tensor:
         """Return the risk (N,) as a logit: the greater, the likelier a wrong answer."""
-        inputs = searched.inputs(_normal_rank(self.reference, _plain(uncertainty)))
+        inputs = searched.inputs(normal_rank(self.reference, _plain(uncertainty)))
         return torch.from_numpy(-self.logistic.logit(inputs))
 
 
@@ -201,8 +201,13 @@ def _plain(values: Tensor) -> Floats:
     return numbers
 
 
-def _normal_rank(reference: Floats, values: Floats) -> Floats:
-    """Return the log odds of the values' ranks among the reference, (N,)."""
+def normal_rank(reference: Floats, values: Floats) -> Floats:
+    """Return the log odds of the values' ranks among ascending reference values, (N,).
+
+    Example:
+        >>> normal_rank(np.array([1.0, 2.0, 3.0]), np.array([2.0, 9.0])).round(3).tolist()
+        [0.0, 1.946]
+    """
     low, high = (np.searchsorted(reference, values, side=side) for side in ("left", "right"))
     share = ((low + high) / 2 + 0.5) / (len(reference) + 1)
     odds: Floats = np.log(share) - np.log1p(-share)
