@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from experiments import self_supervised as experiment
+from experiments.self_supervised import __main__ as command
+from experiments.self_supervised import measure, outliers, tables
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
 from laplacian_metric.core.method import FitData, Setup
@@ -16,6 +20,8 @@ from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.cell_fitting import Fitted
 from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION
+
+ISIF, UMM = "self_supervised/isif", "self_supervised/umm"
 
 
 def _images(number: int, seed: int, first: int = 0) -> Dataset:
@@ -30,7 +36,7 @@ def _run(method: str, first: int = 0) -> Fitted:
         TRAIN: _images(90, 0),
         VALIDATION: _images(60, 1),
         TEST: _images(60, 2, first),
-        **{OUT + label: _images(20, 3) for label in experiment.OUTSIDE},
+        **{OUT + label: _images(20, 3) for label in measure.OUTSIDE},
     }
     encoder = Encoder.from_name("small-cnn", dim=4, width=2, seed=0)
     learner = methods.make(method).learner([encoder], Setup(ContrastiveLoss(), 90))
@@ -40,21 +46,137 @@ def _run(method: str, first: int = 0) -> Fitted:
 
 @pytest.mark.parametrize("method", ["isif", "umm"])
 def test_every_number_is_measured_and_tabulated(method: str) -> None:
-    record = experiment.evaluate(_run(method), ImageViews())
-    assert set(record["quality"]) == set(experiment.QUALITY)
+    record = json.loads(json.dumps(measure.evaluate(_run(method), ImageViews())))
+    assert set(record["quality"]) == set(measure.QUALITY)
     assert (record["quality"]["trace"] is None) == (method == "isif")
+    assert float(measure.unpacked(record["right"]).double().mean()) == pytest.approx(
+        record["quality"]["knn@200"]
+    )
+    assert set(measure.FREE) | set(measure.WITH_LABELS) < set(record["scores"])
     assert ("own" in record["scores"]) == (method == "umm")
-    for numbers in record["scores"].values():
-        assert set(numbers) == {"R-AUROC", *experiment.CORRUPTIONS, *experiment.OUTSIDE}
+    for name, numbers in record["scores"].items():
+        assert set(numbers) == {"R-AUROC", *measure.CORRUPTIONS, *measure.OUTSIDE}
         assert all(0 <= value <= 1 for value in numbers.values())
-    text = experiment.tables({"a": [record, record]}, {"a": "Title"})
-    assert "| Title | 2 |" in text
-    assert "± .000" in text
-    assert "| LAM, InfoNCE: 1/kappa |" in text
+        for rival, (gap, low, high) in record["paired"][name].items():
+            assert low <= gap <= high
+            assert gap == pytest.approx(numbers["R-AUROC"] - record["scores"][rival]["R-AUROC"], abs=1e-9)
+        assert all(0 <= row < 60 for end in record["extremes"][name].values() for row in end)
+    page = tables.page(
+        {f"self_supervised/{method}": {0: record, 1: record}}, {f"self_supervised/{method}": "Title"}, {}
+    )
+    assert "| Title | 2 |" in page
+    assert "± .000" in page
+    assert "| LAM, InfoNCE: 1/kappa |" in page
 
 
 def test_classes_that_were_not_seen_have_a_table_of_their_own() -> None:
-    record = experiment.evaluate(_run("umm", first=3), ImageViews())
-    assert set(record) == {"unseen"}
-    assert set(record["unseen"]) == set(experiment.UNSEEN)
-    assert "| Unseen | 1 |" in experiment.tables({"a": [record]}, {"a": "Unseen"})
+    record = measure.evaluate(_run("umm", first=3), ImageViews())
+    assert set(record["unseen"]) == set(measure.UNSEEN)
+    assert record["unseen"]["recall@1"] == float(measure.unpacked(record["right"]).double().mean())
+    name = "self_supervised/quickdraw_umm"
+    assert "| Sketches | 1 |" in tables.page({name: {0: record}}, {name: "Sketches"}, {})
+
+
+# --- paired differences ---
+
+
+def _record(right: float, seed: int, number: int = 2000) -> dict[str, Any]:
+    draws = torch.rand(number, generator=torch.Generator().manual_seed(seed))
+    correct = draws < right
+    quality = {
+        "knn@200": float(correct.double().mean()),
+        "linear probe": 0.5,
+        "recall@1": 0.4,
+        "nmi": 0.1,
+        "trace": None,
+    }
+    return {"quality": quality, "right": measure.packed(correct)}
+
+
+def test_differences_from_the_baseline_are_paired_by_image_and_by_seed() -> None:
+    base, better = {0: _record(0.5, 0)}, {0: _record(0.54, 0)}  # the same draws: only some images change
+    text = tables.difference(better, base)
+    assert text.startswith("**+.0")
+    assert text.endswith("images")
+    unpaired = {0: _record(0.505, 1)}
+    assert not tables.difference(unpaired, base).startswith("**")
+    seeds = {seed: _record(0.5, seed) for seed in range(3)}
+    gains = {seed: _record(0.52, seed) for seed in range(3)}
+    assert tables.difference(gains, seeds).endswith("3 seeds")
+    assert tables.difference({7: _record(0.5, 7)}, seeds) == ""
+    assert tables.difference(seeds, seeds) == ""
+
+
+def test_rows_of_the_paper_stand_beside_ours() -> None:
+    records = {ISIF: {0: _record(0.5, 0)}, UMM: {0: _record(0.5, 0)}}
+    rows = tables.published(records)
+    assert sum("not run" in row for row in rows) == len(tables.PUBLISHED) - 2
+    own = next(row for row in rows if "Tables 3 and 5), D = 128" in row)
+    assert "| .863 | +.026 |" in own
+    assert tables.difference(records[UMM], records[ISIF]) in own
+
+
+# --- outliers ---
+
+
+def test_outliers_are_the_nearest_images_of_another_class() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = F.normalize(torch.randn(30, 4, generator=generator), dim=1)
+    images = Dataset(torch.rand(30, 1, 8, 8, generator=generator), torch.arange(30) % 2)
+    pairs = outliers.outliers_of(z, images, 5)
+    similarity = z @ z.T - 3 * torch.eye(30)
+    near = similarity.argmax(1)
+    wrong = [i for i in range(30) if images.labels[near[i]] != images.labels[i]]
+    expected = sorted(wrong, key=lambda i: -float(similarity[i, near[i]]))[:5]
+    assert sorted(pairs.queries.tolist()) == sorted(expected)
+    assert torch.equal(pairs.wrong, near[pairs.queries])
+
+
+def test_a_network_has_its_own_outliers_wrong_and_pictures_show_them() -> None:
+    runs = {"ISIF": _run("isif"), "UMM": _run("umm")}
+    images = runs["ISIF"].sets[TRAIN]
+    pairs = outliers.outliers_of(outliers.embeddings(runs["ISIF"], images), images, 10)
+    own, other = (outliers.measured(run, pairs) for run in runs.values())
+    assert own["still nearest"] == 1
+    assert own["rank"] == 1
+    assert not measure.unpacked(own["right"]).any()
+    assert own["AUROC"] is None
+    assert 0 <= other["AUROC"] <= 1
+    rows = tables.outlier_rows({ISIF: {0: own}, UMM: {0: other}}, {ISIF: "ISIF", UMM: "UMM"})
+    assert any(row.startswith("| ISIF | 1 | .000 | 1.000 | 1 |") for row in rows)
+    chosen = {"UMM": {"own": {"lowest": [0, 1], "highest": [2]}}}
+    for picture in (
+        outliers.neighbours_picture(runs, pairs),
+        outliers.extremes_picture(chosen, {"own": "tr Sigma"}, images),
+    ):
+        assert picture.startswith(b"\x89PNG")
+
+
+def test_the_command_computes_what_is_missing_and_writes_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated: list[tuple[str, int]] = []
+
+    def fitted(name: str, seed: int, **_: Any) -> Fitted:
+        evaluated.append((name, seed))
+        return _run("umm" if "umm" in name else "isif")
+
+    trained = {("self_supervised/nt_xent", 0), (ISIF, 0), (UMM, 0)}
+    monkeypatch.setattr(command, "fitted", fitted)
+    monkeypatch.setattr(
+        command.Work, "trained", lambda self, name, seed: {} if (name, seed) in trained else None
+    )
+    (tmp_path / "plots").mkdir()
+    arguments = ["--work", str(tmp_path / "work"), "--out", str(tmp_path), "--pictures"]
+    assert command.main(arguments) == 0
+    page = (tmp_path / "self_supervised.md").read_text(encoding="utf-8")
+    assert page in capsys.readouterr().out
+    assert "## Outliers" in page
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
+        "self_supervised_outliers.png",
+        "self_supervised_extremes.png",
+    }
+    evaluated.clear()
+    command.main(arguments[:-1])
+    assert not evaluated
+    assert (tmp_path / "self_supervised.md").read_text(encoding="utf-8") == page

@@ -1,0 +1,1 @@
+"""Embeddings of images that were learned without labels, and what their uncertainties are worth."""
