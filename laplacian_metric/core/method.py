@@ -304,6 +304,7 @@ class Method(ABC):
         start: what it starts from.
         trains: whether there is anything for the training loop to do.
         has_uncertainty: whether its embeddings tell anything of how sure they are.
+        needs_labels: whether labels have a part in its training.
         former: options that it had once, with their defaults, which results may still name.
     """
 
@@ -312,6 +313,7 @@ class Method(ABC):
     start: ClassVar[Start] = Start.SCRATCH
     trains: ClassVar[bool] = True
     has_uncertainty: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     @abstractmethod
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:

@@ -199,4 +199,5 @@ class Bar:
 
     def finished(self, entry: dict[str, Any]) -> None:
         """An epoch is over, and this was measured."""
-        self.recall = f"{entry['recall@1']:.3f}"
+        # Where validation images have no labels nothing was measured.
+        self.recall = f"{entry['recall@1']:.3f}" if "recall@1" in entry else "-"

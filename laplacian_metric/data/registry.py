@@ -128,7 +128,7 @@ def load(
         raise ValueError(f"the split {wanted.value!r} of {name} has no images")
     loaded = Dataset(
         content.images,
-        torch.from_numpy(content.labels),
+        None if content.labels is None else torch.from_numpy(content.labels),
         name=name,
         split=wanted,
         class_names=content.class_names,
@@ -143,7 +143,7 @@ def load(
     )
     if skip_unreadable:
         loaded = loaded.without_unreadable()
-    if len(loaded.classes) == 1 and loaded.positive_distance is None:
+    if loaded.labels is not None and len(loaded.classes) == 1 and loaded.positive_distance is None:
         warnings.warn(
             f"all {len(loaded)} images of {name}, {wanted.value} are of the class "
             f"{loaded.class_names[loaded.classes[0]]!r}, so that no image has a negative",

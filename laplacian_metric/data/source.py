@@ -50,7 +50,7 @@ class Content:
     """What a data set's module read: the images of one split, their labels, and so on (see Dataset)."""
 
     images: torch.Tensor | ImageFiles
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64] | None
     class_names: tuple[str, ...]
     indices: npt.NDArray[np.int64]
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)

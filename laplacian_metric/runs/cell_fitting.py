@@ -207,7 +207,7 @@ def _learner(cell: Cell, encoders: list[Encoder], images: Sets, seed: int) -> Le
     setup = Setup(
         loss=cell.loss.make(),
         num_images=len(train),
-        num_classes=int(train.labels.max()) + 1,
+        num_classes=None if train.labels is None else int(train.labels.max()) + 1,
         weight_decay=cell.training.weight_decay,
         seed=seed,
         pairs=pair_choice(cell.training),

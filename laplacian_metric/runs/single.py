@@ -11,6 +11,7 @@ from typing import Any
 
 from laplacian_metric.core.artifact import check_target
 from laplacian_metric.core.output_folder import output_folder
+from laplacian_metric.core.points import PointEmbedder
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
@@ -87,7 +88,8 @@ def train_single(
             )
         images = image_sets(cell.data, data_dir).images
         for name in (TRAIN, VALIDATION):
-            _require_classes(images[name])
+            if cell.method.kind.needs_labels:
+                _require_classes(images[name])
         try:
             result = fitted(
                 NAME,
@@ -144,7 +146,7 @@ def _keep(
         model = _model(result, result.embedder.lam, cell, data_dir, seed)
         model.save(out, overwrite=force)
         return Kept("model", out, "a model folder, for embed, index, evaluate and report", model)
-    if cell.method.name == "deterministic" and result.encoder is not None:
+    if isinstance(result.embedder, PointEmbedder) and result.encoder is not None:
         encoder = _named(result.encoder, cell)
         with output_folder(out, force) as folder:
             save_encoder(encoder, folder / "encoder.safetensors")

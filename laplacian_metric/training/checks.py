@@ -24,13 +24,16 @@ from laplacian_metric.training.options import Sampling, TrainingOptions
 KS = (1, 5, 10)
 
 
-def validate(learner: Learner, validation: Dataset) -> dict[str, float]:
-    """recall@1 and mAP@k of the points of validation images, each with all others as its gallery.
+def validate(learner: Learner, validation: Dataset | None) -> dict[str, float]:
+    """Return recall@1 and mAP@k of the points of validation images, each with all others as its gallery.
 
-    Points are compared by their direction, or by their distance where the learner says so.
+    Points are compared by their direction, or by their distance where the learner says so. Images without labels, or
+    none, have no such numbers.
 
     With the loss, averaged over their batches, where that decides which epoch is kept.
     """
+    if validation is None or validation.labels is None:
+        return {}
     check_validation(validation)
     points = torch.cat(
         map_batches(
@@ -99,26 +102,36 @@ def check_seed(seed: int) -> None:
         raise ValueError(f"seed is {seed}, a number from 0 on is needed, below 2^63")
 
 
-def check_inputs(train: Dataset, validation: Dataset, options: TrainingOptions, learner: Learner) -> None:
+def check_inputs(
+    train: Dataset, validation: Dataset | None, options: TrainingOptions, learner: Learner
+) -> None:
     """Refuse test data, missing labels, and validation images that cannot choose an epoch."""
+    keeps_last = learner.keep is Keep.LAST
+    if validation is None and not keeps_last:
+        raise ValueError(
+            f"there are no validation images, by which {type(learner).__name__} chooses the epoch that is kept: pass them"
+        )
     if not learner.needs_labels and options.sampling is not Sampling.SHUFFLED:
         raise ValueError(
             f"sampling is {options.sampling.value!r}, which goes by labels, and {type(learner).__name__} learns "
             "without them: take sampling 'shuffled'"
         )
     for inputs, purpose, other in ((train, "train", "train"), (validation, "choose an epoch", "validation")):
+        if inputs is None and other == "validation":
+            continue
         if not isinstance(inputs, Dataset):
             raise TypeError(
                 f"the {other} images are a {type(inputs).__name__}: make a data.Dataset of a tensor and labels"
             )
-        if learner.needs_labels or other == "validation":
+        if learner.needs_labels or (other == "validation" and not keeps_last):
             inputs.known_labels(by_class=False)
         if inputs.role is Role.EVALUATION and inputs.split is not None:
             raise TestDataError(
                 f"the split {inputs.split.value!r} of {inputs.name} must not be used to {purpose}; take its split "
                 f"{other!r}"
             )
-    check_validation(validation)
+    if validation is not None and validation.labels is not None:
+        check_validation(validation)
 
 
 def check_folder(folder: Path) -> None:

@@ -51,7 +51,7 @@ class Trained:
 def train(
     learner: Learner,
     train: Dataset,
-    validation: Dataset,
+    validation: Dataset | None,
     options: TrainingOptions,
     folder: Path,
     *,
@@ -78,7 +78,8 @@ def train(
         learner: with initial weights; trained in place. At the end it has the weights of the last epoch, see
             `load_best`.
         train: the training images.
-        validation: by which the epoch that is kept is chosen; never test images.
+        validation: by which the epoch that is kept is chosen; never test images. For a learner that keeps the last epoch
+            they may have no labels, or be None: retrieval is then not measured.
         options: of the training.
         folder: of this run alone.
         seed: of the order of the images, and of all draws.
@@ -106,7 +107,7 @@ def train(
 def _trained(
     learner: Learner,
     images: Dataset,
-    validation: Dataset,
+    validation: Dataset | None,
     options: TrainingOptions,
     folder: Path,
     seed: int,
@@ -134,7 +135,7 @@ class _Run:
         self,
         learner: Learner,
         images: Dataset,
-        validation: Dataset,
+        validation: Dataset | None,
         options: TrainingOptions,
         folder: Path,
         seed: int,

@@ -42,7 +42,11 @@ _PERIOD, _VALIDATION, _TEST = 10, 4, 9
 
 
 def read(
-    request: Request, path: str | os.PathLike[str], divide: str = "images", validation_share: float = 0.2
+    request: Request,
+    path: str | os.PathLike[str],
+    divide: str = "images",
+    validation_share: float = 0.2,
+    labels: bool = True,
 ) -> Content:
     """Read a split of a folder.
 
@@ -57,16 +61,21 @@ def read(
             "classes": the first half of the classes is for training, the second for testing; folders for splits are
             taken together.
         validation_share: with "classes", how many of the training classes are for validation, at even steps.
+        labels: whether the folders are classes. Without, all images below PATH or below its folders for splits are read,
+            and none has a label.
     """
     if divide not in ("images", "classes"):
         raise ValueError(f"divide is {divide!r}; it must be 'images' or 'classes'")
     root = _find(request, Path(path).expanduser())
     places = _split_folders(root)
     skipped: list[str] = []
+    if not labels and divide == "classes":
+        raise ValueError("labels is False, but divide is 'classes': without labels take divide 'images'")
+    scan = _scan if labels else _scan_unlabelled
     if divide == "classes" or not places:
         together = list(places.values()) or [root]
-        names, labels, classes = _scan(root, together, request.skip_unreadable, skipped)
-        part = _divided(labels, len(classes), request.split, divide, validation_share)
+        names, codes, classes = scan(root, together, request.skip_unreadable, skipped)
+        part = _divided(codes, max(1, len(classes)), request.split, divide, validation_share)
     else:
         wanted = _PARTS.get(request.split, (request.split,))
         chosen = [places[split] for split in wanted if split in places]
@@ -76,14 +85,14 @@ def read(
                 f"{root} has no folder for the split {request.split.value!r}; it has: {folder_names}"
             )
         known = tuple(sorted({entry.name for place in places.values() for entry in _folders(place)}))
-        names, labels, classes = _scan(root, chosen, request.skip_unreadable, skipped, known)
+        names, codes, classes = scan(root, chosen, request.skip_unreadable, skipped, known)
         part = np.arange(len(names), dtype=np.int64)
     if not part.size:
         raise ValueError(
             f"{root} has too few images for the split {request.split.value!r}: {len(names)} in all"
         )
     images = ImageFiles(root, tuple(names[row] for row in part.tolist()))
-    return Content(images, labels[part], classes, part, skipped=tuple(skipped))
+    return Content(images, codes[part] if labels else None, classes, part, skipped=tuple(skipped))
 
 
 def _find(request: Request, path: Path) -> Path:
@@ -116,7 +125,8 @@ def _scan(
     folders = [(entry.name, entry) for place in places for entry in _folders(place)]
     if not folders:
         raise ValueError(
-            f"{places[0]} has no class folders; images must lie in a folder named after their class"
+            f"{places[0]} has no class folders; images must lie in a folder named after their class, or be loaded with "
+            "labels=False, for a method that learns without labels"
         )
     classes = known or tuple(sorted({name for name, _ in folders}))
     names: list[str] = []
@@ -128,6 +138,14 @@ def _scan(
         names += files
         labels += [classes.index(class_name)] * len(files)
     return names, np.array(labels, dtype=np.int64), classes
+
+
+def _scan_unlabelled(
+    root: Path, places: list[Path], skip: bool, skipped: list[str], _: tuple[str, ...] | None = None
+) -> tuple[list[str], npt.NDArray[np.int64], tuple[str, ...]]:
+    """Names of all images below some places, as of one class without a name."""
+    names = [name for place in places for name in _images_in(place, root, skip, skipped)]
+    return names, np.zeros(len(names), dtype=np.int64), ()
 
 
 def _images_in(folder: Path, root: Path, skip: bool, skipped: list[str]) -> list[str]:

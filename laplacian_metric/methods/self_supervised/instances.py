@@ -35,6 +35,7 @@ class NTXent(Method):
 
     name: ClassVar[str] = "nt-xent"
     has_uncertainty: ClassVar[bool] = False
+    needs_labels: ClassVar[bool] = False
 
     temperature: float = 0.1
     spread: float = 0.0

@@ -26,6 +26,7 @@ class TwoViews(Method):
     """
 
     name: ClassVar[str] = "two-views"
+    needs_labels: ClassVar[bool] = False
 
     method: Method
     augmentation: Augmentation = field(default_factory=ImageViews)
@@ -51,6 +52,7 @@ class Unlabelled(Method):
     """
 
     name: ClassVar[str] = "unlabelled"
+    needs_labels: ClassVar[bool] = False
 
     method: str = "deterministic"
     options: dict[str, Any] = field(default_factory=dict)

@@ -57,6 +57,7 @@ class UMM(Method):
     """
 
     name: ClassVar[str] = "umm"
+    needs_labels: ClassVar[bool] = False
 
     temperature: float = 0.1
     consistency: float = 0.1
