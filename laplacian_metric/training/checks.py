@@ -109,7 +109,7 @@ def check_inputs(
     keeps_last = learner.keep is Keep.LAST
     if validation is None and not keeps_last:
         raise ValueError(
-            f"there are no validation images, by which {type(learner).__name__} chooses the epoch that is kept: pass them"
+            f"there are no validation images: pass some, by which the epoch of {type(learner).__name__} is chosen"
         )
     if not learner.needs_labels and options.sampling is not Sampling.SHUFFLED:
         raise ValueError(

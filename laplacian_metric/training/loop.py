@@ -78,8 +78,8 @@ def train(
         learner: with initial weights; trained in place. At the end it has the weights of the last epoch, see
             `load_best`.
         train: the training images.
-        validation: by which the epoch that is kept is chosen; never test images. For a learner that keeps the last epoch
-            they may have no labels, or be None: retrieval is then not measured.
+        validation: by which the epoch that is kept is chosen; never test images. A learner that keeps the last epoch
+            takes images without labels, or None: retrieval is then not measured.
         options: of the training.
         folder: of this run alone.
         seed: of the order of the images, and of all draws.

@@ -195,6 +195,20 @@ def test_broken_images_can_be_left_out(tmp_path: Path, place: Place) -> None:
     assert names(tmp_path) == ["m", "photos"]
 
 
+def test_images_without_labels(tmp_path: Path, place: Place) -> None:
+    (tmp_path / "photos").mkdir()
+    for number, photo in enumerate(sorted(place.photos.rglob("*.png"))[:60]):
+        shutil.copy(photo, tmp_path / "photos" / f"{number}.png")
+    command = ("train", *QUICK, "--data", tmp_path / "photos", "--set", "training.learning_rate=0.001")
+    said = refused(*command, "--method", "nt-xent", "--out", tmp_path / "m")
+    assert "labels=False" in said
+    unlabelled = (*command, "--set", "data.options.labels=false")
+    assert "folder for each class" in refused(*unlabelled, "--method", "triplet", "--out", tmp_path / "m")
+    done = worked(*unlabelled, "--method", "nt-xent", "--out", tmp_path / "m")
+    assert "validation images" not in done.out
+    assert names(tmp_path / "m") == ["encoder.safetensors"]
+
+
 def test_a_training_that_somebody_else_is_at(tmp_path: Path) -> None:
     with Work(tmp_path / "m.training").locked("model", 0):
         said = refused(*SMALL, "--method", "online-laplace", "--out", tmp_path / "m")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_a_flat_folder_can_be_divided_by_class(tmp_path: Path) -> None:
         "validation": [2, 5],
         "test": [6, 7, 8, 9, 10, 11],
     }
+
+
+def test_images_without_labels_lie_anywhere_below_the_folder(tmp_path: Path) -> None:
+    root = miniatures.class_folders(tmp_path / "fruit")
+    shutil.copy(root / "apple" / "000.jpg", root / "alone.jpg")
+    parts = {
+        split: data.load("folder", split=split, path=root, labels=False)
+        for split in ("train", "validation", "test", "all")
+    }
+    assert [len(part) for part in parts.values()] == [33, 4, 4, 41]
+    assert "alone.jpg" in names(parts["all"])
+    assert parts["train"].labels is None
+    assert parts["train"][0].shape == (3, 224, 224)
+    with pytest.raises(ValueError, match="folder for each class"):
+        parts["train"].known_labels()
+    with pytest.raises(ValueError, match="labels is False"):
+        data.load("folder", split="all", path=root, labels=False, divide="classes")
+    split = miniatures.class_folders(tmp_path / "split" / "train")
+    shutil.copytree(split, tmp_path / "split" / "val")
+    assert len(data.load("folder", split="validation", path=tmp_path / "split", labels=False)) == 40
+    with pytest.raises(ValueError, match="labels=False"):
+        data.load("folder", split="all", path=root / "apple")
 
 
 def test_folders_for_splits_are_used(tmp_path: Path) -> None:

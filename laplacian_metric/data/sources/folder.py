@@ -61,8 +61,8 @@ def read(
             "classes": the first half of the classes is for training, the second for testing; folders for splits are
             taken together.
         validation_share: with "classes", how many of the training classes are for validation, at even steps.
-        labels: whether the folders are classes. Without, all images below PATH or below its folders for splits are read,
-            and none has a label.
+        labels: whether the folders are classes. If not, all images below PATH or below its folders for splits are read
+            without labels.
     """
     if divide not in ("images", "classes"):
         raise ValueError(f"divide is {divide!r}; it must be 'images' or 'classes'")

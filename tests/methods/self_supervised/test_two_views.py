@@ -178,6 +178,27 @@ def test_laplace_and_online_laplace_take_info_nce(tmp_path: Path) -> None:
         assert float(e.kappa.std()) > 0
 
 
+@pytest.mark.parametrize("labels", [None, "missing"])
+def test_validation_images_need_no_labels_where_the_last_epoch_is_kept(labels: Any, tmp_path: Path) -> None:
+    options = TrainingOptions(epochs=2, batch_size=9, learning_rate=1e-3)
+    validation = None if labels == "missing" else _data(None, 12, seed=1)
+    learner = _method("umm").learner([_encoder()], SETUP)
+    history = train(learner, _data(None), validation, options, tmp_path / "none", progress=False).history
+    assert len(history) == 2
+    assert "recall@1" not in history[0]
+    known = _method("umm").learner([_encoder()], SETUP)
+    with_labels = _data(torch.arange(12) % 3, 12, seed=1)
+    assert (
+        "recall@1"
+        in train(known, _data(None), with_labels, options, tmp_path / "some", progress=False).history[0]
+    )
+    for key, tensor in learner.module.state_dict().items():
+        assert torch.equal(tensor, known.module.state_dict()[key])
+    other = methods.make("deterministic").learner([_encoder()], SETUP)
+    with pytest.raises(ValueError, match=r"no validation images|not known"):
+        train(other, _data(torch.arange(IMAGES) % 4), validation, options, tmp_path / "other", progress=False)
+
+
 # --- bad input ---
 
 
