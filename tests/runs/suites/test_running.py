@@ -11,6 +11,7 @@ import pytest
 from laplacian_metric.data.splits import TestDataError
 from laplacian_metric.runs.suites import Benchmark, as_csv, rows
 from laplacian_metric.runs.suites import suite as files
+from laplacian_metric.runs.suites.fitting import Part
 from laplacian_metric.runs.suites.measuring import chosen_by
 from laplacian_metric.runs.suites.running import choice_of
 from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION, Sets
@@ -116,6 +117,15 @@ def test_other_settings_are_refused(whole: Benchmark) -> None:
     changed["entries"]["laplace"]["settings"][0]["method"]["temperature"] = 0.5
     with pytest.raises(RunError, match="temperature"):
         Benchmark(files.parse(changed, "tiny"), whole.out).run()
+
+
+def test_validation_classes_are_not_taken_for_training_classes(tmp_path: Path) -> None:
+    plan = content()
+    plan["entries"]["softmax"] = {"title": "Softmax", "tracks": ["sample"], "method": {"name": "softmax"}}
+    run = Benchmark(files.parse(plan, "tiny"), tmp_path)
+    fitted = run.fitting.fit(Part("sample", "softmax", 0, 0))
+    # By the labels of other classes any temperature but the greatest would look too sure.
+    assert fitted.embedder.settings() == {"temperature": 1.0}
 
 
 def test_settings_are_chosen_by_no_test_image(whole: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
