@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +112,7 @@ def _written(run: Benchmark, own: list[Row], out: Path, as_json: bool) -> None:
             row.group,
             shown(next(iter(row.recall.values()), None)),
             shown(next(iter(row.r_auroc.values()), None)),
-            f"{shown(row.low)} to {shown(row.high)}",
+            "–" if math.isnan(row.low) else f"{shown(row.low)} to {shown(row.high)}",
         )
         for row in every
         if row.seeds and row.rule != "V2"
