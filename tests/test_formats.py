@@ -1,6 +1,7 @@
 """Files that version 0.1.0 wrote, one of every format: they can be read, and give the numbers that they gave then.
 
-The files are under ``tests/fixtures/formats``; ``tests/fixtures/make_formats.py`` made them once.
+The files are under ``tests/fixtures/formats``; ``tests/fixtures/make_formats.py`` wrote them then, and now writes those
+of today.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from laplacian_metric.report.comparing import read_result
 from laplacian_metric.retrieval import Items
 from laplacian_metric.retrieval.embedding_files import Embedded
 from laplacian_metric.training import TrainingOptions, load_best, train
+from tests.fixtures import make_formats
 from tests.fixtures.small import LOSS, METHODS, backbone, clusters, encoder
 
 FORMATS = Path(__file__).parent / "fixtures" / "formats"
@@ -264,3 +266,35 @@ def test_every_file_has_a_test() -> None:
     for path in FORMATS.iterdir():
         assert path.stem in text or path.name in text, path.name
     assert_array_equal(sorted(EXPECTED["training"]), sorted(METHODS))
+
+
+@pytest.mark.slow
+def test_the_formats_of_today_hold_the_same_numbers(tmp_path: Path, long_form: bool) -> None:
+    """The script that wrote the files writes today's formats; whoever changes one keeps what it writes before."""
+    now = tmp_path / "now"
+    make_formats.write_all(now, without=() if long_form else ("training", "commands"))
+    expected = json.loads((now / "expected.json").read_text(encoding="utf-8"))
+    for name in ("encoder", "lam", "network", "online", "features", "models", "hub"):
+        same(expected[name], EXPECTED[name], name)
+    for name, posterior in EXPECTED["lam"].items():
+        check(LAM.load(now / "lam" / f"{name}.safetensors", stored_encoder()).embed(inputs()), posterior)
+    flat = ModelFolder.load(now / "models" / "features")
+    check(
+        flat.lam.embed(torch.tensor(EXPECTED["models"]["features"]["inputs"])), EXPECTED["models"]["features"]
+    )
+    answers = retrieval.load(now / "index" / "flat").query(queries(), k=3, abstain=True)
+    assert answers.ids.tolist() == EXPECTED["index"]["flat"]["ids"]
+    if long_form:
+        assert read_result(now / "evaluation.json").values["recall@1"] == EXPECTED["commands"]["recall@1"]
+
+
+def same(values: Any, expected: Any, where: str) -> None:
+    """Compare nested values, numbers but for rounding."""
+    if isinstance(expected, dict):
+        assert values.keys() == expected.keys(), where
+        for name in expected:
+            same(values[name], expected[name], f"{where}/{name}")
+    elif isinstance(expected, str):
+        assert values == expected, where
+    else:
+        assert_allclose(np.array(values), np.array(expected), rtol=1e-3, atol=1e-5, err_msg=where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,9 +20,8 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import pull_back
-from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
-from laplacian_metric.laplace.fit import layer_data
-from laplacian_metric.laplace.fit_inputs import features_and_labels
+from laplacian_metric.laplace.encoder_guard import sum_of_squares
+from laplacian_metric.laplace.fit import features_and_labels, layer_data
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.state import Fitted
@@ -83,7 +83,7 @@ def fit_summed(
         gradient=pull_back(output, rows, data.bias is not None).to(weight.device),
         bias_is_random=data.bias is not None,
         fingerprint=lam.encoder.fingerprint(),
-        length=root_mean_square(sum_of_squares(data.embeddings), len(rows)),
+        length=math.sqrt(sum_of_squares(data.embeddings) / len(rows)),
     )
     return lam
 

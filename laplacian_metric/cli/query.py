@@ -36,8 +36,8 @@ def query(
 
     Example: lam query photos.index --id cat/001.jpg -k 3 --json
     """
-    from laplacian_metric.retrieval.opening import open_saved
     from laplacian_metric.retrieval.replies import query_embedded, query_ids
+    from laplacian_metric.retrieval.storage import open_saved
 
     if (not ids) == (array is None):
         raise ValueError("pass either --id, an item of the index, or --array, a file of embeddings")

@@ -1,9 +1,9 @@
-"""Classes by name, for configurations: those of the library, imported when they are used, and registered ones."""
+"""Classes and modules by name: those of the library, imported when they are used, and registered ones."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Frozen dataclasses of options by name.
+    """Frozen dataclasses of options, or modules, by name.
 
     Args:
         noun: what one of them is called in errors.
-        places: of the library's own, as "module:class".
+        places: of the library's own, as "module:class" or "module".
 
     Example:
         >>> losses = Registry("loss", {"contrastive": "hessians:ContrastiveLoss"})
@@ -46,20 +46,32 @@ class Registry(Generic[T]):
         self._registered[name] = kind
 
     def find(self, name: str) -> type[T]:
-        """Return the class of a name."""
+        """Return the class or the module of a name."""
         if name in self._registered:
             return self._registered[name]
         check_known(self.noun, name, self.names())
-        module, attribute = self._places[name].split(":")
-        kind: type[T] = getattr(importlib.import_module(module), attribute)
-        return kind
+        module, _, attribute = self._places[name].partition(":")
+        imported = importlib.import_module(module)
+        kind: Any = getattr(imported, attribute) if attribute else imported
+        return kind  # type: ignore[no-any-return]
 
     def make(self, name: str, **options: Any) -> T:
         """Return one with its options; an option that it does not have is refused."""
         kind = self.find(name)
-        known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        for option in options:
-            if option not in known:
-                has = f"it has: {', '.join(known)}" if known else "it has none"
-                raise ValueError(f"{name} has no option {option!r}; {hint(option, known)}{has}")
+        check_options(name, options, [field.name for field in fields(kind)])  # type: ignore[arg-type]
         return kind(**options)
+
+
+def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse an option that something of this name does not have.
+
+    Example:
+        >>> check_options("folder", ["paht"], ["path"])
+        Traceback (most recent call last):
+        ...
+        ValueError: folder has no option 'paht'; did you mean 'path'? it has: path
+    """
+    for option in options:
+        if option not in known:
+            has = f"it has: {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"{name} has no option {option!r}; {hint(option, known)}{has}")

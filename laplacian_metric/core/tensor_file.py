@@ -60,7 +60,7 @@ def save(
     with atomic_write(path, exclusive=True) as temporary, temporary.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            stream.write(_bytes(tensors[name]))
+            stream.write(bytes_of(tensors[name]))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -106,9 +106,17 @@ def _digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(dict(notes), sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(_bytes(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor's numbers, in its order.
+
+    Example:
+        >>> bytes_of(torch.ones(2, dtype=torch.bool)).tolist()
+        [1, 1]
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    numbers: memoryview = flat.view(torch.uint8).numpy().data  # through bytes: numpy has no bfloat16
+    return numbers

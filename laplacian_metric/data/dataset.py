@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,7 @@ class Dataset(TorchDataset[Any]):
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
+        put = partial(object.__setattr__, self)
         if isinstance(self.inputs, np.ndarray):
             put("inputs", torch.as_tensor(self.inputs))
         if not isinstance(self.inputs, (Tensor, ImageFiles)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import warnings
@@ -13,14 +12,13 @@ from typing import Any, Literal, Protocol, cast
 
 import torch
 
-from laplacian_metric.core.arguments import check_known
+from laplacian_metric.core.registry import Registry, check_options
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.splits import Split, parse_split
 
-# The module of every data set in laplacian_metric.data.sources; imported when it is asked for.
 _MODULES = {
     "cars-196": "cars",
     "cifar-10": "cifar10",
@@ -47,6 +45,11 @@ class Source(Protocol):
     def read(self, request: Request, **options: object) -> Content: ...
 
 
+_SOURCES: Registry[Source] = Registry(
+    "data set", {name: f"laplacian_metric.data.sources.{module}" for name, module in _MODULES.items()}
+)
+
+
 def names() -> tuple[str, ...]:
     """The names of all data sets.
 
@@ -54,7 +57,7 @@ def names() -> tuple[str, ...]:
         >>> "cub-200-2011" in names()
         True
     """
-    return tuple(_MODULES)
+    return _SOURCES.names()
 
 
 def info(name: str) -> DataSetInfo:
@@ -153,19 +156,15 @@ def load(
 
 
 def _source(name: str) -> Source:
-    check_known("data set", name, _MODULES)
-    return cast(Source, importlib.import_module(f"laplacian_metric.data.sources.{_MODULES[name]}"))
+    return cast(Source, _SOURCES.find(name))
 
 
 def _check_options(source: Source, options: dict[str, object]) -> None:
-    parameters = inspect.signature(source.read).parameters
-    allowed = [option for option in parameters if option != "request"]
-    for option in options:
-        if option not in allowed:
-            has = f"it has: {', '.join(allowed)}" if allowed else "it has none"
-            raise ValueError(f"{source.INFO.name} has no option {option!r}; {has}")
+    parameters = dict(inspect.signature(source.read).parameters)
+    del parameters["request"]
+    check_options(source.INFO.name, options, list(parameters))
     for option, parameter in parameters.items():
-        if option != "request" and parameter.default is parameter.empty and option not in options:
+        if parameter.default is parameter.empty and option not in options:
             raise ValueError(f"{source.INFO.name} needs the option {option!r}")
 
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from laplacian_metric.core.tensor_file import bytes_of
 
 
 def digest(module: nn.Module, settings: Mapping[str, Any]) -> str:
@@ -38,11 +39,5 @@ def digest_tensors(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         # Lengths first, so that no two lists of tensors give the same bytes.
         head = json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode()
         digest.update(len(head).to_bytes(8, "little") + head)
-        digest.update(_bytes(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.resolve_conj().resolve_neg().to("cpu").contiguous().reshape(-1)
-    raw_bytes: memoryview = flat.view(torch.uint8).numpy().data  # through bytes: numpy has no bfloat16
-    return raw_bytes

@@ -92,7 +92,8 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         raise IsADirectoryError(f"{file} is a folder, a file of weights is needed")
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
-    start = _start_of(file)
+    with file.open("rb") as opened:
+        start = opened.read(64)
     if len(start) > 8 and start[8:9] == b"{":
         return tensor_file.load(file)
     if start.startswith(b"version https://git-lfs"):
@@ -104,11 +105,6 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     elif file.suffix == ".safetensors":
         raise ValueError(f"{file.name} is no safetensors file: it is damaged or something else")
     return _state_dict(_load(file), file.name), {}
-
-
-def _start_of(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(64)
 
 
 def _refuse_programs(file: Path) -> None:

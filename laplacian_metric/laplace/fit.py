@@ -1,26 +1,30 @@
-"""One pass of curvature over the data: from features and labels to what a posterior is made of."""
+"""From features and labels, which are checked first, to the curvature that a posterior is made of: one pass."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_no_overflow, check_varied, compute_dtype
+from hessians.checks import CurvatureWarning, check_matrix, check_no_overflow, check_varied, compute_dtype
 from hessians.features import FeatureReader
 from hessians.pair_loss import PairLoss
+from hessians.pairs import LabelPairs
 from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import unit_rows
+from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.parallel import check_agreement
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
 from laplacian_metric.laplace.diagnostics import loss_and_gradient
-from laplacian_metric.laplace.embedding_norms import root_mean_square, sum_of_squares
-from laplacian_metric.laplace.encoder_guard import Watch
-from laplacian_metric.laplace.fit_inputs import check_columns
+from laplacian_metric.laplace.encoder_guard import Watch, sum_of_squares
 from laplacian_metric.laplace.head import FEATURE_MEMORY
 from laplacian_metric.laplace.pair_search import warn_if_inexact
 from laplacian_metric.laplace.state import Fitted
@@ -35,7 +39,11 @@ def layer_data(
     approximation: Approximation,
 ) -> LayerData:
     """The embeddings of all images, and which part of the head is random."""
-    check_columns(features, head.in_features)
+    if features.shape[1] != head.in_features:
+        raise ValueError(
+            f"features has {features.shape[1]} columns, the encoder's head takes {head.in_features}: they are of "
+            "another backbone"
+        )
     weight = head.weight.detach().to(features.device)
     bias = None if head.bias is None else head.bias.detach().to(features.device)
     # From the weights as they are, in the dtype that is computed in; further on only their shape counts.
@@ -83,8 +91,16 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
     )
     num_images, num_batches, squares = (sums if reduce is None else reduce(sums)).tolist()
     device, dtype = exact_device(weight.device), compute_dtype(weight)
+    curvature = accumulated.curvature.to(device, dtype)
+    if not curvature.trace() > 0:
+        warnings.warn(
+            "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, or "
+            "take another approximation",
+            CurvatureWarning,
+            stacklevel=4,  # of whoever called LAM.fit_features, behind what switches gradients off
+        )
     return Fitted(
-        curvature=accumulated.curvature.to(device, dtype),
+        curvature=curvature,
         num_images=round(num_images),
         num_positives=accumulated.num_positives,
         num_negatives=accumulated.num_negatives,
@@ -93,17 +109,97 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         gradient=gradient.to(device, dtype),
         bias_is_random=data.bias is not None,
         fingerprint=watch.fingerprint,
-        length=root_mean_square(squares, num_images),
+        length=math.sqrt(squares / num_images),
         curvature_error=accumulated.error,
     )
 
 
-def warn_if_zero(fitted: Fitted) -> None:
-    """Say so where the data have no say in the posterior."""
-    if not fitted.curvature.trace() > 0:
-        warnings.warn(
-            "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, or "
-            "take another approximation",
-            CurvatureWarning,
-            stacklevel=3,
+# --- checks of what is fitted to ---
+
+
+def features_and_labels(
+    features: Tensor | Dataset, labels: Labels | Pairs | None
+) -> tuple[Tensor, Tensor | Pairs]:
+    """Rows (N, H) and labels (N,) or pairs that fit them, on a device with float64."""
+    if isinstance(features, Dataset):
+        labels = features.labels if labels is None else labels
+        features = features.features
+    features = torch.as_tensor(features)
+    check_matrix("features", features)
+    features = features.to(exact_device(features.device))
+    if labels is None:
+        raise ValueError("labels are missing: they say which images are pairs")
+    if isinstance(labels, Pairs):
+        if labels.num_images != len(features):
+            raise ValueError(f"the pairs are over {labels.num_images} images for {len(features)} features")
+        return features, labels
+    checked = LabelPairs(as_labels("labels", labels))
+    _check_classes(checked, len(features))
+    return features, checked.labels.to(features.device)
+
+
+def check_model(encoder: Any, loss: Any) -> None:
+    """Refuse a bare module, and a loss whose curvature is not known; a loss of None is not checked."""
+    if not isinstance(encoder, Encoder):
+        raise TypeError(
+            f"the encoder is a {type(encoder).__name__}: make it one with Encoder.from_module(module), which finds the "
+            "last linear layer, or Encoder(backbone, head)"
         )
+    if loss is not None and not isinstance(loss, PairLoss):
+        raise TypeError(
+            f"the loss is a {type(loss).__name__}, whose curvature is not known: pass a hessians.ContrastiveLoss. It "
+            "can be taken for a network that another loss has trained too: see 'Trained with another loss' in "
+            "docs/existing_checkpoints.md"
+        )
+
+
+def checked_batches(batches: Sequence[Tensor] | None, features: Tensor) -> list[Tensor] | None:
+    """Positions of the images of each batch, on the features' device."""
+    if batches is None:
+        return None
+    row_batches = [torch.as_tensor(rows, device=features.device) for rows in batches]
+    if not row_batches:
+        raise ValueError("batches is empty: at least one batch is needed")
+    for number, rows in enumerate(row_batches):
+        if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32) or not len(rows):
+            raise ValueError(
+                f"batch {number} has dtype {rows.dtype} and shape {tuple(rows.shape)}: the positions of its images are "
+                "needed, integers of shape (n,)"
+            )
+        low, high = int(rows.min()), int(rows.max())
+        if low < 0 or high >= len(features):
+            raise ValueError(
+                f"batch {number} has the position {low if low < 0 else high}, but there are {len(features)} images: 0 "
+                f"to {len(features) - 1}"
+            )
+    return row_batches
+
+
+def _check_classes(labels: LabelPairs, num_images: int) -> None:
+    """Refuse too few images, and say what is lost where classes are few or small."""
+    if labels.num_images != num_images:
+        raise ValueError(f"labels has {labels.num_images} entries for {num_images} rows of features")
+    if num_images < 2:
+        raise ValueError(
+            f"there is {num_images} image: a pair needs two, and a loss of pairs knows nothing of fewer"
+        )
+    sizes = labels.class_sizes
+    single = int((sizes == 1).sum())
+    if len(sizes) == 1:
+        message = (
+            "all images are of one class: there is no negative pair, and the curvature knows nothing of what separates "
+            "classes"
+        )
+    elif single == len(sizes):
+        message = (
+            "no two images share a class: there is no positive pair, and the curvature is clamped to 0 wherever "
+            "negatives push; little is left but the prior"
+        )
+    elif single:
+        message = (
+            f"{single} of {len(sizes)} classes have a single image: it has no positive pair, and counts as a negative "
+            "only"
+        )
+    else:
+        return
+    warnings.warn(message, CurvatureWarning, stacklevel=4)

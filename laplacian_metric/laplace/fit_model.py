@@ -139,32 +139,13 @@ def fit_model(
     encoder = encoder.to(device).eval()
     if loaded is not None and loaded.encoder.recipe is not None:
         encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
-    lam = LAM(
-        encoder,
-        options.loss(),
-        options.approximation,
-        options.structure,
-        rank=options.rank,
-        temperature=options.temperature,
-        prior_precision=None if isinstance(options.prior, str) else options.prior,
-    )
-    generator = torch.Generator().manual_seed(options.seed)
-    lam.fit_features(train_features, generator=generator, progress=progress)
-    if options.prior == "validation":
-        lam.optimize_prior_precision("validation", _needed(held_out), generator=generator)
-    elif options.prior == "marginal":
-        lam.optimize_prior_precision()
-    if options.confidence:
-        try:
-            lam.fit_confidence(train_features, _needed(held_out))
-        except ValueError as error:
-            raise ValueError(f"{error}; or leave it out with --no-confidence") from error
+    lam = _posterior(encoder, options, train_features, held_out, progress)
     trust = None
     if options.calibrate:
-        queries = _needed(held_out)
-        gallery = (train_features.features.float().cpu(), class_labels(train))
         trust = Trust.fit(
-            gallery, (queries.features.float().cpu(), class_labels(_needed(validation))), lam=lam
+            (train_features.features.float().cpu(), class_labels(train)),
+            (_needed(held_out).features.float().cpu(), class_labels(_needed(validation))),
+            lam=lam,
         )
         _warn_if_few_errors(lam, _needed(held_out), train_features)
     seen = {"train": train.digests()}
@@ -192,6 +173,33 @@ def _features(carrier: Encoder, source: Dataset, options: FitOptions, progress: 
     if features is not source:
         return features
     return features.with_inputs(features.inputs.to(carrier.head.weight))
+
+
+def _posterior(
+    encoder: Encoder, options: FitOptions, train: Dataset, held_out: Dataset | None, progress: bool | None
+) -> LAM:
+    """Return the posterior fitted to features, with the prior and the confidence that were asked for."""
+    lam = LAM(
+        encoder,
+        options.loss(),
+        options.approximation,
+        options.structure,
+        rank=options.rank,
+        temperature=options.temperature,
+        prior_precision=None if isinstance(options.prior, str) else options.prior,
+    )
+    generator = torch.Generator().manual_seed(options.seed)
+    lam.fit_features(train, generator=generator, progress=progress)
+    if options.prior == "validation":
+        lam.optimize_prior_precision("validation", _needed(held_out), generator=generator)
+    elif options.prior == "marginal":
+        lam.optimize_prior_precision()
+    if options.confidence:
+        try:
+            lam.fit_confidence(train, _needed(held_out))
+        except ValueError as error:
+            raise ValueError(f"{error}; or leave it out with --no-confidence") from error
+    return lam
 
 
 def _warn_if_few_errors(lam: LAM, held_out: Dataset, train: Dataset) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
 from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding
@@ -34,11 +35,15 @@ from laplacian_metric.laplace.diagnostics import (
     recall_lost,
     warn_unless_mode,
 )
-from laplacian_metric.laplace.embedding_norms import warn_if_longer
-from laplacian_metric.laplace.encoder_guard import Watch
+from laplacian_metric.laplace.encoder_guard import Watch, warn_if_longer
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, collect_features
-from laplacian_metric.laplace.fit import bias_is_known, fit_layer, layer_data, warn_if_zero
-from laplacian_metric.laplace.fit_inputs import check_model, checked_batches, features_and_labels, positive
+from laplacian_metric.laplace.fit import (
+    check_model,
+    checked_batches,
+    features_and_labels,
+    fit_layer,
+    layer_data,
+)
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.pair_search import TOLERANCE, PairChoice, SearchOptions
@@ -215,13 +220,9 @@ class LAM:
                 watch = Watch(self.encoder)
             self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
         self.confidence = None
-        warn_if_zero(self.fitted)
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
-
-    def _bias_is_random(self) -> bool:
-        return self.encoder.head.bias is not None and bias_is_known(self.loss, self.approximation)
 
     # --- the posterior ---
 

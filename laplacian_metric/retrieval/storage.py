@@ -10,20 +10,29 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import DamagedArtifactError, Manifest
+from laplacian_metric.core.manifest import (
+    DamagedArtifactError,
+    ForeignArtifactError,
+    Manifest,
+    MissingArtifactError,
+    NotAFolderError,
+)
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.gallery import built_of
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.kinds import Flat, Kind, faiss, kind_from_dict, kind_to_dict
 from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
+
+if TYPE_CHECKING:
+    from laplacian_metric.retrieval.engines.collection import Collection
 
 LOGGER = logging.getLogger(__name__)
 
@@ -196,3 +205,25 @@ def _rows_of(module: Any, built: Any) -> NDArray[np.int64]:
     sizes = [lists.list_size(number) for number in range(lists.nlist)]
     parts = [module.rev_swig_ptr(lists.get_ids(number), size) for number, size in enumerate(sizes) if size]
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def open_saved(folder: str | os.PathLike[str]) -> Index | Collection:
+    """Load an index, or a collection whose items are in an engine.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from laplacian_metric.retrieval import Items
+        >>> items = Items(np.eye(2), kappa=[10, 20], uncertainty=[0.1, 0.05], variance=None, source="a4f0")
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     save(Index(items), place + "/index")
+        ...     len(open_saved(place + "/index"))
+        2
+    """
+    from laplacian_metric.retrieval.engines import storage as engines_storage
+
+    try:
+        artifact.read_manifest(folder, engines_storage.CollectionManifest)
+    except (ForeignArtifactError, MissingArtifactError, NotAFolderError):
+        return load(folder)  # an index then, or nothing
+    return engines_storage.load(folder)

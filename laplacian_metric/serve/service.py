@@ -17,8 +17,8 @@ import numpy as np
 
 from laplacian_metric.core.manifest import Manifest
 from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.opening import open_saved
 from laplacian_metric.retrieval.replies import Reply, query_embedded
+from laplacian_metric.retrieval.storage import open_saved
 from laplacian_metric.serve.queries import Embedded, Inputs, QueryError, as_query
 
 if TYPE_CHECKING:

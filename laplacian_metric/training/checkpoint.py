@@ -131,14 +131,6 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     return checksum
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote has left of its files, which is of no use to anybody."""
-    # The last are those that safetensors writes before it moves them to where they were asked for.
-    for pattern in (*(f".{name}.*.tmp" for name in (BEST, LAST, LOG)), ".tmp??????"):
-        for file in folder.glob(pattern):
-            file.unlink(missing_ok=True)
-
-
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
     """The tensors of a checkpoint, what identifies its run, and where that stood."""
     try:

@@ -311,8 +311,6 @@ class _Run:
         path = self.folder / checkpoint.LAST
         processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
         processes.same_everywhere("seed", self.seed)
-        if self.process == 0:
-            checkpoint.remove_unfinished(self.folder)
         if not path.exists():
             return
         with processes.all_or_none():

@@ -108,11 +108,8 @@ def _check(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
     if factor is not None and (factor.ndim != 3 or factor.shape[:2] != mean.shape):
         raise ValueError(f"factor has shape {tuple(factor.shape)}, ({num}, {dim}, r) is needed for this mean")
     check_same_device(mean=mean, variance=variance, factor=factor)
-    if not torch.compiler.is_compiling():
-        _check_values(mean, variance, factor)
-
-
-def _check_values(mean: Tensor, variance: Tensor, factor: Tensor | None) -> None:
+    if torch.compiler.is_compiling():  # no value is known
+        return
     check_finite("mean", mean)
     if variance.ndim == 2:
         check_entries(

@@ -50,7 +50,9 @@ def test_an_unknown_split_or_option_says_what_there_is() -> None:
         ValueError, match=r"mnist has no split 'dev'; there is: train, validation, train\+validation"
     ):
         data.load("mnist", split="dev")
-    with pytest.raises(ValueError, match=r"sample-fashion-mnist has no option 'hold_out'; it has: held_out"):
+    with pytest.raises(
+        ValueError, match=r"sample-fashion-mnist has no option 'hold_out'; did you mean 'held_out'"
+    ):
         data.load("sample-fashion-mnist", hold_out=3)
     with pytest.raises(ValueError, match="sample-mnist has no option 'seed'; it has none"):
         data.load("sample-mnist", split="test", seed=3)

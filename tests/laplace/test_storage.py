@@ -475,7 +475,7 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("target", ["laplacian_metric.core.tensor_file._bytes", "os.fsync"])
+@pytest.mark.parametrize("target", ["laplacian_metric.core.tensor_file.bytes_of", "os.fsync"])
 def test_a_full_disk_leaves_the_old_file(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,12 +197,8 @@ def check_curvature(ndim: int, **tensors: Tensor) -> None:
 
 def negative_share(values: Tensor, size: Tensor, terms: int) -> float:
     """The share of values below 0 by more than the rounding of ``terms`` terms as large as ``size``."""
-    return share(values < -torch.finfo(values.dtype).eps * terms * size)
-
-
-def share(mask: Tensor) -> float:
-    """The share of True entries; 0 of none."""
-    return float(mask.double().mean()) if mask.numel() else 0.0
+    below = values < -torch.finfo(values.dtype).eps * terms * size
+    return float(below.double().mean()) if below.numel() else 0.0
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import as_labels
@@ -24,7 +25,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.encoder_guard import Watch
-from laplacian_metric.laplace.fit_inputs import check_model, positive
+from laplacian_metric.laplace.fit import check_model
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (

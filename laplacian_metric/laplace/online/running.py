@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hessians.checks import CurvatureWarning
 from hessians.pairs import Population
-from laplacian_metric.laplace.embedding_norms import root_mean_square
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.state import Fitted
 
@@ -94,7 +93,7 @@ class Running:
 
     def length(self) -> float:
         """The root of the mean |u|^2 of the images that were trained on."""
-        return root_mean_square(self.square, self.weight)
+        return math.sqrt(self.square / self.weight)
 
     def warn_about_pairs(self) -> None:
         """Say so where no batch had a pair of one type."""

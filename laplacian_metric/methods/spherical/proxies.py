@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
+from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.methods.spherical.vmf_head import LARGEST_LOG, VMFEmbedder
 from laplacian_metric.vmf.checks import check_dim

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.info_nce import NEGATIVES, Negatives
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.fit_inputs import positive
 from laplacian_metric.methods.spherical.vmf_contrast import (
     contrastive_hib,
     elk_info_nce,
