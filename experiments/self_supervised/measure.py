@@ -24,7 +24,7 @@ from laplacian_metric.metrics.evaluation import Evaluation, Uncertainties, evalu
 from laplacian_metric.metrics.ranking import rank
 from laplacian_metric.metrics.resampling import Statistic, bootstrap_all
 from laplacian_metric.runs.cell_fitting import Fitted
-from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION
+from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION, spread
 
 QUERIES, GALLERY, OOD_IMAGES, CALIBRATION = 4000, 5000, 1000, 300
 TEMPERATURE, BATCH = 0.1, 256
@@ -252,9 +252,3 @@ def features(encoder: Encoder, images: Dataset) -> Tensor:
     return torch.cat(
         map_batches(lambda batch: encoder.features(batch.inputs), images, encoder, progress=False)
     )
-
-
-def spread(images: Dataset, number: int) -> Dataset:
-    """Return so many images at even steps, or all where there are fewer."""
-    number = min(number, len(images))
-    return images.select(torch.arange(number) * len(images) // number)

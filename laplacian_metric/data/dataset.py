@@ -447,6 +447,17 @@ def repeats(digests: Tensor) -> dict[int, int]:
     return {row: original for row, original in places if row != original}
 
 
+def at_even_steps(number: int, most: int) -> Tensor:
+    """Return the positions of at most so many of a number of inputs, at even steps.
+
+    Example:
+        >>> at_even_steps(10, 4).tolist(), at_even_steps(2, 4).tolist()
+        ([0, 2, 5, 7], [0, 1])
+    """
+    taken = min(number, most)
+    return torch.arange(taken) * number // max(1, taken)
+
+
 def same_classes(one: Dataset, other: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the labels of both as numbers that mean the same class, by the classes' names."""
     both = np.concatenate([one.label_names, other.label_names])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.dataset import at_even_steps
 from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.report.blocks.texts import ACCENT, plain
 from laplacian_metric.report.curves import calibration_curves, draw_sparsification, roc_curves
@@ -87,23 +88,18 @@ def sphere_plot(
     """Draw the space itself, where it has two or three dimensions."""
     if measured.embedding.dim not in (2, 3):
         return None
-    some = _some(rows)
+    some = rows[at_even_steps(len(rows), OUTLINED)]
     labels = measured.labels[some]
     classes = sorted(set(measured.labels.tolist()))  # as in the legend of the map
     named = len(classes) <= NAMED
     numbers = torch.tensor([classes.index(label) if named else 0 for label in labels.tolist()])
     names = [drawable(evaluated.class_name(label)) for label in classes] if named else ["known images"]
     ood = {
-        drawable(name): _cloud(measured.ood[name].embedding[_some(shown)], None)
+        drawable(name): _cloud(measured.ood[name].embedding[shown[at_even_steps(len(shown), OUTLINED)]], None)
         for name, shown in ood_rows.items()
     }
     latent = Latent(test=_cloud(measured.embedding[some], numbers), ood=ood)
     return latent_maps({"embedding": latent}, names, columns=1)
-
-
-def _some(rows: Tensor) -> Tensor:
-    taken = min(len(rows), OUTLINED)
-    return rows[torch.arange(taken) * len(rows) // taken]
 
 
 def _cloud(e: StochasticEmbedding, labels: Tensor | None) -> Cloud:

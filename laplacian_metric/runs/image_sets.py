@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.dataset import Dataset, at_even_steps
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.place_matching import by_place
@@ -202,7 +202,7 @@ def spread(images: Dataset, limit: int | None) -> Dataset:
     """
     if limit is None or limit >= len(images):
         return images
-    return images.select(torch.arange(limit) * len(images) // limit)
+    return images.select(at_even_steps(len(images), limit))
 
 
 def crop_flip(image: Tensor) -> Tensor:

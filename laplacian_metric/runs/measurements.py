@@ -11,7 +11,7 @@ from torch import Tensor
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, Method
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.dataset import Dataset, at_even_steps
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN
@@ -221,19 +221,13 @@ def _latent(
     """Some images as they lie on a sphere that can be drawn, with their Gaussians."""
     if test.dim > LATENT_DIM:
         return None
-    rows = _some(len(test))
+    rows = at_even_steps(len(test), LATENT_IMAGES)
     ood = {}
     for name in out:
         inputs = fitted.sets[name]
-        embedding = fitted.embedder.embed(inputs.select(_some(len(inputs)))).to("cpu")
+        embedding = fitted.embedder.embed(inputs.select(at_even_steps(len(inputs), LATENT_IMAGES))).to("cpu")
         ood[name.removeprefix(OUT)] = _cloud(embedding)
     return {**_cloud(test[rows]), "labels": labels[rows].tolist(), "ood": ood}
-
-
-def _some(number: int) -> Tensor:
-    """Up to 300 positions at even steps."""
-    taken = min(number, LATENT_IMAGES)
-    return torch.arange(taken) * number // taken
 
 
 def _cloud(e: StochasticEmbedding) -> dict[str, Any]:

@@ -100,29 +100,16 @@ def train(
         checks.check_parameters(learner)
         checks.check_folder(folder)
         plain_identity = checks.plain(identity or {})
-    with processes.letting_go():
-        return _trained(learner, train, validation, options, folder, seed, plain_identity, progress)
-
-
-def _trained(
-    learner: Learner,
-    images: Dataset,
-    validation: Dataset | None,
-    options: TrainingOptions,
-    folder: Path,
-    seed: int,
-    identity: dict[str, Any],
-    show: bool | None,
-) -> Trained:
     module = learner.module
     devices = [device_of(module)] if device_of(module).type == "cuda" else []
     with (
+        processes.letting_go(),
         torch.random.fork_rng(devices=devices),
         checks.modes_kept(module),
         computing_in(options.precision, module),
     ):
         torch.manual_seed(seed + processes.processes()[0])
-        run = _Run(learner, images, validation, options, folder, seed, identity, show)
+        run = _Run(learner, train, validation, options, folder, seed, plain_identity, progress)
         run.resume()
         with run.undone_without_checkpoint():
             return run.to_the_end()

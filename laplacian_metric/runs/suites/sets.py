@@ -15,7 +15,7 @@ from laplacian_metric.core import tensor_file
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.progress import track as progress_bar
 from laplacian_metric.data.corruptions import corrupt
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.dataset import Dataset, at_even_steps
 from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
@@ -236,8 +236,7 @@ def rows_per_class(labels: Tensor, number: int) -> Tensor:
     parts = []
     for label in torch.unique(labels):
         rows = (labels == label).nonzero()[:, 0]
-        taken = min(number, len(rows))
-        parts.append(rows[torch.arange(taken) * len(rows) // taken])
+        parts.append(rows[at_even_steps(len(rows), number)])
     return torch.cat(parts).sort().values
 
 
