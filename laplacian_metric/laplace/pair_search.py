@@ -37,8 +37,8 @@ LOGGER = logging.getLogger(__name__)
 EXACT_IMAGES = 1 << 16  # "auto" estimates beyond so many images
 TOLERANCE = 0.01  # of the diagonal of the curvature, relative, in the l2 norm
 PARTNERS = 256  # that a round looks at for each image, about
+ROUNDS_AT_ONCE = 4  # the number of rounds is a multiple of it
 PILOT_ROUNDS = 4
-FEWEST_ROUNDS = 4
 MOST_ROUNDS = 64
 COMBINATIONS = 16  # of the squared features, in which the error is measured
 ROWS = 1 << 15
@@ -183,19 +183,25 @@ def _type_weights(class_of: Tensor, loss: ContrastiveLoss) -> tuple[float, float
 def _exact(search: ActiveSearch, options: SearchOptions) -> Tensor:
     tiles = search.tiles()
     rows, classes = search.rows(tiles.order), search.class_of[tiles.order]
-    note = _Note(options, search, "exact")
+    note = _Note(options, search, "exact, tiles to and fro")
     state = note.read()
     sums = state.get("sums", search.zeros())
     first = int(state.get("number", torch.zeros(())))
     rank, processes = share() if options.reduce is not None else (0, 1)
     for tile in track(range(len(tiles.starts) - 1), "pairs", show=options.progress):
-        if tile < first or tile % processes != rank:
+        if tile < first or _process_of(tile, processes) != rank:
             continue
         search.add_tile(sums, rows, classes, tiles.starts[tile], tiles.starts[tile + 1])
         note.keep(sums=sums, number=torch.tensor(tile + 1))
     note.remove()
     del rows
     return search.in_order(sums, tiles.order)
+
+
+def _process_of(tile: int, processes: int) -> int:
+    """The process that computes a tile: 0, 1, ..., P - 1, P - 1, ..., 1, 0 and over again, as later tiles cost less."""
+    place = tile % (2 * processes)
+    return min(place, 2 * processes - 1 - place)
 
 
 # --- estimated ---
@@ -244,11 +250,17 @@ def _combined(features: Tensor, bias: bool, seed: int) -> Tensor:
 
 
 class _Estimate:
-    """The rounds of an estimate, those of the pilot first."""
+    """The rounds of an estimate, those of the pilot first.
+
+    The processes form as many teams as divide both their number and that of the rounds, one at most for each of four
+    rounds. A team computes whole rounds, whose images it alone has to shuffle; in a team each process has some strata.
+    """
 
     def __init__(self, search: ActiveSearch, options: SearchOptions, sketch: _Sketch) -> None:
         self.search, self.options, self.sketch = search, options, sketch
-        self.share = share() if options.reduce is not None else (0, 1)
+        rank, processes = share() if options.reduce is not None else (0, 1)
+        self.teams = math.gcd(processes, ROUNDS_AT_ONCE)
+        self.team, self.share = rank % self.teams, (rank // self.teams, processes // self.teams)
         self.cells: Cells = search.cells()
         self.strata: list[Stratum] = search.strata(self.cells, PARTNERS)
         self.scratch = search.zeros()
@@ -256,7 +268,7 @@ class _Estimate:
     def run(self) -> tuple[Tensor, float]:
         """This process's share of the sums (N, 1 + Z), and the error of the curvature's diagonal."""
         options, search = self.options, self.search
-        note = _Note(options, search, f"estimate {options.tolerance} of {len(self.strata)}")
+        note = _Note(options, search, f"estimate {options.tolerance} of {len(self.strata)} by {self.teams} teams")
         state = note.read()
         sums = state.get("sums", search.zeros())
         sketches = list(state.get("sketches", torch.zeros(0, *self._shape())))
@@ -277,6 +289,8 @@ class _Estimate:
 
     def _round(self, number: int, sums: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Add a round to the sums; the sketch of this process's share of it, in float64 on the CPU."""
+        if number % self.teams != self.team:
+            return torch.zeros(self._shape(), dtype=torch.float64)
         self.scratch.zero_()
         order = self.search.add_round(self.scratch, self.cells, self.strata, number, share=self.share)
         if sums is not None:
@@ -292,9 +306,10 @@ class _Estimate:
         sketches = self._added(torch.stack(pilot))
         size = float((self.sketch.of_positives(self.search.class_of.long()).cpu() + sketches.mean(0)).norm())
         if not size > 0:
-            return FEWEST_ROUNDS
+            return ROUNDS_AT_ONCE
         relative = _scatter(sketches) / size
-        wanted = max(FEWEST_ROUNDS, math.ceil((2 * relative / self.options.tolerance) ** 2))
+        wanted = math.ceil((2 * relative / self.options.tolerance) ** 2 / ROUNDS_AT_ONCE) * ROUNDS_AT_ONCE
+        wanted = max(ROUNDS_AT_ONCE, wanted)
         looked_at = sum(stratum.pairs for stratum in self.strata)
         if wanted * looked_at >= self.search.num_images**2 / 2:
             return 0 if self.search.num_images <= 4 * EXACT_IMAGES else min(wanted, MOST_ROUNDS)

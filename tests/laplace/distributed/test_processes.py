@@ -103,7 +103,7 @@ def test_a_process_with_one_class(found: Found) -> None:
     assert first["num_positives"] == alone["num_positives"]
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_all_pairs_of_all_processes(processes: int, tmp_path: Path) -> None:
     """Exact and estimated, and in every structure: up to rounding what one process gets from all images."""
     torch.multiprocessing.spawn(all_pairs_of, (tmp_path, processes), nprocs=processes)
