@@ -268,7 +268,9 @@ class _Estimate:
     def run(self) -> tuple[Tensor, float]:
         """This process's share of the sums (N, 1 + Z), and the error of the curvature's diagonal."""
         options, search = self.options, self.search
-        note = _Note(options, search, f"estimate {options.tolerance} of {len(self.strata)} by {self.teams} teams")
+        note = _Note(
+            options, search, f"estimate {options.tolerance} of {len(self.strata)} by {self.teams} teams"
+        )
         state = note.read()
         sums = state.get("sums", search.zeros())
         sketches = list(state.get("sketches", torch.zeros(0, *self._shape())))
