@@ -48,7 +48,7 @@ NOTE = (
     "with a Trust that was calibrated by exact search (left out for very many items), 'own' calibrated on what the "
     f"engine returns, both on {VALIDATION} queries. Memory is the peak of the process and its children, in MiB."
 )
-SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat")
+SMALL = ("exact:", "faiss:ivf", "faiss:hnsw", "faiss:few", "qdrant::memory:", "milvus:flat", "milvus:hnsw")
 # Inverted lists with settings of our own: 1,000 lists, of which 16 are looked at; and 4 of the usual number.
 KINDS = {"lists": IVF(nlist=1000, nprobe=16), "few": IVF(nprobe=4)}
 EXACT_REFERENCE = 100_000  # items up to which Trust is calibrated by exact search, too

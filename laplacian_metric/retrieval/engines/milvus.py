@@ -33,8 +33,13 @@ from laplacian_metric.retrieval.ids import Ids, as_ids
 from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat, Kind, as_kind
 
 LOGGERS = ("grpc._server", "pymilvus.client.iterator.query_iterator", "pymilvus.orm.iterator")
+DEFAULT_LISTS = 128  # of Milvus, where a collection does not say how many
 LONGEST_TEXT = 512  # bytes of ids and labels
-MOST_HITS = 16384  # of one search
+MOST_HITS = 16384  # of one search, and rows of one page
+MOST_UNFLUSHED = (
+    10_000  # rows that milvus-lite keeps outside of its segments, where every search unpacks each of them
+)
+PAGE_BYTES = 8 << 20  # of vectors in one page
 
 
 class MilvusEngine(Engine):
@@ -53,12 +58,14 @@ class MilvusEngine(Engine):
     def __init__(self, place: str, collection: str, *, kind: str | Kind = "flat", **options: Any) -> None:
         self.place, self.collection, self.kind = place, collection, as_kind(kind)
         self._milvus = module_of("pymilvus", "milvus")
-        if "://" not in place:
+        self._in_file = "://" not in place
+        if self._in_file:
             _quieten()
         with self._calling():
             self.client = self._milvus.MilvusClient(place, **options)
             existing = self.client.has_collection(collection)
         self.dims, self.text_ids, self.labelled, self.text_labels = {}, False, False, False
+        self.lists, self._unflushed = DEFAULT_LISTS, 0
         if existing:
             self._describe()
         self.exact = isinstance(self.kind, Flat)
@@ -83,6 +90,8 @@ class MilvusEngine(Engine):
             )
         if type(found) is not type(self.kind):
             self.kind = found
+        parameters = {**index, **index.get("params", {})}  # a server returns them one by one
+        self.lists = int(parameters.get("nlist", DEFAULT_LISTS))
 
     def create(
         self,
@@ -119,9 +128,13 @@ class MilvusEngine(Engine):
         for name in NUMBERS:
             schema.add_field(name, types.FLOAT)
         indexes = self._milvus.MilvusClient.prepare_index_params()
+        index = self._index(size)
+        if self._in_file and "params" in index:
+            # pymilvus sends the parameters one by one; milvus-lite reads them from "params" only.
+            index["params"] |= {"params": json.dumps(index["params"])}
         for space, dim in dims.items():
             schema.add_field(space, types.FLOAT_VECTOR, dim=dim)
-            indexes.add_index(space, metric_type="COSINE", **self._index(size))
+            indexes.add_index(space, metric_type="COSINE", **index)
         with self._calling():
             if self.client.has_collection(self.collection):
                 if not overwrite:
@@ -139,19 +152,16 @@ class MilvusEngine(Engine):
             params = {"M": self.kind.links, "efConstruction": self.kind.build_depth}
             return {"index_type": "HNSW", "params": params}
         if isinstance(self.kind, IVF):
-            return {"index_type": "IVF_FLAT", "params": {"nlist": self.kind.lists(max(size, 1))}}
+            self.lists = self.kind.lists(max(size, 1))
+            return {"index_type": "IVF_FLAT", "params": {"nlist": self.lists}}
         return {"index_type": "FLAT"}
 
     def _depth(self, k: int) -> dict[str, Any]:
         if isinstance(self.kind, HNSW):
             return {"params": {"ef": max(k, self.kind.search_depth)}}
         if isinstance(self.kind, IVF):
-            lists = self.kind.lists(max(self._size(), 1))
-            return {"params": {"nprobe": self.kind.probes(lists)}}
+            return {"params": {"nprobe": self.kind.probes(self.lists)}}
         return {}
-
-    def _size(self) -> int:
-        return int(self.client.get_collection_stats(self.collection)["row_count"])
 
     @property
     def address(self) -> str:
@@ -197,6 +207,7 @@ class MilvusEngine(Engine):
             ]
             with self._calling():
                 self.client.insert(self.collection, rows)
+            self._wrote(len(rows))
 
     def delete(self, ids: Ids) -> None:
         for some in self._portions(ids):
@@ -208,6 +219,15 @@ class MilvusEngine(Engine):
         for start in range(0, len(rows), ROWS_AT_ONCE):
             with self._calling():
                 self.client.upsert(self.collection, rows[start : start + ROWS_AT_ONCE], partial_update=True)
+        self._wrote(len(rows))
+
+    def _wrote(self, number: int) -> None:
+        """Have milvus-lite move rows into a segment where many were written; a server does so by itself."""
+        self._unflushed += number
+        if self._in_file and self._unflushed >= MOST_UNFLUSHED:
+            with self._calling():
+                self.client.flush(self.collection)
+            self._unflushed = 0
 
     def read(self, ids: Ids, spaces: Sequence[str] = ()) -> Records:
         wanted = as_ids(ids)
@@ -221,9 +241,12 @@ class MilvusEngine(Engine):
         return self._records(sorted(rows, key=lambda row: place[row[ID]]), spaces)
 
     def scroll(self, spaces: Sequence[str] = ()) -> Iterator[Records]:
+        # milvus-lite goes over all items for every page, so that few pages are needed.
+        bytes_of_row = 4 * sum(self.dims[space] for space in spaces)
+        page = max(ROWS_AT_ONCE, min(MOST_HITS, PAGE_BYTES // max(1, bytes_of_row)))
         with self._calling():
             iterator = self.client.query_iterator(
-                self.collection, batch_size=ROWS_AT_ONCE, output_fields=[ID, *self._columns, *spaces]
+                self.collection, batch_size=page, output_fields=[ID, *self._columns, *spaces]
             )
         try:
             while True:

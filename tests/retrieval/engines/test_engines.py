@@ -13,6 +13,7 @@ from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.retrieval import Index, NotCalibratedError, calibrate, engines
 from laplacian_metric.retrieval.engines import ChangedCollectionError, EngineError, NoItemError
+from laplacian_metric.retrieval.kinds import HNSW, IVF, Kind
 from laplacian_metric.trust import Trust
 from tests.retrieval.engines.cases import APPROXIMATE, EXACT, KEPT, Data, address_of, collection_of, data
 
@@ -285,6 +286,40 @@ def test_collections_without_labels_or_features(tmp_path: Path) -> None:
     answer = collection.trust(QUERIES.items.mean)
     with pytest.raises(ValueError, match="without labels"):
         answer.probability.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [(IVF(nlist=8, nprobe=8), {"nlist": 8}), (HNSW(links=16), {"M": 16, "efConstruction": 80})],
+)
+def test_an_index_in_a_file_of_milvus(
+    kind: Kind, parameters: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters arrive, rows are moved into segments, and pages hold each item once."""
+    address = address_of("milvus:lite.db", tmp_path)
+    from laplacian_metric.retrieval.engines import milvus
+
+    monkeypatch.setattr(milvus, "MOST_UNFLUSHED", 100)
+    monkeypatch.setattr(milvus, "MOST_HITS", 50)
+    monkeypatch.setattr(milvus, "ROWS_AT_ONCE", 40)
+    collection = engines.create(address, ITEMS.items, features=ITEMS.h, labels=ITEMS.labels, kind=kind)
+    engine = collection.engine
+    assert isinstance(engine, milvus.MilvusEngine)
+    assert not engine.exact
+    for space in ("z", "h"):
+        assert engine.client.describe_index(engine.collection, space)["params"] == parameters
+    found = collection.nearest(QUERIES.items, 12)
+    exact = np.argsort(-QUERIES.items.mean @ ITEMS.items.mean.T, axis=1)[:, :12]
+    np.testing.assert_array_equal(found.ids, exact)
+    for spaces in ((), ("z", "h")):
+        pages = list(engine.scroll(spaces))
+        assert [len(page) for page in pages] == [50, 50, 20]
+        assert sorted(np.concatenate([page.ids for page in pages]).tolist()) == list(range(120))
+    collection.close()
+    again = milvus.MilvusEngine(engine.place, engine.collection)
+    assert type(again.kind) is type(kind)
+    assert again.lists == parameters.get("nlist", milvus.DEFAULT_LISTS)
+    again.close()
 
 
 @pytest.mark.parametrize(
