@@ -64,6 +64,8 @@ EXTRAS = {
         "qdrant-client>=1.13",
         "pymilvus>=2.6.2",
         "milvus-lite>=2.5",
+        "ray>=2.40",
+        "pandas>=2.0",
     ],
     "export": ["onnx>=1.17", "onnxscript>=0.2"],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],

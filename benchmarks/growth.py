@@ -66,7 +66,7 @@ PROJECTED_TITLE = "Growth beyond what was measured"
 PROJECTED_NOTE = (
     "From the growth table: times by the exponent between the smallest and the largest size from 80,000 images on at "
     "which each was measured, memory by the bytes for each image between them. Hours and seconds of one processor. "
-    "Nothing in this table was run."
+    "The first row was measured, the others were not run."
 )
 BY_ROWS = 20_000  # images up to which a fit row by row is measured too
 LOSS = ContrastiveLoss(margin=0.7, negatives="active")

@@ -28,9 +28,9 @@ TITLE = "Choosing the prior precision"
 NOTE = (
     f"{{images:,}} random images of {CLASSES} clusters, a diagonal posterior of 'fixed', {VALIDATION:,} validation "
     f"images, {SAMPLES} draws. Seconds of the processor, one thread, medians of {{repeats}} interleaved runs in one "
-    "process. 'validation' maximises the likelihood of validation pairs, 'marginal' the marginal likelihood. 'products' "
-    f"are the products of the validation images' features with {SAMPLES} drawn weights, once, which 'validation' cannot "
-    "do without."
+    "process. 'validation' maximises the likelihood of validation pairs, 'marginal' the marginal likelihood. "
+    f"'products' are the products of the validation images' features with {SAMPLES} drawn weights, once, which "
+    "'validation' cannot do without."
 )
 
 
