@@ -123,7 +123,9 @@ def _safe(axes: Axes, entries: Sequence[Mapping[str, Any]], looks: Mapping[str, 
 
 def _joint(axes: Axes, by_title: Mapping[str, Row], looks: Mapping[str, Look]) -> None:
     for title, row in by_title.items():
-        axes.plot(first_of(row.recall), first_of(row.r_auroc), linestyle="", markersize=8, **looks[title])
+        x = first_of(row.recall)
+        axes.plot([x, x], [row.low, row.high], color=looks[title]["color"], linewidth=0.8, alpha=0.6)
+        axes.plot(x, first_of(row.r_auroc), linestyle="", markersize=8, **looks[title])
     _labelled(axes, "Trained jointly, or with a stop-gradient?", RECALL, "R-AUROC, unseen classes")
 
 
