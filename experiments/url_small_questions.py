@@ -195,7 +195,9 @@ def caching_seconds(sets: Sets, content: Mapping[str, Any]) -> dict[str, float]:
     Of what was measured the shortest times are taken, which other processes disturbed least. Empty where no risk head
     was run.
     """
-    entries = [one for name, one in content["entries"].items() if name in ("risk-head", "risk-head-untrained")]
+    entries = [
+        one for name, one in content["entries"].items() if name in ("risk-head", "risk-head-untrained")
+    ]
     parts = [part for entry in entries for part in entry["seeds"].get(V1, {}).values()]
     if not parts:
         return {}
