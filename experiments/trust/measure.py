@@ -125,12 +125,24 @@ class Scored:
         return [name for name in self.scores if name != "test" and name.startswith(kind)]
 
 
-def scored(arrays: Arrays, rows: NDArray[np.int64] | slice, *, free: bool = True) -> Scored:
-    """Return what `Trust` says, calibrated on some of the validation queries, and with ``free`` what its rivals say."""
+def expecting(share: float) -> str:
+    """Return the name of the probability where such a share of OOD queries is expected."""
+    return f"{TRUST}, {share:.0%} OOD"
+
+
+def scored(
+    arrays: Arrays, rows: NDArray[np.int64] | slice, *, free: bool = True, shares: tuple[float, ...] = ()
+) -> Scored:
+    """Return what `Trust` says, calibrated on some of the validation queries, and with ``free`` what its rivals say.
+
+    It says, too, what the probability is where each of ``shares`` of OOD queries is expected.
+    """
     parts = [name.split(":")[0] for name in arrays if name.endswith(":M")]
     known = Novelty.fit(arrays["validation:N"][rows], ALPHA)
     soft = known.log_soft_known(known.parts(arrays["validation:N"][rows]).sum(axis=1))
-    match, (a, b), announced = fit_match(arrays["validation:M"][rows], soft, arrays["validation:right"][rows])
+    match, (a, b), (known_a, known_b), announced = fit_match(
+        arrays["validation:M"][rows], soft, arrays["validation:right"][rows]
+    )
     if "reference" in parts:
         known = Novelty.fit(arrays["reference:N"], ALPHA)
     scores: dict[str, Scores] = {}
@@ -144,6 +156,10 @@ def scored(arrays: Arrays, rows: NDArray[np.int64] | slice, *, free: bool = True
             NOVELTY: novelty,
             "match": -logits,
             "known": -known.known(novelty),
+            **{
+                expecting(share): -discounted(known_a + known_b * logits, known.log_known(novelty, share))
+                for share in shares
+            },
         }
         prefix = f"{part}:score:"
         if free:

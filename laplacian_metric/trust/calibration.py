@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,9 +240,25 @@ def discounted(logits: Floats, log_known: Floats) -> Floats:
     return values
 
 
+class FittedMatch(NamedTuple):
+    """What is calibrated on validation queries.
+
+    Attributes:
+        logistic: of the match inputs.
+        slope: a and b of the last sigmoid, of logits that are discounted by the novelty.
+        known_slope: a and b for logits that are not: what a query of a known kind has.
+        error: the calibration error to expect of the first.
+    """
+
+    logistic: Logistic
+    slope: tuple[float, float]
+    known_slope: tuple[float, float]
+    error: CalibrationError
+
+
 def fit_match(
     inputs: Floats, log_known: Floats, right: NDArray[np.bool_], names: Mapping[str, int] | None = None
-) -> tuple[Logistic, tuple[float, float], CalibrationError]:
+) -> FittedMatch:
     """Fit the logistic of the match, the last sigmoid, and the calibration error to expect.
 
     The sigmoid sees logits that were cross-validated in five folds, so that it learns how sure the logistic may be.
@@ -264,4 +280,6 @@ def fit_match(
         a, b = fit_sigmoid(logits[~inside], right[~inside])
         probability[inside] = sigmoid(a + b * logits[inside])
     error = CalibrationError.of(probability, right)
-    return Logistic.fit(inputs, right, signs), fit_sigmoid(logits, right), error
+    return FittedMatch(
+        Logistic.fit(inputs, right, signs), fit_sigmoid(logits, right), fit_sigmoid(crossed, right), error
+    )

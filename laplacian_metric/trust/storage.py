@@ -50,7 +50,8 @@ class TrustManifest(Manifest):
     """What a saved `Trust` says about itself."""
 
     FORMAT: ClassVar[str] = "laplacian_metric trust"
-    VERSION: ClassVar[int] = 2  # version 1 had no risk head and always used labels
+    # Version 1 had no risk head and always used labels; 2 had no expected share of OOD queries.
+    VERSION: ClassVar[int] = 3
 
     arrays: dict[str, Stored]
     numbers: dict[str, float]
@@ -100,6 +101,12 @@ def to_payloads(trust: Trust, prefix: str = "") -> tuple[TrustEntry, dict[str, a
     }
     if novelty.moment is not None:
         numbers |= {"moment.rest": novelty.moment.rest, "moment.main": novelty.moment.main}
+    if novelty.ratio is not None:
+        numbers |= {"ratio.scale": novelty.ratio[0], "ratio.log_mean": novelty.ratio[1]}
+    if trust.known_slope is not None:
+        numbers |= {"known_slope.a": trust.known_slope[0], "known_slope.b": trust.known_slope[1]}
+    if trust.expected_ood is not None:
+        numbers["expected_ood"] = trust.expected_ood
     if not trust.use_labels:
         numbers["use_labels"] = 0.0
     if trust.match is not None:
@@ -164,6 +171,7 @@ def from_payloads(
         numbers["soft_threshold"],
         numbers["soft_excess"],
         moment,
+        _pair(numbers, "ratio.scale", "ratio.log_mean"),
     )
     match = None
     if "match" in arrays:
@@ -182,7 +190,14 @@ def from_payloads(
         else CalibrationError(error["value"], error["low"], error["high"], int(error["queries"])),
         FeatureRisk.of_stored(arrays),
         bool(numbers.get("use_labels", 1.0)),
+        _pair(numbers, "known_slope.a", "known_slope.b"),
+        numbers.get("expected_ood"),
     )
+
+
+def _pair(numbers: Mapping[str, float], first: str, second: str) -> tuple[float, float] | None:
+    """Return two numbers, None where a folder of an earlier version does not have them."""
+    return (numbers[first], numbers[second]) if first in numbers else None
 
 
 def _gallery(entry: TrustEntry, arrays: Mapping[str, NDArray[Any]]) -> LabelledGallery:

@@ -42,6 +42,8 @@ class Trust:
         calibration_error: how far the probability is expected to be off, with an interval; None without labels.
         risk: a risk head whose prediction is a further input of the match, or None.
         use_labels: whether the labels of a gallery are inputs of the match; without, galleries need none.
+        known_slope: a and b of the sigmoid for queries that are known; None in folders of earlier versions.
+        expected_ood: the share of OOD queries that the probability expects; None where none is said.
 
     Example:
         >>> generator = np.random.default_rng(0)
@@ -64,6 +66,8 @@ class Trust:
     calibration_error: CalibrationError | None = None
     risk: FeatureRisk | None = None
     use_labels: bool = True
+    known_slope: tuple[float, float] | None = None
+    expected_ood: float | None = None
 
     @staticmethod
     def fit(
@@ -77,6 +81,7 @@ class Trust:
         gallery_trained_head: bool | None = None,
         risk: Any = None,
         use_labels: bool = True,
+        expected_ood: float | None = None,
     ) -> Trust:
         """Calibrate on queries whose classes are known and that nothing was trained on.
 
@@ -98,6 +103,7 @@ class Trust:
                 is a further input of the match.
             use_labels: False leaves votes and margins out of the inputs, so that the calibration, which needs labels,
                 holds for galleries without labels too; see `with_gallery`.
+            expected_ood: the share of OOD queries among those that will come, see `expecting`.
         """
         if not 0 < alpha < 0.5:
             raise ValueError(f"alpha is {alpha}: the share of known queries to flag, such as 0.05, is needed")
@@ -131,10 +137,10 @@ class Trust:
             right = around.classes == classes
             _check_enough(right)
             soft = novelty.log_soft_known(trust._novelty_parts(around).sum(axis=1))
-            trust.match, trust.slope, trust.calibration_error = fit_match(
+            trust.match, trust.slope, trust.known_slope, trust.calibration_error = fit_match(
                 trust._match_inputs(around), soft, right, trust._match_signs()
             )
-        return trust
+        return trust if expected_ood is None else trust.expecting(expected_ood)
 
     def __call__(
         self, h: Any, *, neighbours: Neighbours | None = None, feature_neighbours: Neighbours | None = None
@@ -198,6 +204,39 @@ class Trust:
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), self.alpha, moment)
         return replace(self, gallery=items, novelty=novelty)
 
+    def expecting(self, ood: float | None) -> Trust:
+        """Return the same calibration for queries of which a known share is out-of-distribution (OOD).
+
+        The probability is that of a match among known queries times the probability of being known, by Bayes' rule
+        with this share and the novelty. It is meant to be right for that mixture, and thus too low for queries that
+        are all known; `calibration_error` is about the form without.
+
+        Args:
+            ood: above 0 and below 1; None: no share is known, and only queries more novel than 98 % of the validation
+                queries become less probable.
+
+        Example:
+            >>> generator = np.random.default_rng(0)
+            >>> labels = np.arange(400) % 4
+            >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
+            >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]))
+            >>> bool((trust.expecting(0.5)(h).probability < trust.expecting(0.1)(h).probability).all())
+            True
+        """
+        if ood is not None and not 0 < ood < 1:
+            raise ValueError(
+                f"the expected share of OOD queries is {ood}: a number above 0 and below 1 is needed"
+            )
+        if ood is not None and (self.match is None or self.known_slope is None or self.novelty.ratio is None):
+            raise ValueError(
+                "an expected share of OOD queries changes the probability, which this Trust does not have: fit it with "
+                "labels"
+                if self.match is None
+                else "this Trust was saved by an earlier version, without what an expected share of OOD queries needs: "
+                "fit it again"
+            )
+        return replace(self, expected_ood=ood)
+
     def update(self, *, add: tuple[Any, Any] | None = None, remove: Any = None) -> None:
         """Let items go and come, in place; the calibration stays.
 
@@ -241,6 +280,14 @@ class Trust:
     def _match_signs(self) -> dict[str, int]:
         return match_signs(labelled=self.use_labels, risk=self.risk is not None)
 
+    def _discounted(self, logits: Floats, novelty: Floats) -> Floats:
+        """Return the logits (Q,) of the probability from those of the match."""
+        if self.expected_ood is None or self.known_slope is None:
+            a, b = self.slope
+            return a + b * discounted(logits, self.novelty.log_soft_known(novelty))
+        a, b = self.known_slope
+        return discounted(a + b * logits, self.novelty.log_known(novelty, self.expected_ood))
+
     def _answer(self, around: Surroundings) -> Answer:
         parts = self._novelty_parts(around)
         novelty = parts.sum(axis=1)
@@ -250,8 +297,7 @@ class Trust:
             inputs = self._match_inputs(around)
             match_parts, logits = self.match.contributions(inputs), self.match.logit(inputs)
             match = sigmoid(logits)
-            a, b = self.slope
-            probability = sigmoid(a + b * discounted(logits, self.novelty.log_soft_known(novelty)))
+            probability = sigmoid(self._discounted(logits, novelty))
         if around.classes is not None:
             labels = self.gallery.labels_of(around.classes)
         reason = reasons(known, match)

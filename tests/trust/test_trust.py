@@ -132,7 +132,12 @@ def test_saved_and_loaded_it_answers_bit_for_bit(
     tmp_path: Path, labelled: bool, with_encoder: bool, mmap: bool, training: bool
 ) -> None:
     (h, labels), queries = clouds(300, 0), clouds(200, 1)
-    trust = Trust.fit((h, labels if labelled else None), queries, encoder=encoder() if with_encoder else None)
+    trust = Trust.fit(
+        (h, labels if labelled else None),
+        queries,
+        encoder=encoder() if with_encoder else None,
+        training_h=clouds(200, 3)[0] if training else None,
+    )
     before = trust(clouds(40, 2)[0])
     trust.save(tmp_path / "trust")
     again = Trust.load(tmp_path / "trust", mmap=mmap)

@@ -130,8 +130,8 @@ class GalleryScores:
         features = novelty_inputs(around.h, around.queries)
         known = Novelty.fit(features, ALPHA)
         soft = known.log_soft_known(known.parts(features).sum(axis=1))
-        match, slope, _ = fit_match(match_inputs(around), soft, searched.right)
-        return GalleryScores(MatchRisk.fit(searched, uncertainty), match, slope)
+        fitted = fit_match(match_inputs(around), soft, searched.right)
+        return GalleryScores(MatchRisk.fit(searched, uncertainty), fitted.logistic, fitted.slope)
 
     def __call__(self, searched: Searched, uncertainty: Tensor) -> dict[str, Tensor]:
         """Return every score (N,) of image and gallery."""
