@@ -54,6 +54,9 @@ CELLS = [
     Cell("positivity", dim=40),
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0),
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512),
+    Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0),
+    Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, steps=14400),
+    Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, steps=14400, shared=True),
 ]
 
 
