@@ -6,7 +6,8 @@
 About fifty people labelled each of CIFAR-10's 10,000 test images. Features of these images and of a random crop of each
 are EfficientNet-Lite0's, which has seen CIFAR-10's classes in ImageNet. In five folds 6,000 images train a head with 8
 dimensions, 2,000 choose the epoch, and 2,000 are measured. Labels of a batch are drawn from people's shares. Where
-"majority" is named, the label that most people gave is used. Scores are kept in WORK, the table is made of all of them.
+"majority" is named, the label that most people gave is used. A "small network" of three convolutions learns from the
+same images without any features. Scores are kept in WORK, the table is made of all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,11 @@ from torch import Tensor, nn
 from benchmarks.common import save, show
 from experiments.frozen import embedded, features, trained
 from experiments.trust.features import Arrays, cached, image_features, lite0, scaled
+from experiments.trust.settings import pooled_network
 from laplacian_metric import data
 from laplacian_metric.core.method import Embedder, Method
 from laplacian_metric.data import Dataset, DrawnLabels
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.metrics.out_of_distribution import label_entropy
 from laplacian_metric.metrics.resampling import bootstrap_all
@@ -60,17 +64,21 @@ CELLS: dict[str, tuple[str, Callable[[], Method]]] = {
     "hib": (DRAWN, partial(make, "vmf", loss="hib")),
     "proxies": (DRAWN, partial(make, "proxies", metric="cosine")),
     "nivmf": (DRAWN, partial(make, "proxies", metric="nivmf")),
+    "small network, positivity": (DRAWN, partial(make, "vmf", loss="positivity")),
+    "small network, proxies": (DRAWN, partial(make, "proxies", metric="cosine")),
 }
 BASE = "proxies"  # the network whose free scores and Trust stand beside
 REFERENCE = "positivity"
+SMALL = "small network, "
+SMALL_OPTIONS = replace(OPTIONS, epochs=15)
 TITLE = "Uncertainty and people's disagreement on CIFAR-10H"
 
 
 # --- images ---
 
 
-def crops(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a random square of each image (N, C, S, S), scaled to 96 pixels, and the squares' sides (N,) over S.
+def crops(x: Tensor, seed: int, pixels: int = SIDE) -> tuple[Tensor, Tensor]:
+    """Return a random square of each image (N, C, S, S), scaled to ``pixels``, and the squares' sides (N,) over S.
 
     Example:
         >>> crops(torch.rand(2, 3, 32, 32), seed=0)[0].shape
@@ -81,7 +89,7 @@ def crops(x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     side = (size * (0.25 + 0.75 * torch.rand(len(x), generator=generator))).round().long()
     corner = (torch.rand(len(x), 2, generator=generator) * (size - side + 1)[:, None]).long()
     squares = [
-        scaled(image[None, :, top : top + s, left : left + s], SIDE)
+        scaled(image[None, :, top : top + s, left : left + s], pixels)
         for image, (top, left), s in zip(x, corner.tolist(), side.tolist(), strict=True)
     ]
     return torch.cat(squares), side / size
@@ -144,11 +152,40 @@ def fold_sets(images: Dataset, arrays: Arrays, fold: int) -> dict[str, Dataset]:
     return sets | {"crops": features(h, sets["test"].labels, "crops of CIFAR-10H")}
 
 
+def pixel_sets(images: Dataset, fold: int) -> dict[str, Dataset]:
+    """Return the images themselves, in the parts of `fold_sets`; the crops are those that have features."""
+    people = images.extras["human_distribution"]
+    x = images.floats()
+    everything = Dataset(
+        x, people.argmax(1), name="CIFAR-10H", extras={"human_distribution": people}, batch_size=500
+    )
+    rows = fold_rows(fold, len(images))
+    sets = {name: everything.select(some) for name, some in rows.items()}
+    blocks = [crops(block, number, x.shape[-1])[0] for number, block in enumerate(x.split(IMAGES_AT_ONCE))]
+    crop = torch.cat(blocks)[rows["test"]]
+    return sets | {"crops": Dataset(crop, sets["test"].labels, name="crops of CIFAR-10H", batch_size=500)}
+
+
 def train_cell(cell: str, sets: Mapping[str, Dataset], fold: int) -> Embedder:
     """Return the trained embedder of a cell and fold."""
     labels, method = CELLS[cell]
     training = DrawnLabels.of(sets["training"]) if labels == DRAWN else sets["training"]
-    return trained(method(), training, sets["validation"], dim=DIM, options=OPTIONS, seed=fold)
+    if not cell.startswith(SMALL):
+        return trained(method(), training, sets["validation"], dim=DIM, options=OPTIONS, seed=fold)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(fold)
+        backbone = pooled_network(training.inputs.shape[1])
+        width = backbone(training.inputs[:1].float()).shape[1]
+        encoder = Encoder(backbone, nn.Linear(width, DIM))
+    return trained(
+        method(), training, sets["validation"], dim=DIM, options=SMALL_OPTIONS, seed=fold, encoder=encoder
+    )
+
+
+@torch.inference_mode()
+def features_in(encoder: Encoder, data: Dataset) -> Tensor:
+    """Return the features (N, H) of a data set, which are its inputs where the encoder takes features."""
+    return torch.cat([encoder.features(block) for block in data.inputs.split(500)])
 
 
 def cell_scores(cell: str, sets: Mapping[str, Dataset], fold: int) -> Arrays:
@@ -166,12 +203,14 @@ def cell_scores(cell: str, sets: Mapping[str, Dataset], fold: int) -> Arrays:
             arrays["right"] = (sets["training"].labels[nearest] == sets["test"].labels).numpy()
             arrays["mean"], arrays["kappa"] = queries.mean.numpy(), queries.kappa.numpy()
             arrays["gallery"] = gallery.mean.numpy()
-    if cell == BASE:
-        encoder = embedder.network.encoder  # type: ignore[attr-defined]
-        items = (sets["training"].inputs, sets["training"].labels)
-        trust = Trust.fit(items, (sets["validation"].inputs, sets["validation"].labels), encoder=encoder)
+    if cell.endswith(BASE):
+        encoder = embedder.network.encoder.eval()  # type: ignore[attr-defined]
+        items, calibration = (
+            (features_in(encoder, sets[part]), sets[part].labels) for part in ("training", "validation")
+        )
+        trust = Trust.fit(items, calibration, encoder=encoder)
         for part in ("test", "crops"):
-            h = sets[part].inputs
+            h = features_in(encoder, sets[part])
             for name, values in trivial_scores(items, h, encoder=encoder).items():
                 arrays[f"{part}:{name}"] = values.numpy()
             answer = trust(h)
@@ -191,11 +230,12 @@ def run(root: Path, cache: Path) -> Iterator[str]:
     images = image_set(root)
     arrays = all_features(images, root, cache)
     for fold in range(FOLDS):
-        sets = fold_sets(images, arrays, fold)
+        sets = {"": fold_sets(images, arrays, fold), SMALL: pixel_sets(images, fold)}
         for cell in CELLS:
             path = path_of(cache, cell, fold)
             if not path.is_file():
-                cached(path, partial(cell_scores, cell, sets, fold))
+                kind = SMALL if cell.startswith(SMALL) else ""
+                cached(path, partial(cell_scores, cell, sets[kind], fold))
                 yield f"{cell}, fold {fold}"
 
 
@@ -276,10 +316,14 @@ def table(root: Path, cache: Path, out: Path, resamples: int = 300) -> list[Path
     with np.load(path_of(cache, BASE, 0)) as content:
         free = [key.removeprefix("test:") for key in content if key.startswith("test:")]
     scores = [(cell, "1/kappa") for cell in CELLS]
-    scores += [(REFERENCE, "nearest distance")] + [(BASE, name) for name in free if name != "1/kappa"]
-    reference = score_statistics(cache, REFERENCE, "1/kappa", entropy, side)
+    for kind in ("", SMALL):
+        if kind + BASE in CELLS:
+            scores += [(kind + REFERENCE, "nearest distance")]
+            scores += [(kind + BASE, name) for name in free if name != "1/kappa"]
     rows = []
     for cell, name in scores:
+        own = (SMALL if cell.startswith(SMALL) else "") + REFERENCE  # what is trained in the same way
+        reference = score_statistics(cache, own, "1/kappa", entropy, side)
         statistics = score_statistics(cache, cell, name, entropy, side)
         beside = {
             f"{key} difference": partial(difference, reference[key], statistics[key])
@@ -289,7 +333,7 @@ def table(root: Path, cache: Path, out: Path, resamples: int = 300) -> list[Path
         ones = torch.ones(1, len(images))
         values = {key: float(statistic(ones)) for key, statistic in (statistics | beside).items()}
         right = np.concatenate(pooled(cache, cell, "right"))
-        is_reference = (cell, name) == (REFERENCE, "1/kappa")
+        is_reference = (cell, name) == (own, "1/kappa")
         rows.append(
             {"network": cell, "score": name, "recall@1": float(right.mean())}
             | {
@@ -304,9 +348,10 @@ def table(root: Path, cache: Path, out: Path, resamples: int = 300) -> list[Path
     note = (
         f"Rank correlations with the entropy of people's labels, and with the side of a random crop (a quarter to all "
         f"of the image's), and AUROC of 'the nearest item has another label'; means over {FOLDS} folds, with bootstrap "
-        f"intervals of 95 % over images. 'difference': of {REFERENCE}'s 1/kappa minus this score. 1/kappa of "
-        "'proxies' and 'nivmf' is the inverse of the embedding's norm. Free scores and Trust are those of the network "
-        f"'{BASE}'. People agree in {share:.0%} of the images; by halves of them the entropy has a reliability of "
+        f"intervals of 95 % over images. 'difference': 1/kappa of {REFERENCE}, of a small network where this one is, "
+        "minus this score. 1/kappa of 'proxies' and 'nivmf' is the inverse of the embedding's norm. Heads are on "
+        "features of EfficientNet-Lite0, which ImageNet has taught; a small network learns from 6,000 images alone. "
+        f"People agree in {share:.0%} of the images; by halves of them the entropy has a reliability of "
         f"{reliability:.2f}, so that no score can be expected to correlate more than {most:.2f}. Published "
         "(Kirchhof et al., 2023; a ResNet-18 pretrained on CIFAR-10, all layers trained), entropy and crop: MCInfoNCE "
         ".29 and .68, HIB .28 and .69, ELK .14 and .51, MCInfoNCE on majority labels .24 and .64."

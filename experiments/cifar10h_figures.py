@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.cifar10h import BASE, CELLS, REFERENCE, fold_rows, image_set, path_of, pooled
+from experiments.cifar10h import BASE, CELLS, REFERENCE, SMALL, fold_rows, image_set, path_of, pooled
 from laplacian_metric import vmf
 from laplacian_metric.metrics.statistics import sparsification_curve
 
@@ -37,7 +37,7 @@ def abstention(cache: Path, path: Path) -> Path:
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6, 4.5), layout="constrained")
-    lines = [(cell, "1/kappa") for cell in CELLS]
+    lines = [(cell, "1/kappa") for cell in CELLS if not cell.startswith(SMALL)]
     lines += [(BASE, "nearest distance"), (BASE, "vote"), (BASE, "Trust, probability")]
     for cell, name in lines:
         curve = mean_curve(pooled(cache, cell, f"test:{name}"), pooled(cache, cell, "right"))

@@ -30,23 +30,36 @@ def features(h: NDArray[Any] | Tensor, labels: Any, name: str, **extras: Tensor)
     return Dataset(torch.as_tensor(h).float(), labels, name=name, extras=extras)
 
 
+def turned_head(h: Tensor, dim: int, seed: int) -> nn.Linear:
+    """Return whitened principal components (H -> dim) of features (N, H), turned so that none of them is an axis."""
+    head = whitening_head(h, dim)
+    with torch.no_grad():
+        turn = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed)))[0]
+        head.weight.copy_(turn @ head.weight)
+        head.bias.copy_(turn @ head.bias)
+    return head
+
+
 def trained(
-    method: Method, training: Dataset, validation: Dataset, *, dim: int, options: TrainingOptions, seed: int
+    method: Method,
+    training: Dataset,
+    validation: Dataset,
+    *,
+    dim: int,
+    options: TrainingOptions,
+    seed: int,
+    encoder: Encoder | None = None,
 ) -> Embedder:
-    """Return a method trained on features; its head (H -> dim) starts from whitened principal components.
+    """Return a method trained on features, with a `turned_head` to start from, or on images, with an encoder.
 
     The epoch that retrieves validation images best is kept.
     """
-    generator = torch.Generator().manual_seed(seed)
-    head = whitening_head(training.inputs, dim)
-    with torch.no_grad():  # a rotation, so that no axis is a principal component beforehand
-        turn = torch.linalg.qr(torch.randn(dim, dim, generator=generator))[0]
-        head.weight.copy_(turn @ head.weight)
-        head.bias.copy_(turn @ head.bias)
+    if encoder is None:
+        encoder = Encoder(nn.Identity(), turned_head(training.inputs, dim, seed))
     setup = Setup(
         ContrastiveLoss(), len(training), seed=seed, num_classes=int(training.known_labels().max()) + 1
     )
-    learner = method.learner([Encoder(nn.Identity(), head)], setup)
+    learner = method.learner([encoder], setup)
     with tempfile.TemporaryDirectory() as folder:
         train(learner, training, validation, options, Path(folder), seed=seed, progress=False)
         load_best(learner, Path(folder))

@@ -95,7 +95,7 @@ def people_and_images() -> tuple[Dataset, dict[str, Any]]:
     counts = torch.distributions.Multinomial(50, logits=4.0 * torch.nn.functional.one_hot(labels, 3))
     torch.manual_seed(0)
     people = counts.sample().double() / 50
-    pixels = torch.randint(0, 256, (250, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (250, 3, 16, 16), generator=generator, dtype=torch.uint8)
     images = Dataset(pixels, labels, class_names=("ant", "bee", "cat"), extras={"human_distribution": people})
     h = torch.randn(3, 24, generator=generator)[labels] + 2 * torch.randn(250, 24, generator=generator)
     crop_h = h + torch.randn(250, 24, generator=generator)
@@ -105,9 +105,12 @@ def people_and_images() -> tuple[Dataset, dict[str, Any]]:
 
 def test_cifar10h_from_features_to_table_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, arrays = people_and_images()
+    images = images.prepared(Preparation())
     monkeypatch.setattr(cifar10h, "OPTIONS", FEW)
+    monkeypatch.setattr(cifar10h, "SMALL_OPTIONS", FEW)
     monkeypatch.setattr(cifar10h, "DIM", 3)
-    monkeypatch.setattr(cifar10h, "CELLS", {name: cifar10h.CELLS[name] for name in ("positivity", "proxies")})
+    names = ("positivity", "proxies", "small network, positivity", "small network, proxies")
+    monkeypatch.setattr(cifar10h, "CELLS", {name: cifar10h.CELLS[name] for name in names})
     monkeypatch.setattr(cifar10h_figures, "CELLS", cifar10h.CELLS)
     replaced: dict[str, Callable[..., Any]] = {
         "image_set": lambda root: images,
@@ -119,10 +122,11 @@ def test_cifar10h_from_features_to_table_and_figures(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         cifar10h_figures, "fold_rows", lambda fold, num: cifar10h.fold_rows(fold, len(images))
     )
-    assert len(list(cifar10h.run(tmp_path, tmp_path))) == 10
+    assert len(list(cifar10h.run(tmp_path, tmp_path))) == 20
     assert list(cifar10h.run(tmp_path, tmp_path)) == []
     text = cifar10h.table(tmp_path, tmp_path, tmp_path, resamples=20)[1].read_text()
     assert "| proxies | Trust, match |" in text
+    assert "| small network, proxies | Trust, match |" in text
     assert all(path.exists() for path in cifar10h_figures.draw(tmp_path, tmp_path, tmp_path))
 
 

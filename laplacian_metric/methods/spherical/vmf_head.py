@@ -40,7 +40,8 @@ class VMFHead(Method):
         loss: "positivity" is the cross-entropy of the exact posterior of the positive image among those of the batch;
             "mc-infonce" estimates it from points drawn from the distributions; "elk" contrasts the distributions by
             their expected likelihood kernel, which is then the similarity of images too; "hib" learns the probability
-            that drawn points match. "mc-infonce" is the default for its age: no validation run compared the four.
+            that drawn points match. On validation images of two data sets "positivity" and "elk" were best, and
+            hardly apart; of these only "positivity" learns true concentrations.
         kappa_pos: how concentrated images of a class are taken to be around each other, for "positivity" and
             "mc-infonce"; with "elk" the factor of the kernel's logarithm. None is 16, and 1 for "elk".
         negatives: the images that a positive one is contrasted with: "others", those of other classes, or "all".
@@ -56,7 +57,7 @@ class VMFHead(Method):
 
     name: ClassVar[str] = "vmf"
 
-    loss: Literal["positivity", "mc-infonce", "elk", "hib"] = "mc-infonce"
+    loss: Literal["positivity", "mc-infonce", "elk", "hib"] = "positivity"
     kappa_pos: float | None = None
     negatives: Negatives = "others"
     samples: int = 16
