@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import write_text
 from experiments.controlled_process import KAPPA_POS, Cell, Images, images_of, mlp
+from experiments.frozen import turned_head
 from laplacian_metric import vmf
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.methods.sampling.alignment import procrustes
@@ -38,6 +39,7 @@ LEVELS = (0.5, 0.9, 0.95)
 LARGEST_LOG = 13.0
 LARGEST_KAPPA = 1e9  # stands for an infinite one in the series
 STEPS_BETWEEN = 300  # checkpoints
+WHITENED_WITH = 2000  # images
 CELLS = [
     *(Cell("positivity", seed) for seed in range(3)),
     Cell("elk"),
@@ -55,8 +57,13 @@ CELLS = [
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0),
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512),
     Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0),
+    Cell("positivity", whitened=True),
+    Cell("positivity", start=4.0, whitened=True),
+    Cell("mc-infonce", batch=96, whitened=True),
+    Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0, whitened=True),
+    Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, whitened=True),
+    Cell("positivity", dim=40, whitened=True),
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, steps=14400),
-    Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, steps=14400, shared=True),
 ]
 
 
@@ -116,6 +123,10 @@ def train(cell: Cell, checkpoint: Path | None = None) -> tuple[Network, Images, 
     """
     images = images_of(cell)
     network = Network(cell, images.size)
+    if cell.whitened:
+        x = images.draw(WHITENED_WITH, torch.Generator().manual_seed(30_000 + cell.seed))[0]
+        with torch.no_grad():
+            network.location[-1] = turned_head(network.location[:-1](x), cell.dim, cell.seed)
     generator = torch.Generator().manual_seed(1000 + cell.seed)
     free = [network.concentration[-1]] if cell.shared else [network.concentration]
     slow = [p for module in free for p in module.parameters()]

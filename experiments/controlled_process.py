@@ -36,6 +36,8 @@ class Cell:
         shared: whether mean and concentration share all layers but the last.
         width: of the encoder's hidden layers.
         process: "uniform", or "published": see `Images` and `PublishedImages`.
+        whitened: whether the encoder begins with means that are spread over the sphere evenly: its last layer whitens
+            the features of 2,000 images.
     """
 
     loss: Loss
@@ -50,6 +52,7 @@ class Cell:
     shared: bool = False
     width: int = 128
     process: Literal["uniform", "published"] = "uniform"
+    whitened: bool = False
 
     @property
     def name(self) -> str:
