@@ -62,8 +62,8 @@ CELLS = [
     Cell("mc-infonce", batch=96, whitened=True),
     Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0, whitened=True),
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, whitened=True),
+    Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0, whitened=True, centred=True),
     Cell("positivity", dim=40, whitened=True),
-    Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, steps=14400),
 ]
 
 
@@ -145,11 +145,15 @@ def train(cell: Cell, checkpoint: Path | None = None) -> tuple[Network, Images, 
         for parameter in slow:
             parameter.requires_grad_(step >= 0.3 * cell.steps)
         loss = contrast(cell, network, x, other, generator)
+        if cell.centred:  # about 1 for means that are uniform
+            pulled = loss + cell.batch * network(x)[0].mean(0).square().sum()
+        else:
+            pulled = loss
         if not bool(loss.isfinite()):
             raise FloatingPointError(f"the loss of {cell.name} is {float(loss.detach())} at step {step}")
         losses[step] = loss.detach()
         optimizer.zero_grad()
-        loss.backward()
+        pulled.backward()
         optimizer.step()
         schedule.step()
         if checkpoint is not None and (step + 1) % STEPS_BETWEEN == 0:

@@ -38,6 +38,7 @@ class Cell:
         process: "uniform", or "published": see `Images` and `PublishedImages`.
         whitened: whether the encoder begins with means that are spread over the sphere evenly: its last layer whitens
             the features of 2,000 images.
+        centred: whether the mean of a batch's means is pulled to zero, where it is for means that are uniform.
     """
 
     loss: Loss
@@ -53,6 +54,7 @@ class Cell:
     width: int = 128
     process: Literal["uniform", "published"] = "uniform"
     whitened: bool = False
+    centred: bool = False
 
     @property
     def name(self) -> str:

@@ -91,7 +91,7 @@ def table(out: Path) -> list[Path]:
 
 
 def draw(out: Path) -> Path:
-    """Draw true against predicted concentrations, and coverage, of every finished cell at D = 10, k 16-32."""
+    """Draw true against predicted concentrations, and coverage, of the first cell of each loss."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -100,11 +100,11 @@ def draw(out: Path) -> Path:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     basic = Cell("elk")
     for cell, result in load(out):
-        if (cell.dim, cell.low, cell.high) != (basic.dim, basic.low, basic.high):
+        if cell != Cell(cell.loss, batch=cell.batch):
             continue
         true, learned = zip(*result["k pairs"], strict=True)
-        left.scatter(true, learned, s=5, alpha=0.6, label=cell.name)
-        right.plot(LEVELS, result["coverage"], marker="o", label=cell.name)
+        left.scatter(true, learned, s=5, alpha=0.6, label=cell.loss)
+        right.plot(LEVELS, result["coverage"], marker="o", label=cell.loss)
     left.axline((basic.low, basic.low), slope=1, color="black", linewidth=0.8)
     left.set(xlabel="true concentration", ylabel="learned concentration", yscale="log", xscale="log")
     right.plot([0, 1], [0, 1], color="black", linewidth=0.8)
