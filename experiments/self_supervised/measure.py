@@ -17,6 +17,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.data.corruptions import corrupt
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.views import ImageViews
+from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.methods.self_supervised.two_views import ViewLoader
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.classification import classified, clustering_nmi
@@ -207,9 +208,10 @@ def by_score(
 ) -> dict[str, dict[str, Tensor]]:
     """Return by score and set one number for each image, the greater the less certain."""
     values: dict[str, dict[str, Tensor]] = {}
+    two_views = collect_features(encoder, ViewLoader(train, views), progress=False)
     lams = {
-        "LAM, InfoNCE": posterior(encoder, InfoNCELoss(TEMPERATURE), train, views),
-        "LAM, contrastive": posterior(encoder, ContrastiveLoss(margin=0.7), train, views),
+        "LAM, InfoNCE": posterior(encoder, InfoNCELoss(TEMPERATURE), two_views),
+        "LAM, contrastive": posterior(encoder, ContrastiveLoss(margin=0.7), two_views),
     }
     validation = spread(run.sets[VALIDATION], CALIBRATION)
     trust = Trust.fit(
@@ -231,18 +233,11 @@ def by_score(
     return values
 
 
-def posterior(
-    encoder: Encoder, loss: InfoNCELoss | ContrastiveLoss, train: Dataset, views: ImageViews
-) -> LAM:
-    """Return the Laplace posterior that two views of unlabelled images give."""
-    lam = LAM(encoder, loss, n_effective=len(train))
-    lam.fit(
-        ViewLoader(train, views),
-        batch_size=BATCH,
-        generator=torch.Generator().manual_seed(0),
-        check_mode=False,
-        progress=False,
-    )
+def posterior(encoder: Encoder, loss: InfoNCELoss | ContrastiveLoss, two_views: Dataset) -> LAM:
+    """Return the Laplace posterior that features of two views of unlabelled images give."""
+    lam = LAM(encoder, loss, n_effective=len(two_views) // 2)
+    generator = torch.Generator().manual_seed(0)
+    lam.fit_features(two_views, batch_size=BATCH, generator=generator, check_mode=False, progress=False)
     lam.optimize_prior_precision()
     return lam
 
