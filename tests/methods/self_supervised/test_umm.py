@@ -173,6 +173,28 @@ def test_it_learns_pairs_of_noisy_views_and_l_n_keeps_sigma_from_shrinking(tmp_p
     assert traces[0.0] < 0.5
 
 
+def test_the_published_weight_of_the_consistency_collapses(tmp_path: Path) -> None:
+    """With lambda_N = 10, over D, L_S stays at the logarithm of the number of candidates: views are not told apart."""
+    data, _ = _noisy_points()
+    options = TrainingOptions(epochs=12, batch_size=50, optimizer="adam", learning_rate=1e-2)
+
+    def views(x: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        return x + 0.3 * torch.randn(x.shape, generator=generator)
+
+    drawn = torch.Generator().manual_seed(1)
+    both = torch.cat([views(data.inputs[:50], drawn), views(data.inputs[:50], drawn)])
+    losses = {}
+    for weight in (0.1, 10.0):
+        method = UMM(consistency=weight, ranking=0.0, samples=((0, 4),), views=views)  # type: ignore[arg-type]
+        learner = method.learner([_encoder(features=32)], SETUP)
+        train(learner, data, None, options, tmp_path / str(weight), progress=False)
+        mean, log_variance = learner.learner.network(both)  # type: ignore[attr-defined]
+        alone = _learner(consistency=0.0, ranking=0.0, samples=((0, 0),))
+        losses[weight] = alone.gaussian_loss(mean, log_variance, torch.arange(50).repeat(2)).item()
+    assert losses[10.0] > 0.97 * math.log(99)
+    assert losses[0.1] < 0.85 * math.log(99)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
