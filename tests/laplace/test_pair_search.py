@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.laplace import pair_search
+from laplacian_metric.laplace import diagnostics, fit, pair_search
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs
 from tests.laplace.fit_reference import LOSSES, Layer
@@ -200,3 +201,44 @@ def test_sums_of_a_few_points() -> None:
     found = search_pairs(ContrastiveLoss(1.0), u, labels, u, SearchOptions())
     close(found.sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
     close(found.sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process without the pages of mapped files."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) << 10
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the system does not say how much memory is mapped"
+)
+@pytest.mark.parametrize("pairs", ["exact", "estimate"])
+def test_mapped_features_stay_in_their_file(
+    pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many features each image has, a fit holds blocks of them and what it knows of each image."""
+    for module in (fit, pair_search, diagnostics):
+        monkeypatch.setattr(module, "FEATURE_MEMORY", 4 << 20)
+    count, width = 6000, 8192
+    mapped = torch.from_file(str(tmp_path / "features"), shared=True, size=count * width).view(count, width)
+    generator = torch.Generator().manual_seed(0)
+    for rows in mapped.split(500):
+        rows.normal_(generator=generator)
+    encoder = Encoder(nn.Identity(), nn.Linear(width, 3))
+    peaks, ended = [anonymous_bytes()], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.005):
+            peaks.append(anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        LAM(encoder, LOSSES["arccos"], pairs=pairs).fit_features(
+            mapped, torch.arange(count) % 5, check_mode=False, progress=False
+        )
+    finally:
+        ended.set()
+        watcher.join()
+    assert len(peaks) > 2
+    assert max(peaks) - peaks[0] < mapped.nbytes / 2
