@@ -80,6 +80,38 @@ def of_situations(compared: dict[str, Any], folder: Path) -> Pairs:
     return [float(m[0]) for m in means], [float(m[1]) for m in means], "situations"
 
 
+def numbers_at(content: Any, path: list[str], paired_by: str = "") -> dict[str, float]:
+    """Return the numbers at a path of keys, by what stands in the place of its "*"; of lists the mean of all parts.
+
+    Example:
+        >>> content = {"cosine/0": {"recall": 0.5}, "cosine/1": {"recall": 0.7}, "other/0": {"recall": 0.1}}
+        >>> numbers_at(content, ["cosine/*", "recall"])
+        {'0': 0.5, '1': 0.7}
+    """
+    if isinstance(content, list):
+        parts = [numbers_at(part, path, paired_by) for part in content]
+        return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+    if not path:
+        return {paired_by: float(content)}
+    key, rest = path[0], path[1:]
+    if "*" not in key:
+        return numbers_at(content[key], rest, paired_by)
+    start, end = key.split("*")
+    numbers: dict[str, float] = {}
+    for name, part in content.items():
+        if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end):
+            numbers |= numbers_at(part, rest, name[len(start) : len(name) - len(end)])
+    return numbers
+
+
+def of_numbers(compared: dict[str, Any], folder: Path) -> Pairs:
+    """Return the numbers at two paths of a file, paired by what stands in the place of "*" in both."""
+    content = json.loads((folder / compared["file"]).read_text(encoding="utf-8"))
+    first, second = (numbers_at(content, compared[side]) for side in ("first", "second"))
+    names = [name for name in first if name in second and name not in compared.get("without", ())]
+    return [first[name] for name in names], [second[name] for name in names], compared["by"]
+
+
 def verdict(expect: str, paired: PairedComparison, kind: str) -> str:
     """Return what the interval says of a claim."""
     if expect == "alike":
@@ -100,6 +132,8 @@ def entry(claim: dict[str, Any], results: list[Result], folder: Path) -> list[st
         first, second, kind = of_cells(claim["cells"], results)
     elif "settings" in claim:
         first, second, kind = of_settings(claim["settings"], folder / "trust")
+    elif "numbers" in claim:
+        first, second, kind = of_numbers(claim["numbers"], folder)
     else:
         first, second, kind = of_situations(claim["situations"], folder / "posterior_use")
     lines = ["", f"### {claim['id']}", "", claim["claim"], ""]

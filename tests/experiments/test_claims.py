@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.claims import of_cells, of_settings, of_situations, page, verdict
+from experiments.claims import numbers_at, of_cells, of_numbers, of_settings, of_situations, page, verdict
 from laplacian_metric.metrics.resampling import PairedComparison
 from laplacian_metric.runs.results import read_results
 
@@ -88,3 +88,14 @@ def test_numbers_are_paired_by_what_both_have(root: Path, tmp_path: Path) -> Non
     for measure, expected in (("R", (0.4, 0.3)), ("accuracy", (0.2, 0.1))):
         values = of_situations({"measure": measure, "first": "a", "second": "b"}, tmp_path / "few")
         assert (values[0], values[1]) == ([expected[0]], [expected[1]])
+
+
+def test_numbers_of_a_file_are_paired_by_what_stands_in_the_place_of_the_star(tmp_path: Path) -> None:
+    content = {"cosine/0": {"r": 0.5}, "cosine/1": {"r": 0.6}, "other/1": {"r": 0.7}, "other/2": {"r": 0.8}}
+    (tmp_path / "file.json").write_text(json.dumps(content))
+    compared = {"file": "file.json", "first": ["other/*", "r"], "second": ["cosine/*", "r"], "by": "seeds"}
+    assert of_numbers(compared, tmp_path) == ([0.7], [0.6], "seeds")
+    assert of_numbers({**compared, "without": ["1"]}, tmp_path) == ([], [], "seeds")
+    settings = {"a": [{"x": 1}, {"x": 3}], "b": [{"x": 5}]}
+    assert numbers_at(settings, ["*", "x"]) == {"a": 2.0, "b": 5.0}
+    assert numbers_at({"v": {"0": 1, "1": 2}}, ["v", "*"]) == {"0": 1.0, "1": 2.0}
