@@ -102,11 +102,13 @@ class SoftmaxLearner(Learner):
 def validated_temperature(network: SoftmaxNetwork, data: FitData) -> float:
     """Return the temperature that makes validation images of training classes most likely, 1 where there are none."""
     trained = torch.unique(_labels(data.train))
+    same = _same_classes(data)
 
     def one(batch: Batch) -> tuple[Tensor, Tensor]:
         assert batch.labels is not None
-        known = torch.isin(batch.labels.cpu(), trained)
-        return network.embed(batch.inputs)[1].cpu()[:, known], batch.labels.cpu()[known]
+        labels = batch.labels.cpu() if same is None else same[batch.labels.cpu()]
+        known = torch.isin(labels, trained)
+        return network.embed(batch.inputs)[1].cpu()[:, known], labels[known]
 
     parts = map_batches(one, data.validation, network, labelled=True, progress=False)
     labels = torch.cat([labels for _, labels in parts])
@@ -114,6 +116,20 @@ def validated_temperature(network: SoftmaxNetwork, data: FitData) -> float:
         LOGGER.info("no validation image is of a training class: the temperature of the softmax stays 1")
         return 1.0
     return fit_temperature(torch.cat([logits for logits, _ in parts], dim=1), labels)
+
+
+def _same_classes(data: FitData) -> Tensor | None:
+    """Return the training class of the same name of each validation class (C,), -1 where there is none.
+
+    None where classes have no names: then equal numbers are the same class.
+    """
+    train, validation = data.train, data.validation
+    if not (isinstance(train, Dataset) and isinstance(validation, Dataset)):
+        return None
+    if not (train.class_names and validation.class_names):
+        return None
+    numbers = {name: number for number, name in enumerate(train.class_names)}
+    return torch.tensor([numbers.get(name, -1) for name in validation.class_names])
 
 
 def _labels(data: Any) -> Tensor:

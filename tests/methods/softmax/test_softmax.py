@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,16 @@ def test_the_temperature_of_validation_images_counts_those_of_training_classes_o
     assert temperatures[0] == pytest.approx(temperatures[1], rel=1e-6)
     assert temperatures[0] != pytest.approx(1.0, rel=1e-2)
     assert temperatures[2] == 1.0
+    # Where classes have names, the same name is the same class, whatever its number.
+    names = ("ant", "bee", "cat", "dog")
+    named = replace(overlapping(400, 0), class_names=names)
+    turned = replace(seen, labels=3 - seen.labels, class_names=names[::-1])
+    others = replace(seen, class_names=("elk", "fox", "gnu", "hen"))
+    by_name = [
+        learner.embedder(FitData(named, validation)).settings()["temperature"]
+        for validation in (turned, others)
+    ]
+    assert by_name == [pytest.approx(temperatures[0], rel=1e-6), 1.0]
     fixed = a_learner("softmax", temperature=3.0).embedder(FitData(overlapping(40, 0), seen))
     assert fixed.settings() == {"temperature": 3.0}
 
