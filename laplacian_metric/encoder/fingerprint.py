@@ -30,6 +30,7 @@ def digest_tensors(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
     """SHA-256 of names, shapes, dtypes and bytes of tensors, and of some settings; 64 hex digits.
 
     Example:
+        >>> import torch
         >>> digest_tensors({"a": torch.zeros(2)}, {}) == digest_tensors({"b": torch.zeros(2)}, {})
         False
     """

@@ -51,6 +51,7 @@ def of_other_classes(images: Dataset, train: Dataset) -> Dataset:
     Every set of a suite counts its classes from 0: a method that is given both would take them for the same.
 
     Example:
+        >>> import torch
         >>> train = Dataset(torch.zeros(3, 2), torch.tensor([0, 1, 2]))
         >>> of_other_classes(Dataset(torch.zeros(2, 2), torch.tensor([0, 1])), train).labels.tolist()
         [3, 4]
