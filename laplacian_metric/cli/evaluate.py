@@ -43,6 +43,12 @@ def evaluate(
     images: options.LabelledImages,
     evaluating: options.Evaluating,
     output: options.Output,
+    gallery: Annotated[
+        str | None,
+        typer.Option(
+            help="Labelled images to search in place of the others of the same data, as an index of them would be."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A result file for compare, JSON.")] = None,
     name: Annotated[
         str | None, typer.Option(help="The result's name in compare; by default the data's name.")
@@ -50,7 +56,10 @@ def evaluate(
 ) -> None:
     """Measure how well a model retrieves, and whether its uncertainty detects errors and OOD images.
 
-    The test split of a data set is taken unless another is named. Each image is searched for among the others.
+    The test split of a data set is taken unless another is named. Each image is searched for among the others, or in
+    --gallery.
+
+    Example: lam evaluate model photos:test --gallery photos:train
 
     Example: lam evaluate model photos:test --ood holiday --out photos.json
     """
@@ -63,6 +72,7 @@ def evaluate(
         loaded,
         images.open(data, loaded),
         evaluating.open_ood(images, loaded),
+        gallery=None if gallery is None else images.open_other(gallery, loaded, "train"),
         name=name,
         samples=evaluating.samples,
         resamples=evaluating.resamples,
@@ -75,8 +85,9 @@ def evaluate(
         common.print_json({**record, "queries": None})
         return
     counts = result.counts
+    where = "" if gallery is None else f" among the {result.data['items']} of {result.data['gallery']}"
     common.show(
-        f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class",
+        f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class{where}",
         common.table(("metric", "value", "95 % interval", "meaning"), _metrics(result), numeric=slice(1, 3)),
         "\nBeside scores that need no method (AUROC of wrong answers and of OOD images):",
         _score_table(result),

@@ -42,6 +42,8 @@ class Evaluated:
         scores: other uncertainties by name, which the embedding's has to beat.
         provenance: versions, seeds and settings, in pairs of what and which.
         strangers: the earlier name of ``ood``.
+        gallery: what is searched in place of the other images: the embedding of M items and their labels (M,), in which
+            equal numbers are the same class as in ``labels``.
 
     Example:
         >>> e = StochasticEmbedding(torch.eye(3), torch.eye(3), torch.ones(3), torch.ones(3))
@@ -64,6 +66,7 @@ class Evaluated:
     scores: Mapping[str, Uncertainties] = field(default_factory=dict)
     provenance: Sequence[tuple[str, str]] = ()
     strangers: InitVar[Mapping[str, tuple[StochasticEmbedding, Any]] | None] = None
+    gallery: tuple[StochasticEmbedding, Labels] | None = None
 
     def __post_init__(self, strangers: Mapping[str, tuple[StochasticEmbedding, Any]] | None) -> None:
         if strangers is not None:
@@ -97,6 +100,10 @@ class Evaluated:
                 )
             if thumbnails is not None:
                 as_pixels(f"the thumbnails of ood[{name!r}]", thumbnails, len(images))
+        if self.gallery is not None:
+            items, item_labels = self.gallery
+            _check_embedding("gallery", items)
+            check_length("the gallery's labels", len(as_labels("gallery", item_labels)), len(items), "items")
         if self.consensus is not None and len(self.consensus.answerable) != number:
             raise ValueError(
                 f"consensus is of {len(self.consensus.answerable)} images, there are {number} embeddings"
@@ -156,8 +163,9 @@ class OutOfDistribution:
 class Measured:
     """The images of a run and their numbers, on the CPU.
 
-    ``nearest`` (N,) is the nearest other image of each, None of a single one. Where no image has another of its class,
-    the evaluation has no retrieval, nothing is ``answerable`` (N,), there is no ``ranking``, and ``reason`` says so.
+    ``nearest`` (N,) is the nearest other image of each, None of a single one; with a gallery the nearest item, whose
+    classes are ``item_labels``. Where no image has another of its class, the evaluation has no retrieval, nothing is
+    ``answerable`` (N,), there is no ``ranking``, and ``reason`` says so.
     """
 
     embedding: StochasticEmbedding
@@ -169,6 +177,7 @@ class Measured:
     ood: Mapping[str, OutOfDistribution]
     reason: str = ""
     ranking: Ranking | None = None
+    item_labels: Tensor | None = None
 
     @property
     def least_certain_first(self) -> Tensor:
@@ -178,7 +187,10 @@ class Measured:
     @property
     def right(self) -> Tensor | None:
         """Whether the nearest neighbour is of the same class, bool (N,)."""
-        return None if self.nearest is None else self.labels[self.nearest] == self.labels
+        if self.nearest is None:
+            return None
+        items = self.labels if self.item_labels is None else self.item_labels
+        return items[self.nearest] == self.labels
 
     def position(self, uncertainty: Tensor) -> Tensor:
         """Return where uncertainties lie among those of the known images, 0 (surest) to 1, equal ones in the middle."""
@@ -192,11 +204,17 @@ def measure(evaluated: Evaluated, *, resamples: int = 1000, seed: int = 0) -> Me
     embedding = evaluated.embedding.to("cpu")
     point = embedding.point.detach()
     labels = as_labels("labels", evaluated.labels).cpu()
-    ranking, reason = _rank(point, labels)
+    items = item_labels = None
+    if evaluated.gallery is not None:
+        items = evaluated.gallery[0].to("cpu").point.detach()
+        item_labels = as_labels("gallery", evaluated.gallery[1]).cpu()
+    ranking, reason = _rank(point, labels, items, item_labels)
+    most = len(labels) if items is None else len(items) + 1
     ood = {}
     for name, (outside, _) in evaluated.ood.items():
         outside = outside.to("cpu")
-        nearest = search(outside.point.detach(), 1, database=point).indices[:, 0]
+        searched = point if items is None else items
+        nearest = search(outside.point.detach(), 1, database=searched).indices[:, 0]
         ood[name] = OutOfDistribution(outside, nearest)
     uncertainty = embedding.uncertainty.detach().double()
     evaluation = metrics.evaluate_ranking(
@@ -206,27 +224,36 @@ def measure(evaluated: Evaluated, *, resamples: int = 1000, seed: int = 0) -> Me
         probability=evaluated.probability,
         ood_uncertainty={name: images.uncertainty for name, images in ood.items()},
         scores=evaluated.scores,
-        ks=[k for k in DEPTHS if k < len(labels)],
+        ks=[k for k in DEPTHS if k < most],
         resamples=resamples,
         generator=torch.Generator().manual_seed(seed),
     )
-    alone = len(labels) < 2
+    if ranking is not None:
+        neighbour: Tensor | None = ranking.nearest
+    else:
+        neighbour = None if most < 2 else search(point, 1, database=items).indices[:, 0]
     return Measured(
         embedding=embedding,
         labels=labels,
         uncertainty=uncertainty,
-        nearest=None if alone else ranking.nearest if ranking else search(point, 1).indices[:, 0],
+        nearest=neighbour,
         answerable=torch.zeros(len(labels), dtype=torch.bool) if ranking is None else ranking.answerable,
         evaluation=evaluation,
         ood=ood,
         reason=reason,
         ranking=ranking,
+        item_labels=item_labels,
     )
 
 
-def _rank(point: Tensor, labels: Tensor) -> tuple[Ranking | None, str]:
-    if len(point) < 2:
+def _rank(
+    point: Tensor, labels: Tensor, items: Tensor | None, item_labels: Tensor | None
+) -> tuple[Ranking | None, str]:
+    if items is None and len(point) < 2:
         return None, "there is only one image, so it has no neighbour"
-    if not bool((Positives.from_labels(labels).counts > 0).any()):
-        return None, "no image has another of its class, so there is no right answer to any query"
-    return metrics.rank(point, labels, max(k for k in DEPTHS if k < len(point)), at_r=True), ""
+    if not bool((Positives.from_labels(labels, item_labels).counts > 0).any()):
+        where = "another" if items is None else "an item in the gallery"
+        return None, f"no image has {where} of its class, so there is no right answer to any query"
+    most = len(point) if items is None else len(items) + 1
+    depth = max(k for k in DEPTHS if k < most)
+    return metrics.rank(point, labels, depth, database=items, database_labels=item_labels, at_r=True), ""

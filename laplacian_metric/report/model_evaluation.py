@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import tee
 from typing import Any, Final, Literal
 
 import torch
@@ -20,6 +21,7 @@ from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN, TEST
+from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.query_records import QueryRecord, images_digest
 from laplacian_metric.report.evaluated import Evaluated, measure
 from laplacian_metric.trust import Answer
@@ -107,6 +109,7 @@ def evaluate(
     source: Dataset,
     ood: Sequence[Dataset] = (),
     *,
+    gallery: Dataset | None = None,
     name: str | None = None,
     samples: int = 100,
     resamples: int = 1000,
@@ -119,6 +122,7 @@ def evaluate(
         model: what is evaluated.
         source: labelled images; each is searched for among the others.
         ood: out-of-distribution images.
+        gallery: labelled images that are searched in place of the others, as an index of them would be.
         name: what the result is called where several are compared; by default the name of the data.
         samples: joint samples for the calibration error; 0 leaves it out.
         resamples: of the bootstrap; 0 leaves the intervals out.
@@ -127,7 +131,11 @@ def evaluate(
     """
     source.require_classes("an evaluation")
     seen = warn_if_seen(model, source, CONSEQUENCE)
-    embedded = _evaluated(model, source, ood, seen, samples=samples, seed=seed, progress=progress)
+    if gallery is not None:
+        gallery.require_classes("an evaluation")
+    embedded = _evaluated(
+        model, source, ood, seen, gallery=gallery, samples=samples, seed=seed, progress=progress
+    )
     measured = measure(embedded, resamples=resamples, seed=seed)
     if measured.ranking is None:
         raise ValueError(f"{source.title} cannot be evaluated: {measured.reason}")
@@ -137,7 +145,7 @@ def evaluate(
     }
     others = {name: _which(images) for name, images in titled(ood).items()}
     queries = QueryRecord.of(
-        _which(source),
+        _which(source) if gallery is None else images_digest([_which(source), _which(gallery)]),
         measured.ranking,
         measured.uncertainty,
         embedded.probability,
@@ -148,7 +156,12 @@ def evaluate(
         queries=queries,
         name=name or source.name,
         seed=seed_of(model),
-        data={"name": source.title, "images": len(source), "seen": seen},
+        data={
+            "name": source.title,
+            "images": len(source),
+            "seen": seen,
+            **({} if gallery is None else {"gallery": gallery.title, "items": len(gallery)}),
+        },
         model={"fingerprint": model.lam.fingerprint(), "about": dict(model.about)},
         made_with={"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
         settings={"samples": samples, "resamples": resamples, "seed": seed},
@@ -178,12 +191,31 @@ def titled(sources: Sequence[Dataset]) -> dict[str, Dataset]:
     return named
 
 
-def _consensus(model: ModelFolder, inside: Images, samples: int, seed: int) -> Consensus | None:
-    if not samples:
+def _consensus(
+    model: ModelFolder,
+    inside: Images,
+    items: Images | None,
+    labels: Tensor,
+    item_labels: Tensor | None,
+    samples: int,
+    seed: int,
+) -> Consensus | None:
+    """Return what the nearest items in jointly sampled spaces agree on; None without samples or right answers."""
+    if not samples or not bool((Positives.from_labels(labels, item_labels).counts > 0).any()):
         return None
     generator = torch.Generator(model.lam.head.weight.device).manual_seed(seed)
-    embeddings = model.lam.sample_embeddings(inside.features, samples, generator=generator)
-    return metrics.consensus((z.cpu() for z in embeddings), inside.source.known_labels())
+    if items is None:
+        embeddings = model.lam.sample_embeddings(inside.features, samples, generator=generator)
+        return metrics.consensus((z.cpu() for z in embeddings), labels)
+    rows = torch.cat([inside.features.features, items.features.features])
+    both = (
+        z.cpu().split([len(labels), len(rows) - len(labels)])
+        for z in model.lam.sample_embeddings(rows, samples, generator=generator)
+    )
+    queries, searched = tee(both)
+    return metrics.consensus(
+        (z for z, _ in queries), labels, database=(z for _, z in searched), database_labels=item_labels
+    )
 
 
 def evaluated(
@@ -233,28 +265,35 @@ def _evaluated(
     samples: int,
     seed: int,
     progress: bool | None,
+    gallery: Dataset | None = None,
     title: str | None = None,
     thumbnails: bool = False,
 ) -> Evaluated:
     inside = Images.of(model, source, progress)
+    items = None if gallery is None else Images.of(model, gallery, progress)
     outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
-    labels = class_labels(source)
+    searched = inside if items is None else items
+    item_names = class_labels(searched.source)
     if model.trust is not None:
         calibrated_over = len(model.trust.gallery)
-        if 2 * len(inside.rows) < calibrated_over:
+        if 2 * len(searched.rows) < calibrated_over:
             LOGGER.warning(
                 "the probability was calibrated over %d images and is judged here among %d, where neighbours are"
-                " further away: it is less well calibrated than in an index of as many images; evaluate on more",
+                " further away: it is less well calibrated than in an index of as many images; evaluate on more, or"
+                " search a gallery",
                 calibrated_over,
-                len(inside.rows),
+                len(searched.rows),
             )
-        trust = model.trust.with_gallery(inside.rows, labels)
-        inside = inside.answered(trust.items())
+        trust = model.trust.with_gallery(searched.rows, item_names)
+        inside = inside.answered(trust.items() if items is None else trust(inside.rows))
         outside = {name: images.answered(trust(images.rows)) for name, images in outside.items()}
+    labels, item_labels = source.known_labels(), None
+    if items is not None:
+        item_labels = _same_numbers(source, item_names)
     return Evaluated(
         title=title or f"Which images of {source.name} can be trusted",
         embedding=inside.embedding,
-        labels=source.known_labels(),
+        labels=labels,
         class_names=source.class_names,
         thumbnails=source.thumbnails() if thumbnails else None,
         file_names=source.ids,
@@ -262,18 +301,35 @@ def _evaluated(
             name: (images.embedding, images.source.thumbnails() if thumbnails else None)
             for name, images in outside.items()
         },
-        consensus=_consensus(model, inside, samples, seed) if _can_agree(source) else None,
+        consensus=_consensus(model, inside, items, labels, item_labels, samples, seed),
         diagnostics=model.lam.diagnostics(),
         probability=None if inside.answer is None else torch.from_numpy(inside.answer.probability),
-        scores=_scores(model, inside, outside, labels),
+        scores=_scores(model, inside, outside, (searched.rows, item_names), of_items=items is None),
         provenance=_provenance(model, source, seen),
+        gallery=None if items is None or item_labels is None else (items.embedding, item_labels),
     )
 
 
+def _same_numbers(source: Dataset, names: Sequence[str]) -> Tensor:
+    """Return the number in ``source`` of each item's class (M,); classes that it does not have get further numbers."""
+    numbers = dict(zip(class_labels(source), source.known_labels().tolist(), strict=True))
+    first = max(numbers.values()) + 1
+    further = {name: first + number for number, name in enumerate(sorted(set(names) - set(numbers)))}
+    return torch.tensor([(numbers | further)[name] for name in names])
+
+
 def _scores(
-    model: ModelFolder, inside: Images, outside: Mapping[str, Images], labels: Sequence[str]
+    model: ModelFolder,
+    inside: Images,
+    outside: Mapping[str, Images],
+    gallery: tuple[Tensor, Sequence[str]],
+    *,
+    of_items: bool,
 ) -> dict[str, Uncertainties]:
-    """Return what the model's uncertainty is compared with: its other scores, and those that cost nothing."""
+    """Return what the model's uncertainty is compared with: its other scores, and those that cost nothing.
+
+    With ``of_items`` the images are the gallery, and each is searched for among the others.
+    """
     scores = {}
     if inside.answer is not None:
         novelty = {
@@ -288,10 +344,9 @@ def _scores(
             inside.embedding.kappa.reciprocal(),
             {name: images.embedding.kappa.reciprocal() for name, images in outside.items()},
         )
-    if len(labels) < 2:
+    if len(gallery[1]) < 2:
         return scores
-    gallery = (inside.rows, labels)
-    trivial = metrics.trivial_scores(gallery, encoder=model.encoder)
+    trivial = metrics.trivial_scores(gallery, None if of_items else inside.rows, encoder=model.encoder)
     of_ood = {
         name: metrics.trivial_scores(gallery, images.rows, encoder=model.encoder)
         for name, images in outside.items()
@@ -300,12 +355,6 @@ def _scores(
         f"{name}, no method": Uncertainties(values, {ood: images[name] for ood, images in of_ood.items()})
         for name, values in trivial.items()
     }
-
-
-def _can_agree(source: Dataset) -> bool:
-    """Whether any image has another of its class."""
-    labels = source.known_labels()
-    return len(torch.unique(labels)) < len(labels)
 
 
 def _provenance(model: ModelFolder, source: Dataset, seen: dict[str, int]) -> list[tuple[str, str]]:

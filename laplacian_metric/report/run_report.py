@@ -45,6 +45,10 @@ def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAP
     """
     if mapped < 3:
         raise ValueError(f"mapped is {mapped}, at least 3 images are needed for a map")
+    if evaluated.gallery is not None:
+        raise ValueError(
+            "a report searches for images among each other: leave gallery= out, or take `measure` for the numbers"
+        )
     measured = measure(evaluated, resamples=resamples, seed=seed)
     galleries = make_galleries(evaluated, measured)
     drawn = make_map(evaluated, measured, limit=mapped, seed=seed)

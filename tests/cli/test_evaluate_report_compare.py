@@ -65,6 +65,66 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
     assert str(place.root) not in done.out
 
 
+def test_a_gallery_is_searched_in_place_of_the_other_images(tmp_path: Path, place: Place) -> None:
+    """Classes go by their names: the gallery has them in another order, and one that no query has."""
+    worked(
+        *("fit", "--features", place.features, "--dim", 4, "--steps", 100, "--calibrate"),
+        *("--validation", place.test_features, "--out", tmp_path / "model"),
+    )
+    (queries, classes), (items, item_classes) = clusters(240, seed=4), clusters(400, classes=5, seed=3)
+    names, item_names = np.array([*"abcd"]), np.array([*"dcbax"])[[3, 2, 1, 0, 4]]
+    np.savez(tmp_path / "items.npz", features=items, labels=item_names[item_classes])
+    np.savez(tmp_path / "queries.npz", features=queries, labels=names[classes])
+    command = (
+        "evaluate",
+        tmp_path / "model",
+        tmp_path / "queries.npz",
+        "--ood",
+        place.stranger_features,
+        *QUICK,
+    )
+    done = worked(*command, "--gallery", tmp_path / "items.npz", "--out", tmp_path / "e.json", "--json")
+    model = ModelFolder.load(tmp_path / "model")
+    assert model.trust is not None
+    trust = model.trust.with_gallery(items, item_names[item_classes])
+    answer, outside = trust(queries), trust(np.load(place.stranger_features))
+    e, others = (model.lam.embed_features(torch.from_numpy(h)) for h in (queries, items))
+    both = torch.from_numpy(np.concatenate([queries, items]))
+    draws = list(model.lam.sample_embeddings(both, 5, generator=torch.Generator().manual_seed(0)))
+    expected = metrics.evaluate(
+        e.point,
+        torch.from_numpy(classes),
+        probability=torch.from_numpy(answer.probability),
+        database=others.point,
+        database_labels=torch.tensor([[*"abcdx"].index(name) for name in item_names[item_classes]]),
+        samples=torch.stack([z[:240] for z in draws]),
+        database_samples=torch.stack([z[240:] for z in draws]),
+        ood_uncertainty={"strangers": 1 - torch.from_numpy(outside.probability)},
+        resamples=0,
+    )
+    result = done.json()
+    for name, value in expected.values.items():
+        assert result["values"][name] == pytest.approx(value), name
+    assert result["values"]["retrieval_ece"] == pytest.approx(expected["retrieval_ece"])
+    assert result["data"]["items"] == 400
+    assert (
+        "of their class among the 400 of items" in worked(*command, "--gallery", tmp_path / "items.npz").out
+    )
+    # Among each other the numbers are others, and query by query the two are not compared.
+    alone = worked(*command, "--json").json()
+    assert alone["values"]["brier"] != pytest.approx(result["values"]["brier"], abs=1e-6)
+    written = json.loads((tmp_path / "e.json").read_text())
+    record = model_evaluation.evaluate(
+        model, open_source(str(tmp_path / "queries.npz"), Opening(None), "test")
+    )
+    assert record.queries is not None
+    assert record.queries.images != written["queries"]["images"]
+
+
+def test_a_gallery_without_classes_is_refused(place: Place) -> None:
+    refused("evaluate", place.flat_model, place.test_features, "--gallery", place.stranger_features)
+
+
 def test_a_table_for_people(place: Place) -> None:
     done = worked("evaluate", place.model, f"{place.photos}:test", "--strangers", place.digits, *QUICK)
     for said in (
