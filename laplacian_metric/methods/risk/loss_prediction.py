@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from laplacian_metric.methods.risk.targets import (
     sampled_pairs,
 )
 from laplacian_metric.metrics import nearest_distance, ood_auroc
+
+LEARNED_BY_HEART = 1e-3  # the median cross-entropy below which a head has nothing to learn
 
 
 @dataclass(frozen=True)
@@ -214,12 +217,20 @@ def _target(
         classes, labels = torch.unique(features.labels, return_inverse=True)
         classifier = train_classifier(features.features, labels, len(classes), seed=seed)
         with torch.no_grad():
-            return torch.cat(
+            losses = torch.cat(
                 [
                     F.cross_entropy(classifier(rows.float()), label, reduction="none")
                     for rows, label in zip(features.features.split(4096), labels.split(4096), strict=True)
                 ]
             )
+        if float(losses.median()) < LEARNED_BY_HEART:
+            warnings.warn(
+                f"the classifier knows {len(losses)} items by heart (half of them have a cross-entropy below "
+                f"{LEARNED_BY_HEART}), so that hardly anything is left to predict: take target='retrieval', or more "
+                "items",
+                stacklevel=2,
+            )
+        return losses
     if setup is None:
         raise ValueError('target is "pair-loss", which needs the loss of a Setup: pass setup')
     generator = torch.Generator().manual_seed(method.seed + seed)

@@ -261,3 +261,15 @@ def test_joint_training_refuses_what_does_not_go_together() -> None:
         make("joint-loss-prediction", target="cross-entropy").learner([encoder], setup)
     with pytest.raises(ValueError, match="weight"):
         make("joint-loss-prediction", weight=0.0)
+
+
+def test_a_classifier_that_knows_all_items_by_heart_is_named() -> None:
+    """In a thousand dimensions sixty random items are told apart whatever their labels are."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 6
+    train_set, validation = (Dataset(torch.randn(60, 1000, generator=g), labels) for _ in range(2))
+    learner = make("loss-prediction", target="cross-entropy", hidden=8).learner(
+        [Encoder(nn.Identity(), nn.Linear(1000, 4))], Setup(ContrastiveLoss(), num_images=60)
+    )
+    with pytest.warns(UserWarning, match="knows 60 items by heart"):
+        learner.embedder(FitData(train_set, validation))
