@@ -64,6 +64,9 @@ CELLS = [
     Cell("positivity", dim=40, low=64.0, high=128.0, start=60.0, width=512, whitened=True),
     Cell("positivity", dim=20, low=64.0, high=128.0, start=60.0, whitened=True, centred=True),
     Cell("positivity", dim=40, whitened=True),
+    Cell("positivity", dim=20, low=64.0, high=128.0, steps=14400, start=60.0, whitened=True),
+    Cell("positivity", dim=40, low=64.0, high=128.0, steps=14400, start=60.0, width=512),
+    Cell("positivity", dim=40, low=64.0, high=128.0, steps=14400, start=60.0, width=512, whitened=True),
 ]
 
 
