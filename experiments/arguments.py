@@ -39,6 +39,16 @@ def done(options: argparse.Namespace) -> set[tuple[str, int]]:
     return {one for one in found if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
 
 
+def folders(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the folders of data, of what is computed once, and of results, all of which are needed."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for option in ("--data", "--cache", "--out"):
+        parser.add_argument(option, type=Path, required=True)
+    return parser
+
+
 def run_or_table(
     description: str | None,
     run: Callable[[Path, Path, Path], Iterable[str]],

@@ -225,5 +225,5 @@ def first_of(values: Mapping[str, float]) -> float:
 
 
 def mean_of(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan

@@ -10,7 +10,6 @@ size of the noise, is tuned for every kind of vote alike on 300 validation queri
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections import defaultdict
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from scipy.stats import t as student
 
+from experiments.arguments import folders
 from experiments.posterior_use.active import FIRST, MORE, ROUNDS, STRATEGIES, curve
 from experiments.posterior_use.measure import VOTES, measured
 from experiments.posterior_use.situations import SITUATIONS, situation
@@ -190,12 +190,7 @@ def page(results: Results, active: dict[str, dict[str, list[list[float]]]]) -> s
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--data", "--cache", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    options = parser.parse_args()
+    options = folders(__doc__).parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CurvatureWarning)  # rounds of labelling begin with classes of one image
     folder = options.out / "results" / "posterior_use"

@@ -73,9 +73,9 @@ def measured(run: Fitted, outliers: Outliers) -> dict[str, Any]:
     distances[torch.arange(len(queries)), queries] = torch.inf
     place = 1 + (distances < distances.gather(1, wrong[:, None])).sum(1)
     e = run.embedder.embed(outliers.images)
-    found = torch.zeros(len(z), dtype=torch.float64).index_fill_(0, queries, 1.0)
+    is_outlier = torch.zeros(len(z), dtype=torch.float64).index_fill_(0, queries, 1.0)
     every = torch.ones(1, len(z), dtype=torch.float64)
-    own = None if certain(e) else float(statistics.auroc(e.uncertainty.double(), found, every))
+    own = None if certain(e) else float(statistics.auroc(e.uncertainty.double(), is_outlier, every))
     return {
         "right": packed(labels[nearest] == labels[queries]),
         "still nearest": float((nearest == wrong).double().mean()),

@@ -8,7 +8,6 @@ setting and seed that is not there yet, and from all of them OUT/tables/trust*.m
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.arguments import folders
 from experiments.trust.ablation import ablation
 from experiments.trust.features import Arrays, cached
 from experiments.trust.measure import (
@@ -128,11 +128,7 @@ def cell(arrays: Arrays, name: str, seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--data", "--cache", "--out"):
-        parser.add_argument(option, type=Path, required=True)
+    parser = folders(__doc__)
     parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -9,10 +9,8 @@ is fitted on the gallery. Embeddings, which are short, stay as they are.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import svds
 
+from experiments.arguments import folders
 from experiments.trust.__main__ import QUERIES, inputs_of
 from experiments.trust.measure import NOVELTY, TRUST, Compress, inputs, measures, scored
 from experiments.trust.settings import NAMES, setting
@@ -78,11 +77,7 @@ def forms(gallery: Rows) -> dict[str, Callable[[], tuple[Compress | None, int]]]
 
 def main() -> None:
     """Measure every setting in every form, with the first seed, and write a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--data", "--cache", "--out"):
-        parser.add_argument(option, type=Path, required=True)
+    parser = folders(__doc__)
     parser.add_argument("--only", nargs="*", default=NAMES, choices=NAMES)
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}

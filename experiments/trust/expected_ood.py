@@ -9,15 +9,14 @@ longer the tail of OOD queries' novelty is taken to be was chosen on the four de
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
+from experiments.arguments import folders
 from experiments.trust.__main__ import QUERIES, inputs_of
 from experiments.trust.measure import TRUST, Scored, expecting, measures, scored
 from experiments.trust.settings import DEVELOPMENT, NAMES, seeds_of
@@ -151,12 +150,7 @@ def table(results: Results) -> str:
 
 def main() -> None:
     """Measure every setting and write a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--data", "--cache", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    options = parser.parse_args()
+    options = folders(__doc__).parse_args()
     results: Results = {}
     for name in NAMES:
         results[name] = []

@@ -107,8 +107,8 @@ def validated_temperature(network: SoftmaxNetwork, data: FitData) -> float:
     def one(batch: Batch) -> tuple[Tensor, Tensor]:
         assert batch.labels is not None
         labels = batch.labels.cpu() if same is None else same[batch.labels.cpu()]
-        known = torch.isin(labels, trained)
-        return network.embed(batch.inputs)[1].cpu()[:, known], labels[known]
+        of_training = torch.isin(labels, trained)
+        return network.embed(batch.inputs)[1].cpu()[:, of_training], labels[of_training]
 
     parts = map_batches(one, data.validation, network, labelled=True, progress=False)
     labels = torch.cat([labels for _, labels in parts])
