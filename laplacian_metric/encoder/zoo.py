@@ -21,9 +21,9 @@ from laplacian_metric.encoder.networks.layers import (
 )
 from laplacian_metric.encoder.networks.resnet import STAGES, narrow_resnet18, small_cnn
 from laplacian_metric.encoder.networks.small import (
-    CIFAR_FEATURES,
     FASHION_FEATURES,
     cifar_backbone,
+    cifar_features,
     fashion_backbone,
     n_digit_backbone,
     n_digit_features,
@@ -72,7 +72,9 @@ def _fashion(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]
 
 
 def _cifar(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
-    return cifar_backbone(), nn.Linear(CIFAR_FEATURES, wanted.dim or 16), ()
+    _check_names("cifar-10", wanted.options, "poolings")
+    backbone = cifar_backbone(**wanted.options)
+    return backbone, nn.Linear(cifar_features(**wanted.options), wanted.dim or 16), ()
 
 
 def _n_digit(wanted: _Wanted) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
@@ -134,7 +136,7 @@ _MAKERS: dict[str, _Maker] = {
     "resnet50-gem-v1": _resnet50_gem_v1,
 }
 _WITH_WEIGHTS = ("resnet50-gem",)
-_WITH_OPTIONS = ("n-digit", "small-cnn", "narrow-resnet18", "resnet50-gem", "resnet50-gem-v1")
+_WITH_OPTIONS = ("cifar-10", "n-digit", "small-cnn", "narrow-resnet18", "resnet50-gem", "resnet50-gem-v1")
 _WITH_POOLING = ("resnet50-gem", "resnet50-gem-v1")
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 from laplacian_metric.encoder.networks.resnet import original_v1, resnet50_gem, trunk
 from laplacian_metric.encoder.networks.small import (
-    CIFAR_FEATURES,
     FASHION_FEATURES,
     cifar_backbone,
+    cifar_features,
     cifar_network,
     fashion_backbone,
     fashion_network,
 )
 
 __all__ = [
-    "CIFAR_FEATURES",
     "FASHION_FEATURES",
     "GeM",
     "PixelScaling",
     "cifar_backbone",
+    "cifar_features",
     "cifar_network",
     "fashion_backbone",
     "fashion_network",

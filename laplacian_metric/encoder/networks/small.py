@@ -17,7 +17,6 @@ from torch import nn
 from laplacian_metric.core.arguments import at_least
 
 FASHION_FEATURES = 64 * 12 * 12
-CIFAR_FEATURES = 64 * 12 * 12
 
 
 def fashion_backbone() -> nn.Sequential:
@@ -41,19 +40,30 @@ def fashion_backbone() -> nn.Sequential:
     )
 
 
-def cifar_backbone() -> nn.Sequential:
-    """Three unpadded 3x3 convolutions, a pooling after the second: (N, 3, 32, 32) -> (N, 9216).
+def cifar_backbone(poolings: int = 1) -> nn.Sequential:
+    """Three unpadded 3x3 convolutions with one pooling, (N, 3, 32, 32) -> (N, 9216), or with two, -> (N, 1024).
 
-    As appendix G.2 prints it, with three input channels where it says one: the sides are 32, 30, 28, 14 and 12, and
-    64 * 12 * 12 is the 9216 that it gives for the linear layer.
+    One pooling, after the second convolution, is what appendix G.2 prints, with three input channels where it says one:
+    the sides are 32, 30, 28, 14 and 12, and 64 * 12 * 12 is the 9216 that it gives for the linear layer. With two,
+    after the first and the second, they are 32, 30, 15, 13, 6 and 4: the 1024 of the code published with the paper.
+
+    Args:
+        poolings: 1 or 2.
 
     Example:
         >>> import torch
         >>> tuple(cifar_backbone()(torch.zeros(2, 3, 32, 32)).shape)
         (2, 9216)
+        >>> tuple(cifar_backbone(poolings=2)(torch.zeros(2, 3, 32, 32)).shape)
+        (2, 1024)
     """
+    if poolings not in (1, 2):
+        raise ValueError(
+            f"poolings is {poolings}: 1 (as the paper prints it) or 2 (as its code has it) is needed"
+        )
     return _channels_innermost(
         nn.Conv2d(3, 32, kernel_size=3),
+        *([nn.MaxPool2d(2)] if poolings == 2 else []),
         nn.ReLU(),
         nn.Conv2d(32, 64, kernel_size=3),
         nn.MaxPool2d(2),
@@ -62,6 +72,17 @@ def cifar_backbone() -> nn.Sequential:
         nn.ReLU(),
         nn.Flatten(),
     )
+
+
+def cifar_features(poolings: int = 1) -> int:
+    """How many features `cifar_backbone` gives.
+
+    Example:
+        >>> cifar_features(1), cifar_features(2)
+        (9216, 1024)
+    """
+    side = {1: 12, 2: 4}[poolings]
+    return 64 * side * side
 
 
 def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn.Sequential:
@@ -135,7 +156,7 @@ def cifar_network(dimensions: int = 16, seed: int | None = None) -> tuple[nn.Seq
     """
     _check_dimensions(dimensions)
     with seeded(seed):
-        return cifar_backbone(), nn.Linear(CIFAR_FEATURES, dimensions)
+        return cifar_backbone(), nn.Linear(cifar_features(), dimensions)
 
 
 def _channels_innermost(*layers: nn.Module) -> nn.Sequential:

@@ -51,7 +51,17 @@ def test_sides_of_the_cifar_network() -> None:
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
             sides.append(tuple(x.shape[1:]))
     assert sides == [(32, 30, 30), (64, 28, 28), (64, 14, 14), (64, 12, 12)]
-    assert x.shape == (1, networks.CIFAR_FEATURES)
+    assert x.shape == (1, networks.cifar_features())
+
+
+def test_two_poolings_of_the_cifar_network() -> None:
+    encoder = Encoder.from_name("cifar-10", dim=4, poolings=2, seed=0)
+    assert encoder.num_features == networks.cifar_features(2) == 1024
+    assert encoder(torch.rand(3, 3, 32, 32)).shape == (3, 4)
+    with pytest.raises(ValueError, match="poolings is 3"):
+        Encoder.from_name("cifar-10", poolings=3)
+    with pytest.raises(TypeError, match="pools"):
+        Encoder.from_name("cifar-10", pools=2)
 
 
 @pytest.mark.parametrize(
