@@ -282,11 +282,11 @@ class ActiveSearch:
         # Rows that fill up a group are 0: they count nothing, whether they are active or not.
         active = torch.bmm(_flipped(one), other.mT).gt_(self._limit)
         active.masked_fill_(one_classes[:, :, None] == other_classes[:, None, :], 0)
-        found = torch.bmm(active, other[..., :-1]).flatten(0, 1)
-        sums[first].add_(found[: first.stop - first.start], alpha=weight)
+        partners = torch.bmm(active, other[..., :-1]).flatten(0, 1)
+        sums[first].add_(partners[: first.stop - first.start], alpha=weight)
         if stratum.first != stratum.second:
-            found = torch.bmm(active.mT, one[..., :-1]).roll(shift, 0).flatten(0, 1)
-            sums[second].add_(found[: second.stop - second.start], alpha=weight)
+            partners = torch.bmm(active.mT, one[..., :-1]).roll(shift, 0).flatten(0, 1)
+            sums[second].add_(partners[: second.stop - second.start], alpha=weight)
 
     # --- rows ---
 

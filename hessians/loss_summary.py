@@ -30,8 +30,8 @@ def summarise(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:
 
     Example:
         >>> u, pairs = torch.eye(3), Pairs.from_labels([0, 0, 1])
-        >>> found = summarise(ContrastiveLoss(margin=1.0), u, pairs)
-        >>> found.value, found.active
+        >>> summary = summarise(ContrastiveLoss(margin=1.0), u, pairs)
+        >>> summary.value, summary.active
         (1.0, 0.0)
     """
     u = loss.checked(u, pairs).detach()

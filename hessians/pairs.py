@@ -156,10 +156,10 @@ class Pairs(ABC):
 
     def _set_population(self, own: Population, population: Population | None) -> None:
         if population is not None:
-            for name, given, counted in zip(("positive", "negative"), population, own, strict=True):
-                if not given >= 0 or (given == 0 and counted > 0):
+            for name, total, counted in zip(("positive", "negative"), population, own, strict=True):
+                if not total >= 0 or (total == 0 and counted > 0):
                     raise ValueError(
-                        f"the population has {given} {name} pairs, but this set alone has {counted}: "
+                        f"the population has {total} {name} pairs, but this set alone has {counted}: "
                         "pass the counts of the whole data set"
                     )
         self.num_positives, self.num_negatives = own if population is None else population

@@ -43,7 +43,8 @@ PUBLISHED = {
     "k = 1": (0.853, "umm_one_sample"),
 }
 NOT_MEASURED = "D = 256 (.867), D = 1024 (.869), k = 3 (.861) and k = 10 (.852) have no cell here."
-NETWORKS = {"": "small network", "resnet_": "half-width ResNet-18"}  # by the family that names of cells begin with
+# By the family that names of cells begin with.
+NETWORKS = {"": "small network", "resnet_": "half-width ResNet-18"}
 TITLE = "Embeddings of images learned without labels"
 NOTE = """\
 Cells of experiments/cells/self_supervised. *knn@200* is the accuracy of the weighted vote of 200 training images

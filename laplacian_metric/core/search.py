@@ -40,10 +40,10 @@ class Neighbours:
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
-        >>> found = search(z, k=2)
-        >>> found.indices.tolist()
+        >>> neighbours = search(z, k=2)
+        >>> neighbours.indices.tolist()
         [[2, 1], [2, 0], [1, 0]]
-        >>> [round(x, 4) for x in found.similarities[2].tolist()]
+        >>> [round(x, 4) for x in neighbours.similarities[2].tolist()]
         [0.8, 0.6]
     """
 
@@ -102,8 +102,8 @@ def search(
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-        >>> found = search(z, k=1)
-        >>> found.indices.flatten().tolist(), found.ties.tolist()
+        >>> neighbours = search(z, k=1)
+        >>> neighbours.indices.flatten().tolist(), neighbours.ties.tolist()
         ([1, 0, 0], [1, 1, 1])
     """
     blocks = list(search_blocks(embeddings, k, database=database, own=own, memory=memory))
@@ -130,7 +130,7 @@ def search_blocks(
 
     Example:
         >>> z = torch.eye(3)
-        >>> [(rows, found.k) for rows, found in search_blocks(z, torch.tensor([1, 2, 1]))]
+        >>> [(rows, neighbours.k) for rows, neighbours in search_blocks(z, torch.tensor([1, 2, 1]))]
         [(slice(0, 3, None), 2)]
     """
     gallery = UnitVectors.of(

@@ -353,23 +353,23 @@ class _Pair:
     the best item will turn out to have, the best of another class is one of them.
     """
 
-    asked: Rows | None
+    wanted: Rows | None
     cosines: NDArray[np.float32]
     rows: Rows
     classes: Rows
 
     @staticmethod
-    def empty(num: int, asked: Rows | None) -> _Pair:
+    def empty(num: int, wanted: Rows | None) -> _Pair:
         shape = (num, 2)
-        return _Pair(asked, np.full(shape, -np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
+        return _Pair(wanted, np.full(shape, -np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
     def add(self, some: slice, cosines: NDArray[np.float32], segments: _Segments) -> None:
         """Take notice of more cosines (Q, B), which are in the order of the segments."""
         every = np.arange(len(cosines))
         greatest = np.maximum.reduceat(cosines, segments.starts, axis=1)
-        asked = segments.classes[greatest.argmax(axis=1)] if self.asked is None else self.asked[some]
-        place = np.minimum(np.searchsorted(segments.classes, asked), len(segments.classes) - 1)
-        same = np.where(segments.classes[place] == asked, greatest[every, place], -np.inf)
+        wanted = segments.classes[greatest.argmax(axis=1)] if self.wanted is None else self.wanted[some]
+        place = np.minimum(np.searchsorted(segments.classes, wanted), len(segments.classes) - 1)
+        same = np.where(segments.classes[place] == wanted, greatest[every, place], -np.inf)
         greatest[every[~np.isneginf(same)], place[~np.isneginf(same)]] = -np.inf
         elsewhere = greatest.argmax(axis=1)
         other = greatest[every, elsewhere]
@@ -377,9 +377,9 @@ class _Pair:
         values = np.concatenate([self.cosines[some], np.stack([same, other], axis=1)], axis=1)
         classes = np.concatenate([self.classes[some], segments.classes[segment]], axis=1)
         rows = self.rows[some].copy()
-        if self.asked is None:
-            asked = classes[every, values.argmax(axis=1)]
-        for column, kind in enumerate((classes == asked[:, None], classes != asked[:, None])):
+        if self.wanted is None:
+            wanted = classes[every, values.argmax(axis=1)]
+        for column, kind in enumerate((classes == wanted[:, None], classes != wanted[:, None])):
             candidates = np.where(kind, values, -np.inf)
             best = candidates.argmax(axis=1)
             value = candidates[every, best]

@@ -193,7 +193,7 @@ class State:
     """Whether a data set is there: where, or what to do."""
 
     name: str
-    found: bool
+    available: bool
     place: str
     problem: str = ""
 
@@ -206,8 +206,8 @@ def state(name: str, data_dir: Path | None = None) -> State:
     probe = _Probe(described, described.splits[0], data_folders(data_dir))
     try:
         _source(name).read(probe)
-    except _FoundError as found:
-        return State(name, True, str(found.place))
+    except _FoundError as stopped:
+        return State(name, True, str(stopped.place))
     except MissingDataError as error:
         return State(name, False, "", str(error))
     except (ValueError, OSError) as error:

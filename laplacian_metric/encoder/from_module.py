@@ -152,17 +152,17 @@ class Tap(StandIn):
         self.calls: list[tuple[Any, Any]] | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "held":  # while it is copied, there is nothing yet to ask
+        if name == "layers":  # while it is copied, there is nothing yet to ask
             raise AttributeError(name)
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.held[0], name)  # models read the dtype of the head's weight, for instance
+            return getattr(self.layers[0], name)  # models read the dtype of the head's weight, for instance
 
     def forward(self, features: Any) -> Any:
         if self.calls is None:
             raise _Reached(features)
-        result = self.held[0](features)
+        result = self.layers[0](features)
         self.calls.append((features, result.detach().clone()))  # what follows may work in place
         return result
 

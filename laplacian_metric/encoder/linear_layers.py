@@ -16,13 +16,13 @@ class StandIn(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.held = (layer,)
+        self.layers = (layer,)
 
 
 def linears(module: nn.Module) -> dict[str, nn.Linear]:
     """All linear layers by name; one that has several names is there several times."""
     named = module.named_modules(remove_duplicate=False)
-    layers = ((name, layer.held[0] if isinstance(layer, StandIn) else layer) for name, layer in named)
+    layers = ((name, layer.layers[0] if isinstance(layer, StandIn) else layer) for name, layer in named)
     return {name: layer for name, layer in layers if isinstance(layer, nn.Linear)}
 
 

@@ -150,9 +150,9 @@ def save_folder(
         >>> features, labels = torch.randn(40, 4), torch.arange(40) % 4
         >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(features, labels, check_mode=False)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     made = save_folder(lam, Path(folder) / "mine", encoder_reference="our linear layer")
-        ...     found, files = load_folder(made, encoder), sorted(file.name for file in made.iterdir())
-        >>> files, found.fingerprint() == lam.fingerprint()
+        ...     path = save_folder(lam, Path(folder) / "mine", encoder_reference="our linear layer")
+        ...     loaded, files = load_folder(path, encoder), sorted(file.name for file in path.iterdir())
+        >>> files, loaded.fingerprint() == lam.fingerprint()
         (['README.md', 'config.json', 'posterior.safetensors'], True)
     """
     folder = Path(folder)
@@ -281,14 +281,14 @@ def _reference(encoder: Encoder) -> str:
 def _plain(metrics: Mapping[str, float | None] | Evaluation | None) -> dict[str, float | None]:
     """Numbers that JSON has; NaN and infinity become None."""
     values = metrics.values if isinstance(metrics, Evaluation) else metrics or {}
-    found: dict[str, float | None] = {}
+    plain: dict[str, float | None] = {}
     for name, value in values.items():
         try:
             number = None if value is None else float(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"metrics[{name!r}] is a {type(value).__name__}, a number is needed") from error
-        found[str(name)] = number if number is None or math.isfinite(number) else None
-    return found
+        plain[str(name)] = number if number is None or math.isfinite(number) else None
+    return plain
 
 
 def _check_card(folder: Path, overwrite: bool) -> None:

@@ -152,8 +152,8 @@ def compare_paired(
     usual, a bootstrap over seeds would be too narrow.
 
     Example:
-        >>> found = compare_paired([0.81, 0.83, 0.85], [0.80, 0.81, 0.82])
-        >>> round(found.difference, 4), round(found.low, 4), round(found.high, 4), found.differs
+        >>> comparison = compare_paired([0.81, 0.83, 0.85], [0.80, 0.81, 0.82])
+        >>> round(comparison.difference, 4), round(comparison.low, 4), round(comparison.high, 4), comparison.differs
         (0.02, -0.0048, 0.0448, False)
     """
     from scipy.stats import t  # imported here, because importing the package stays light

@@ -45,8 +45,8 @@ def sparsify(ranking: Ranking, uncertainty: Tensor) -> Sparsification:
         >>> import torch
         >>> from laplacian_metric.metrics.ranking import rank
         >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
-        >>> found = sparsify(rank(z, [0, 0, 1, 0]), torch.tensor([0.0, 0.0, 0.0, 1.0]))
-        >>> round(found.random, 4), round(found.area, 4), found.gap
+        >>> curve = sparsify(rank(z, [0, 0, 1, 0]), torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        >>> round(curve.random, 4), round(curve.area, 4), curve.gap
         (0.6667, 0.8872, 0.0)
     """
     uncertainty, right = ranking.of_answerable(uncertainty), ranking.first_is_right()

@@ -29,9 +29,9 @@ class Precisions:
         """Of the networks that the result is about; None where the file of one of them is not there.
 
         Example:
-            >>> asked = {"training": {"precision": "bfloat16"}}
-            >>> here = Result(cell="a", seed=0, config=asked, environment={"bfloat16": False})
-            >>> there = Result(cell="a", seed=1, config=asked, environment={"bfloat16": True})
+            >>> bfloat16 = {"training": {"precision": "bfloat16"}}
+            >>> here = Result(cell="a", seed=0, config=bfloat16, environment={"bfloat16": False})
+            >>> there = Result(cell="a", seed=1, config=bfloat16, environment={"bfloat16": True})
             >>> head = Result(cell="b", seed=1, config={"base": "a", "method": {"name": "laplace"}})
             >>> precisions = Precisions([here, there, head])
             >>> precisions.of(here), precisions.of(there), precisions.of(head)

@@ -279,8 +279,8 @@ def diagnostics_table(diagnostics: Diagnostics) -> Table:
     """Every number with its meaning, when it is bad, and whether it is.
 
     Example:
-        >>> found = Diagnostics(0.1, 0.01, 0.5, 3.0, 0.2, 0.01, 9.0, 64)
-        >>> [row[4] for row in diagnostics_table(found).rows]
+        >>> numbers = Diagnostics(0.1, 0.01, 0.5, 3.0, 0.2, 0.01, 9.0, 64)
+        >>> [row[4] for row in diagnostics_table(numbers).rows]
         ['–', '–', '✓ fine', '✓ fine', '✓ fine', '✓ fine']
     """
     return Table(

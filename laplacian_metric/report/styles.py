@@ -66,8 +66,8 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     Given all names of a set of figures, each looks the same in all of them.
 
     Example:
-        >>> found = styles(["mine", "laplace"])
-        >>> found["laplace"].colour, found["mine"].colour
+        >>> by_name = styles(["mine", "laplace"])
+        >>> by_name["laplace"].colour, by_name["mine"].colour
         ('#4477aa', '#ff8c1a')
     """
     looks: dict[str, Style] = {}

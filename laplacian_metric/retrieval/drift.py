@@ -114,8 +114,8 @@ def compare(kappa_calibration: ArrayLike, kappa_new: ArrayLike) -> Comparison:
         kappa_new: (m,).
 
     Example:
-        >>> found = compare([10, 11, 12, 13, 14, 15], [1, 2, 3, 12])
-        >>> found.statistic, round(found.p_value, 3), found.lower
+        >>> report = compare([10, 11, 12, 13, 14, 15], [1, 2, 3, 12])
+        >>> report.statistic, round(report.p_value, 3), report.lower
         (0.75, 0.095, 0.8958333333333334)
     """
     from scipy.stats import ks_2samp

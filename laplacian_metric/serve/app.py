@@ -231,35 +231,35 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
 
 
 def _add_queries(app: FastAPI, service: Service) -> None:
-    async def answered(query: Embedded, asked: Asked) -> Answered:
-        if asked.k > service.limits.items:
-            raise QueryError(f"k is {asked.k}: at most {service.limits.items} items are returned")
-        if asked.where is not None and isinstance(service.retriever, Retriever):
+    async def answered(query: Embedded, request: Asked) -> Answered:
+        if request.k > service.limits.items:
+            raise QueryError(f"k is {request.k}: at most {service.limits.items} items are returned")
+        if request.where is not None and isinstance(service.retriever, Retriever):
             raise QueryError(
                 "where is given: an index has no columns to filter by, a collection in an engine has"
             )
-        where = None if asked.where is None else json.dumps(asked.where, sort_keys=True)
-        return Answered.of(await service.ask(query, Options(asked.k, asked.order, asked.all, where)))
+        where = None if request.where is None else json.dumps(request.where, sort_keys=True)
+        return Answered.of(await service.ask(query, Options(request.k, request.order, request.all, where)))
 
     @app.post("/query/vector")
-    async def vector(asked: VectorQuery) -> Answered:
+    async def vector(request: VectorQuery) -> Answered:
         """Search for a vector."""
         names = ("embedding", "features", "kappa", "uncertainty")
-        return await answered(service.of_vector({name: getattr(asked, name) for name in names}), asked)
+        return await answered(service.of_vector({name: getattr(request, name) for name in names}), request)
 
     @app.post("/query/text")
-    async def text(asked: TextQuery) -> Answered:
+    async def text(request: TextQuery) -> Answered:
         """Search for a text."""
-        if len(asked.text) > service.limits.text:
+        if len(request.text) > service.limits.text:
             raise QueryError(
-                f"text has {len(asked.text)} characters: at most {service.limits.text} are taken"
+                f"text has {len(request.text)} characters: at most {service.limits.text} are taken"
             )
         if service.inputs is None:
             raise QueryError(
                 "texts are not taken: start the service with --text, the sentence encoder of the index"
             )
         return await answered(
-            await run_in_threadpool(service.inputs.of_text, service.retriever, asked.text), asked
+            await run_in_threadpool(service.inputs.of_text, service.retriever, request.text), request
         )
 
     content = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}

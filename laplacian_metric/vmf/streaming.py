@@ -17,10 +17,10 @@ class StreamedFit:
     float64 where the device has it.
 
     Example:
-        >>> found = StreamedFit()
+        >>> fit = StreamedFit()
         >>> for z in torch.tensor([[[1.0, 0.0, 0.0]], [[0.8, 0.6, 0.0]], [[0.8, 0.0, 0.6]]]):
-        ...     found.add(z)
-        >>> found.count, found.fit()
+        ...     fit.add(z)
+        >>> fit.count, fit.fit()
         (3, (tensor([[0.9507, 0.2194, 0.2194]]), tensor([7.6859])))
     """
 

@@ -113,7 +113,8 @@ def test_rows_of_the_paper_stand_beside_ours() -> None:
     rows = tables.published(records)
     # Every row has two cells of ours; three of these networks are there.
     assert sum(row.count("not run") for row in rows) == 2 * len(tables.PUBLISHED) - 3
-    assert rows[2].startswith("| ISIF") and "not run" not in rows[2]
+    assert rows[2].startswith("| ISIF")
+    assert "not run" not in rows[2]
     own = next(row for row in rows if "Tables 3 and 5), D = 128" in row)
     assert "| .863 | +.026 |" in own
     assert tables.difference(records[UMM], records[ISIF]) in own

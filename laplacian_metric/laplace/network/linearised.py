@@ -137,8 +137,8 @@ class Linearised:
         >>> from torch import nn
         >>> from laplacian_metric.encoder import Encoder
         >>> network = RawNetwork(Encoder(nn.Identity(), nn.Linear(2, 2)))
-        >>> found = Linearised(network, {"head.bias": torch.tensor([1.0, 3.0])}).gaussians(torch.ones(1, 2))
-        >>> found.covariance
+        >>> gaussians = Linearised(network, {"head.bias": torch.tensor([1.0, 3.0])}).gaussians(torch.ones(1, 2))
+        >>> gaussians.covariance
         tensor([[[1., 0.],
                  [0., 3.]]])
     """

@@ -89,16 +89,16 @@ def load_state_dict(lam: NetworkLAM, state: Mapping[str, Any]) -> None:
             "one of another version"
         )
     settings = state["settings"]
-    for what, given, own in (
+    for what, stored, own in (
         ("encoder", state["fingerprint"], lam.encoder.fingerprint()),
         ("loss", state["loss"], describe(lam.loss, known=state["loss"])),
         ("approximation", settings["approximation"], lam.approximation.value),
         ("choice of layers", settings["layers"], lam.chosen),
     ):
-        if given != own:
+        if stored != own:
             raise ValueError(
-                f"the posterior was fitted with another {what}, {given} and not {own}: pass the one that it was fitted "
-                "with, or fit again"
+                f"the posterior was fitted with another {what}, {stored} and not {own}: pass the one that it was "
+                "fitted with, or fit again"
             )
     device = lam.encoder.head.weight.device
     lam.fitted = NetworkFitted(

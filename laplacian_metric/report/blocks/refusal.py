@@ -75,7 +75,7 @@ class RefusalSlider:
         table = Table(
             self.title,
             ("Asked to refuse", *self.header),
-            [(f"{asked} %", *self.readings(self.rows[asked])) for asked in range(0, SHARES, 10)],
+            [(f"{percent} %", *self.readings(self.rows[percent])) for percent in range(0, SHARES, 10)],
             numeric=frozenset(range(len(self.header) + 1)),
         )
         return (

@@ -81,7 +81,7 @@ def plain(text: object) -> str:
     )
 
 
-def attributes(**given: str | int | float | None) -> str:
+def attributes(**values: str | int | float | None) -> str:
     """Attributes of a tag, escaped, with a space before each; None is left out, `_` becomes `-`.
 
     Example:
@@ -90,7 +90,7 @@ def attributes(**given: str | int | float | None) -> str:
     """
     parts = [
         f' {name.strip("_").replace("_", "-")}="{escape(str(value))}"'
-        for name, value in given.items()
+        for name, value in values.items()
         if value is not None
     ]
     return "".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -132,5 +132,4 @@ def _made(engine: Any, records: Records, overwrite: bool) -> Engine:
         engine.close()
         raise
     engine.put(records)
-    made: Engine = engine
-    return made
+    return cast(Engine, engine)

@@ -178,8 +178,8 @@ class ArrayEngine(Engine):
                 rows = place[rows]
         at = np.searchsorted(names, labels).clip(max=len(names) - 1)
         wanted = np.where(names[at] == labels, at, -1)
-        found = search(units, _units(directions), 1, own=rows, codes=classes, classes=wanted)
-        return found.other if other else found.same
+        nearest = search(units, _units(directions), 1, own=rows, codes=classes, classes=wanted)
+        return nearest.other if other else nearest.same
 
     def _by_faiss(
         self, built: Any, directions: Floats, k: int, some: NDArray[np.int64] | None

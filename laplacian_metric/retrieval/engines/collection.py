@@ -148,8 +148,8 @@ class Collection:
             raise ValueError(
                 "features are missing: the threshold of this collection is about the probability of Trust"
             )
-        found = self.nearest(queries, _candidates(k, order), where=where)
-        return replace(self._answers(queries, found, k, order, abstain), trust=trusted)
+        neighbours = self.nearest(queries, _candidates(k, order), where=where)
+        return replace(self._answers(queries, neighbours, k, order, abstain), trust=trusted)
 
     def query_ids(
         self, ids: GivenIds, k: int = 10, *, order: Order = "cosine", abstain: bool = False, where: Any = None
@@ -159,8 +159,8 @@ class Collection:
         trusted = None if self.trust is None else self._filtered(self.trust, where).items(named)
         if trusted is not None:
             queries = replace(queries, uncertainty=1 - trusted.probability)
-        found = without(self.nearest(queries, _candidates(k, order) + 1, where=where), named)
-        return replace(self._answers(queries, found, k, order, abstain), trust=trusted)
+        neighbours = without(self.nearest(queries, _candidates(k, order) + 1, where=where), named)
+        return replace(self._answers(queries, neighbours, k, order, abstain), trust=trusted)
 
     def items(self, ids: GivenIds) -> tuple[Items, NDArray[Any]]:
         """Return some items, and their ids; an unknown id is refused."""
@@ -190,17 +190,17 @@ class Collection:
             self._cap(queries.mean[row : row + 1], 1 - np.cos(radius[row]), Where.of(where))
             for row in range(len(queries))
         ]
-        offsets = np.cumsum([0, *(found.k for found in sets)])
-        ids = np.concatenate([found.ids[0] for found in sets])
-        similarity = 1 - np.concatenate([found.distances[0] for found in sets])
+        offsets = np.cumsum([0, *(answer_set.k for answer_set in sets)])
+        ids = np.concatenate([answer_set.ids[0] for answer_set in sets])
+        similarity = 1 - np.concatenate([answer_set.distances[0] for answer_set in sets])
         return CredibleSets(offsets, ids, None, similarity.astype(np.float32), radius)
 
     def _cap(self, direction: Floats, distance: float, where: Where) -> EngineNeighbours:
         k = FIRST_CAP
         while True:
-            found = self.engine.search(EMBEDDING, direction, k, where)
-            if found.k < k or found.distances[0, -1] > distance:
-                return found.cut(max(1, int((found.distances[0] <= distance).sum())))
+            neighbours = self.engine.search(EMBEDDING, direction, k, where)
+            if neighbours.k < k or neighbours.distances[0, -1] > distance:
+                return neighbours.cut(max(1, int((neighbours.distances[0] <= distance).sum())))
             k *= 2
 
     @staticmethod
@@ -209,23 +209,25 @@ class Collection:
         return trust if where is None else replace(trust, gallery=gallery.filtered(where))
 
     def _answers(
-        self, queries: Items, found: EngineNeighbours, k: int, order: Order, abstain: bool
+        self, queries: Items, neighbours: EngineNeighbours, k: int, order: Order, abstain: bool
     ) -> Answers:
         threshold = self.calibrations.need("threshold") if abstain else self.threshold
         matching = self.calibrations.matching
-        similarity = (1 - found.distances).astype(np.float32)
+        similarity = (1 - neighbours.distances).astype(np.float32)
         likelihood: NDArray[np.float64] | None = None
         value: NDArray[Any] = similarity
         if order == "match probability" or matching is not None:
-            likelihood = self._likelihood(queries, found)
+            likelihood = self._likelihood(queries, neighbours)
         if order == "match probability" and likelihood is not None:
             value = likelihood
         elif order == "expected distance":
             from laplacian_metric.retrieval.likelihood import mean_resultant_length
 
-            value = similarity * mean_resultant_length(_kappa(found), self.dim)
+            value = similarity * mean_resultant_length(_kappa(neighbours), self.dim)
         best = np.argsort(-value, axis=1, kind="stable")[:, :k]
-        ids, similarity = (np.take_along_axis(values, best, axis=1) for values in (found.ids, similarity))
+        ids, similarity = (
+            np.take_along_axis(values, best, axis=1) for values in (neighbours.ids, similarity)
+        )
         probability = None
         if matching is not None and likelihood is not None:
             probability = matching.probability(np.take_along_axis(likelihood, best, axis=1))
@@ -236,11 +238,11 @@ class Collection:
                 probability[~answered] = np.nan
         return Answers(ids, None, similarity, probability, answered)
 
-    def _likelihood(self, queries: Items, found: EngineNeighbours) -> NDArray[np.float64]:
+    def _likelihood(self, queries: Items, neighbours: EngineNeighbours) -> NDArray[np.float64]:
         from laplacian_metric.retrieval.likelihood import log_expected_likelihood
 
-        similarity = np.clip(1 - found.distances, -1, 1)
-        return log_expected_likelihood(similarity, queries.kappa[:, None], _kappa(found), self.dim)
+        similarity = np.clip(1 - neighbours.distances, -1, 1)
+        return log_expected_likelihood(similarity, queries.kappa[:, None], _kappa(neighbours), self.dim)
 
     # --- calibration ---
 
@@ -301,16 +303,16 @@ class Collection:
                 "items: name the classes of both alike"
             )
         trusted = None if features is None else self.query(queries, 1, features=features, where=where).trust
-        found = self.nearest(queries, k, where=where)
+        neighbours = self.nearest(queries, k, where=where)
         angle = None
         if level is not None:
             distance = self.engine.nearest_of_label(EMBEDDING, queries.mean, own, Where.of(where))
             angle = np.where(distance < 2, np.arccos(np.clip(1 - distance, -1, 1)), np.inf)
-        assert found.labels is not None
+        assert neighbours.labels is not None
         self.calibrations = calibrations_of(
             queries,
-            found.labels == own[:, None],
-            self._likelihood(queries, found),
+            neighbours.labels == own[:, None],
+            self._likelihood(queries, neighbours),
             angle,
             trusted,
             alpha=alpha,
@@ -425,8 +427,8 @@ class Collection:
             raise ValueError(f"the collection has {has}: {remedy}")
 
 
-def _kappa(found: EngineNeighbours) -> NDArray[np.float64]:
-    kappa: NDArray[np.float64] = found.payload["kappa"]
+def _kappa(neighbours: EngineNeighbours) -> NDArray[np.float64]:
+    kappa: NDArray[np.float64] = neighbours.payload["kappa"]
     return np.where(kappa >= GREATEST, np.inf, kappa)
 
 

@@ -48,7 +48,7 @@ def from_index(
             features = gallery.features.rows
         if gallery.names is not None and gallery.codes is not None:
             labels = np.array(gallery.labels_of(gallery.codes))
-    made = create(
+    converted = create(
         address,
         index.items,
         index.ids,
@@ -60,11 +60,11 @@ def from_index(
         **options,
     )
     if index.trust is not None:
-        made.trust = replace(index.trust, gallery=made.gallery)
-    made.calibrations = index.calibrations
-    if not made.engine.exact and (index.trust is not None or index.threshold is not None):
+        converted.trust = replace(index.trust, gallery=converted.gallery)
+    converted.calibrations = index.calibrations
+    if not converted.engine.exact and (index.trust is not None or index.threshold is not None):
         LOGGER.warning(
             "%s searches approximately: calibrate the collection itself, so that what it misses counts",
-            made.engine.address,
+            converted.engine.address,
         )
-    return made
+    return converted

@@ -230,13 +230,13 @@ class Engine(ABC):
             if matching == 0:
                 raise NoItemError("no item matches: search without a filter, or with another one")
             if fewest < min(k, matching):
-                row = next(row for row, found in enumerate(hits) if len(found) == fewest)
+                row = next(row for row, query_hits in enumerate(hits) if len(query_hits) == fewest)
                 raise EngineError(
                     f"{self.name} found {fewest} of {min(k, matching)} items for query {row}: raise the depth of its "
                     "search, or search exactly"
                 )
             k = matching
-        return self._neighbours([found[:k] for found in hits])
+        return self._neighbours([query_hits[:k] for query_hits in hits])
 
     def nearest_of_label(
         self,
@@ -261,8 +261,10 @@ class Engine(ABC):
         distances, short = self._among_more(space, directions, labels, where, other, own)
         for label in np.unique(labels[short]):
             rows = short[labels[short] == label]
-            found = self.hits(space, directions[rows], 1 + (own is not None), where.of_label(label, other))
-            for row, hits in zip(rows, found, strict=True):
+            hits_of_rows = self.hits(
+                space, directions[rows], 1 + (own is not None), where.of_label(label, other)
+            )
+            for row, hits in zip(rows, hits_of_rows, strict=True):
                 others = [hit for hit in hits if own is None or hit.id != own[row]]
                 if others:
                     distances[row] = max(0.0, others[0].distance)
@@ -296,7 +298,7 @@ class Engine(ABC):
 
     def _neighbours(self, hits: list[list[Hit]]) -> EngineNeighbours:
         shape = (len(hits), len(hits[0]))
-        flat = [hit for found in hits for hit in found]
+        flat = [hit for query_hits in hits for hit in query_hits]
         columns = columns_of([hit.payload for hit in flat])
         labels = columns.pop(LABEL, None)
         return EngineNeighbours(

@@ -181,15 +181,15 @@ class EngineGallery:
     def _forget(self, space: str, directions: Floats) -> int:
         limit, most, number = self.largest.get(space, UNKNOWN), FIRST_REACHED, len(self)
         while len(directions) and limit >= 0:
-            found = self.engine.search(space, directions, min(most, number))
-            scales = found.payload[f"{space}_11"]
-            stale = np.unique(found.ids[(scales >= 0) & (found.distances <= scales + NEARLY)])
+            neighbours = self.engine.search(space, directions, min(most, number))
+            scales = neighbours.payload[f"{space}_11"]
+            stale = np.unique(neighbours.ids[(scales >= 0) & (neighbours.distances <= scales + NEARLY)])
             if len(stale):
                 gone = np.full(len(stale), UNKNOWN)
                 self.engine.update(stale, {f"{space}_10": gone, f"{space}_11": gone})
             if most >= number:
                 return 0
-            directions = directions[found.distances[:, -1] <= limit + NEARLY]
+            directions = directions[neighbours.distances[:, -1] <= limit + NEARLY]
             if most >= MOST_REACHED:
                 return len(directions)
             most *= 4
@@ -215,8 +215,8 @@ class EngineGallery:
             if len(self) == 1:
                 values = np.full((1, 2), FARTHEST)
             else:
-                found = self.engine.search(space, records.vectors[space], LOCAL + 2)
-                others = without(found, records.ids).distances
+                neighbours = self.engine.search(space, records.vectors[space], LOCAL + 2)
+                others = without(neighbours, records.ids).distances
                 values = others[:, np.minimum((LOCAL - 1, LOCAL), others.shape[1] - 1)]
             columns = {f"{space}_{LOCAL + i}": values[:, i] for i in (0, 1)}
             # Before they are written: a change that comes meanwhile looks as far.
@@ -227,16 +227,16 @@ class EngineGallery:
     # --- neighbours ---
 
     def _nearest(self, space: str, directions: Floats, k: int, own: NDArray[Any] | None) -> EngineNeighbours:
-        found = self.engine.search(space, directions, k + (own is not None), self.where)
-        unknown = np.isnan(found.payload.get(f"trace_{space}", np.array(np.nan)))
-        if unknown.any() or (self.labelled and found.labels is None):
-            names = found.ids[np.broadcast_to(unknown, found.ids.shape)]
+        neighbours = self.engine.search(space, directions, k + (own is not None), self.where)
+        unknown = np.isnan(neighbours.payload.get(f"trace_{space}", np.array(np.nan)))
+        if unknown.any() or (self.labelled and neighbours.labels is None):
+            names = neighbours.ids[np.broadcast_to(unknown, neighbours.ids.shape)]
             which = f", such as {names[0]!s}" if len(names) else ""
             raise ChangedCollectionError(
                 f"items{which} were written by something else than Collection.add, so that nothing is known about "
                 "them: take them out, and add them by Collection.add"
             )
-        return found if own is None else without(found, own)
+        return neighbours if own is None else without(neighbours, own)
 
     def _place(
         self,
@@ -297,20 +297,20 @@ def directions_of(vectors: Vectors) -> Floats:
     return directions
 
 
-def without(found: EngineNeighbours, own: NDArray[Any]) -> EngineNeighbours:
+def without(neighbours: EngineNeighbours, own: NDArray[Any]) -> EngineNeighbours:
     """Return neighbours (Q, k - 1): each query without itself; of those that did not find themselves without the last.
 
     Example:
         >>> without(EngineNeighbours([[7, 9], [7, 9]], [[0, 0.1], [0.1, 0.2]]), np.array([7, 5])).ids.tolist()
         [[9], [7]]
     """
-    drop = np.array(found.ids == own[:, None])
+    drop = np.array(neighbours.ids == own[:, None])
     drop[~drop.any(axis=1), -1] = True
-    shape = (len(found), found.k - 1)
+    shape = (len(neighbours), neighbours.k - 1)
     if shape[1] == 0:
         raise NoItemError("the query is the only item that matches: at least two are needed")
-    labels = None if found.labels is None else found.labels[~drop].reshape(shape)
-    payload = {name: values[~drop].reshape(shape) for name, values in found.payload.items()}
+    labels = None if neighbours.labels is None else neighbours.labels[~drop].reshape(shape)
+    payload = {name: values[~drop].reshape(shape) for name, values in neighbours.payload.items()}
     return EngineNeighbours(
-        found.ids[~drop].reshape(shape), found.distances[~drop].reshape(shape), labels, payload
+        neighbours.ids[~drop].reshape(shape), neighbours.distances[~drop].reshape(shape), labels, payload
     )

@@ -82,14 +82,14 @@ class MilvusEngine(Engine):
         self.text_ids = fields[ID]["type"] == text
         self.labelled = LABEL in fields
         kinds: dict[str, Kind] = {"FLAT": Flat(), "IVF_FLAT": IVF(), "HNSW": HNSW()}
-        found = kinds.get(str(index.get("index_type")))
-        if found is None:
+        kind = kinds.get(str(index.get("index_type")))
+        if kind is None:
             raise EngineError(
                 f"the collection {self.collection!r} has the index {index.get('index_type')}: {', '.join(kinds)} are "
                 "known"
             )
-        if type(found) is not type(self.kind):
-            self.kind = found
+        if type(kind) is not type(self.kind):
+            self.kind = kind
         parameters = {**index, **index.get("params", {})}  # a server returns them one by one
         self.lists = int(parameters.get("nlist", DEFAULT_LISTS))
 
@@ -181,7 +181,7 @@ class MilvusEngine(Engine):
         if k > MOST_HITS:
             raise EngineError(f"{k} items are asked for: Milvus returns at most {MOST_HITS} for a query")
         with self._calling():
-            found = self.client.search(
+            answers = self.client.search(
                 self.collection,
                 data=directions.tolist(),
                 anns_field=space,
@@ -192,7 +192,7 @@ class MilvusEngine(Engine):
             )
         return [
             [Hit(hit["id"], min(1 - hit["distance"], FARTHEST), dict(hit["entity"])) for hit in of_query]
-            for of_query in found
+            for of_query in answers
         ]
 
     def put(self, records: Records) -> None:
