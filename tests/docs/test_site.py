@@ -52,6 +52,14 @@ def test_pages_that_the_site_takes_along_have_no_dead_links(root: Path) -> None:
     assert [problem for page in along for problem in site_links.problems(root, page)] == []
 
 
+def test_no_link_is_broken_over_two_lines(root: Path) -> None:
+    """Links are read and moved line by line: one that goes over two lines would be dead on the site."""
+    broken = re.compile(r"\[[^\[\]`]*\n[^\[\]`]*\]\([^()\s]+\)")
+    for page in [*pages(root), *(path for path in site_links.linked_files(root) if path.endswith(".md"))]:
+        text = "\n".join(line for _, line in site_links.prose((root / page).read_text(encoding="utf-8")))
+        assert broken.findall(text) == [], page
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text(
