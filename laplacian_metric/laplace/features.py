@@ -88,6 +88,7 @@ def collect_features(
     memory_limit: int = DEFAULT_LIMIT,
     progress: bool | None = None,
     of: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Dataset:
     """Return the features (N, H) of a loader of (inputs, labels): one pass of the encoder's frozen backbone.
 
@@ -100,6 +101,7 @@ def collect_features(
         memory_limit: in bytes. Features in memory are at last on the backbone's device if it has float64.
         progress: whether to show a bar; None asks the terminal.
         of: what the features are of, as JSON has it: noted in the folder when all of them are there.
+        dtype: in which they are kept; by default that of the backbone's output.
 
     Returns:
         The data set, if the loader is one, with features in place of its inputs, or one of features and labels.
@@ -110,7 +112,7 @@ def collect_features(
             assert labels is not None
 
             def features(inputs: Any = batch.inputs) -> Tensor:
-                return encoder.features(to_device(inputs, encoder))
+                return encoder.features(to_device(inputs, encoder)).to(dtype)
 
             if store.holds(labels, features):
                 continue

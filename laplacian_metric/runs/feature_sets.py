@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.core import artifact
+from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.manifest import ArtifactError, MissingArtifactError
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.dataset import Dataset
@@ -54,9 +55,7 @@ def feature_sets(
             return sets[TRAIN]
         place, of = folder / name.replace("/", "-"), _source(section, name, fingerprint)
         with lock():
-            features = _stored(place, of)
-            if features is None:
-                features = collect_features(encoder, images[name], folder=place, progress=progress, of=of)
+            features = kept_features(encoder, images[name], place, of, progress=progress)
         split = parse_split(split_of(section, name))
         return Dataset(features.features, features.labels, batch_size=batch_size, split=split)
 
@@ -75,7 +74,32 @@ def _source(section: DataSection, name: str, fingerprint: str) -> dict[str, Any]
     }
 
 
-def _stored(place: Path, of: dict[str, Any]) -> Dataset | None:
+def kept_features(
+    encoder: Encoder,
+    images: Loader,
+    folder: Path,
+    of: Mapping[str, Any],
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool | None = None,
+) -> Dataset:
+    """Return the features that an earlier run left in a folder, or compute them and keep them there.
+
+    Args:
+        encoder: whose backbone is frozen.
+        images: a loader, which is read only where the folder does not have all features yet.
+        folder: of this set of images alone; an interrupted pass is resumed.
+        of: what the features depend on; those of something else are removed.
+        dtype: in which they are kept; by default that of the backbone's output.
+        progress: whether to show a bar; None asks the terminal.
+    """
+    stored = _stored(folder, of)
+    if stored is not None:
+        return stored
+    return collect_features(encoder, images, folder=folder, progress=progress, of=of, dtype=dtype)
+
+
+def _stored(place: Path, of: Mapping[str, Any]) -> Dataset | None:
     """Return what an earlier run left, if it is whole and of the same network and images; an interrupted one stays."""
     own = place / own_folder()
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import nn
 
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.feature_sets import initial_head
 from laplacian_metric.runs.suites.sets import TRAIN, VALIDATION, Sets
@@ -45,21 +44,6 @@ class Fitted:
     fit_seconds: float
 
 
-def of_other_classes(images: Dataset, train: Dataset) -> Dataset:
-    """Return images whose classes are counted on from those of the training images.
-
-    Every set of a suite counts its classes from 0: a method that is given both would take them for the same.
-
-    Example:
-        >>> import torch
-        >>> train = Dataset(torch.zeros(3, 2), torch.tensor([0, 1, 2]))
-        >>> of_other_classes(Dataset(torch.zeros(2, 2), torch.tensor([0, 1])), train).labels.tolist()
-        [3, 4]
-    """
-    labels = images.known_labels() + int(train.known_labels().max()) + 1
-    return Dataset(images.inputs, labels, name=images.name, split=images.split, extras=images.extras)
-
-
 class Fitting:
     """Fits the parts of a suite.
 
@@ -91,8 +75,8 @@ class Fitting:
         encoders = self._encoders(part, options)
         learner, seconds = self._trained(part, options, encoders)
         begun = time.perf_counter()
-        validation = of_other_classes(sets[VALIDATION], sets[TRAIN])
-        embedder = learner.embedder(FitData(sets[TRAIN], validation, part.place(self.work) / "features"))
+        data = FitData(sets[TRAIN], sets[VALIDATION], part.place(self.work) / "features")
+        embedder = learner.embedder(data)
         return Fitted(embedder, encoders[0], seconds, time.perf_counter() - begun)
 
     def _trained(self, part: Part, options: Options, encoders: list[Encoder]) -> tuple[Learner, float]:

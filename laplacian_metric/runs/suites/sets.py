@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from laplacian_metric import data
-from laplacian_metric.core import tensor_file
-from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.batch import Batch
 from laplacian_metric.core.progress import track as progress_bar
 from laplacian_metric.data.corruptions import corrupt
 from laplacian_metric.data.dataset import Dataset, at_even_steps
@@ -20,6 +20,7 @@ from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.runs.feature_sets import kept_features
 from laplacian_metric.runs.image_sets import CROP
 from laplacian_metric.runs.suites.judging import Searched
 from laplacian_metric.runs.suites.suite import SetOf, Track
@@ -100,15 +101,16 @@ class Sets:
     def __getitem__(self, name: str) -> Dataset:
         """What the embedders of the track take: images as floats, or features."""
         if name not in self._inputs:
-            self._inputs[name] = self._features(name) if self.track.network.frozen else self._floats(name)
+            inputs = self._features(name) if self.track.network.frozen else self._floats(name)
+            self._inputs[name] = replace(self.images(name).with_inputs(inputs), name=name)
         return self._inputs[name]
 
     def searched(self, name: str, points: Tensor) -> Searched:
         """The neighbourhoods of a set's embeddings; the last are kept, since many entries share theirs."""
-        known = self._searched.get(name)
-        if known is None or not torch.equal(known[0], points):
-            known = self._searched[name] = points, Searched.of(points, self[name].labels)
-        return known[1]
+        kept = self._searched.get(name)
+        if kept is None or not torch.equal(kept[0], points):
+            kept = self._searched[name] = points, Searched.of(points, self[name].labels)
+        return kept[1]
 
     def images(self, name: str) -> Dataset:
         """The images of a set, before cropping or corruption."""
@@ -157,9 +159,7 @@ class Sets:
         if images.per_class is not None:
             loaded = loaded.select(rows_per_class(loaded.labels, images.per_class))
         loaded = loaded.relabelled()
-        if images.held_out:
-            object.__setattr__(loaded, "split", Split.TEST)
-        return loaded
+        return replace(loaded, split=Split.TEST) if images.held_out else loaded
 
     def _blocks(self, name: str) -> list[Tensor]:
         """Return a set's rows, so many at once."""
@@ -177,40 +177,30 @@ class Sets:
         preparation = None if self.model is None else self.model.preparation
         return floats if preparation is None else preparation.scaled(floats)
 
-    def _floats(self, name: str) -> Dataset:
-        floats = torch.cat([self._block(name, rows) for rows in self._blocks(name)])
-        return self._dataset(name, floats)
+    def _floats(self, name: str) -> Tensor:
+        return torch.cat([self._block(name, rows) for rows in self._blocks(name)])
 
-    def _features(self, name: str) -> Dataset:
-        """Features in float16, from the file of an earlier call where it is of the same images and network."""
-        path = self.folder / f"{name.replace('/', '-')}.safetensors"
+    def _features(self, name: str) -> Tensor:
+        """Return the features of the frozen backbone, which are computed once and kept in float16."""
+        labels = self.images(name).known_labels()
+        self.encoder.backbone.to(memory_format=torch.channels_last)
+        blocks = progress_bar(self._blocks(name), f"features of {name}", show=self.progress)
+        batches = (
+            Batch(self._block(name, rows).contiguous(memory_format=torch.channels_last), labels[rows])
+            for rows in blocks
+        )
         of = {
-            "network": self.encoder.fingerprint(),
+            "fingerprint": self.encoder.fingerprint(),
             "images": self.digest(name),
-            "changed": str(self._change(name)),
+            "changed": self._change(name),
         }
-        if path.is_file():
-            stored, notes = tensor_file.load(path)
-            if notes == of:
-                return self._dataset(name, stored["features"].float())
-        backbone = self.encoder.backbone.to(memory_format=torch.channels_last)
-        parts = []
-        with evaluating(backbone), torch.inference_mode():
-            for rows in progress_bar(self._blocks(name), f"features of {name}", show=self.progress):
-                block = self._block(name, rows).contiguous(memory_format=torch.channels_last)
-                parts.append(backbone(block).half())
-        features = torch.cat(parts).clone()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensor_file.save(path, {"features": features}, of)
-        return self._dataset(name, features.float())
+        place = self.folder / name.replace("/", "-")
+        kept = kept_features(self.encoder, batches, place, of, dtype=torch.float16, progress=False)
+        return kept.features.float()
 
-    def _change(self, name: str) -> str:
+    def _change(self, name: str) -> list[Any]:
         changed = name == CROPPED or name.startswith(CORRUPTED)
-        return json.dumps([name if changed else "", self.track.image_size, CROP if name == CROPPED else None])
-
-    def _dataset(self, name: str, inputs: Tensor) -> Dataset:
-        images = self.images(name)
-        return Dataset(inputs, images.labels, name=name, split=images.split, extras=images.extras)
+        return [name if changed else "", self.track.image_size, CROP if name == CROPPED else None]
 
 
 def held_out(labels: Tensor) -> Tensor:

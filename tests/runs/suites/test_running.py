@@ -119,13 +119,17 @@ def test_other_settings_are_refused(whole: Benchmark) -> None:
         Benchmark(files.parse(changed, "tiny"), whole.out).run()
 
 
-def test_validation_classes_are_not_taken_for_training_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("classes", "is_fitted"), [([4, 6, 7], False), ([2, 4, 6], True)])
+def test_a_temperature_is_fitted_to_validation_images_of_training_classes_alone(
+    tmp_path: Path, classes: list[int], is_fitted: bool
+) -> None:
     plan = content()
+    plan["tracks"]["sample"]["validation"]["classes"] = classes
     plan["entries"]["softmax"] = {"title": "Softmax", "tracks": ["sample"], "method": {"name": "softmax"}}
     run = Benchmark(files.parse(plan, "tiny"), tmp_path)
     fitted = run.fitting.fit(Part("sample", "softmax", 0, 0))
-    # By the labels of other classes any temperature but the greatest would look too sure.
-    assert fitted.embedder.settings() == {"temperature": 1.0}
+    # Training and validation images both count their classes from 0: their names say which are the same.
+    assert (fitted.embedder.settings() != {"temperature": 1.0}) == is_fitted
 
 
 def test_settings_are_chosen_by_no_test_image(whole: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_unknown_names_are_refused() -> None:
         files.parse(content(), "tiny").entry("laplac")
 
 
-def test_held_out_images_are_test_images_and_in_no_other_set(tmp_path: Any) -> None:
+def test_held_out_images_are_test_images_and_in_no_other_set(tmp_path: Path) -> None:
     sets = Sets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
     train, seen = sets["train"], sets["seen"]
     assert seen.role is Role.EVALUATION
@@ -97,6 +98,40 @@ def test_held_out_images_are_test_images_and_in_no_other_set(tmp_path: Any) -> N
     assert sets.digest("train") == Sets(sets.track, None, tmp_path).digest("train") != sets.digest("seen")
     with pytest.raises(KeyError, match="people"):
         sets["people"]
+
+
+def test_sets_name_their_classes(tmp_path: Path) -> None:
+    sets = Sets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
+    assert sets["validation"].class_names == ("Pullover", "Coat", "Shirt")
+    assert sets["validation"].classes == [0, 1, 2]
+    assert sets["unseen/digits"].class_names == tuple("0123456789")
+    assert sets["cropped"].class_names == sets["unseen/clothes"].class_names
+
+
+def test_features_of_a_frozen_network_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = content()
+    values["tracks"]["sample"]["network"]["frozen"] = True
+    track = files.parse(values, "tiny").tracks["sample"]
+    sets = Sets(track, None, tmp_path, progress=False)
+    features = {name: sets[name].inputs for name in ("validation", "clean", "cropped")}
+    block = sets.images("validation").floats()
+    with torch.no_grad():
+        expected = sets.encoder.eval().features(block)
+    torch.testing.assert_close(features["validation"], expected, rtol=1e-3, atol=1e-3)
+    assert not torch.equal(features["clean"], features["cropped"])
+
+    again = Sets(track, None, tmp_path, progress=False)
+    again.encoder.backbone.register_forward_pre_hook(lambda *_: pytest.fail("the features are there"))
+    assert all(torch.equal(again[name].inputs, rows) for name, rows in features.items())
+
+    payload = tmp_path / "clean" / "features.bin"
+    payload.write_bytes(payload.read_bytes()[::-1])
+    assert torch.equal(Sets(track, None, tmp_path, progress=False)["clean"].inputs, features["clean"])
+    assert "computed anew" in caplog.text
+
+    values["tracks"]["sample"]["validation"]["per_class"] = 20  # other images take the place of these
+    fewer = Sets(files.parse(values, "tiny").tracks["sample"], None, tmp_path, progress=False)
+    assert len(fewer["validation"]) == 60
 
 
 def test_rows_are_even_over_classes() -> None:
