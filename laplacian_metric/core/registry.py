@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         """Make a class known by a name, in this process; another class of that name is refused or replaced."""
         taken = name in self._places or self._registered.get(name, kind) is not kind
         if taken and not replace:
-            raise ValueError(f"a {self.noun} called {name!r} is there already: choose another name")
+            raise ValueError(f"there is another {self.noun} called {name!r}: choose another name")
         self._registered[name] = kind
 
     def find(self, name: str) -> type[T]:

@@ -16,8 +16,8 @@ from laplacian_metric.core import tensor_file
 from laplacian_metric.encoder.weight_files import notes_of, read_weights
 
 if TYPE_CHECKING:
+    from laplacian_metric.encoder.architecture import Architecture, Target
     from laplacian_metric.encoder.encoder import Encoder
-    from laplacian_metric.encoder.zoo import Architecture, Target
 
 NAMED = 2  # how many names an error lists
 PARTS = ("all", "backbone")
@@ -89,9 +89,10 @@ def _architecture(
     options: dict[str, Any],
     file: str,
 ) -> Architecture:
+    from laplacian_metric.encoder.architecture import Architecture, Target
     from laplacian_metric.encoder.encoder import Encoder
     from laplacian_metric.encoder.from_module import cut_module
-    from laplacian_metric.encoder.zoo import Architecture, Target, make
+    from laplacian_metric.encoder.zoo import make
 
     if name is None:
         recipe = notes.get("recipe")
@@ -135,7 +136,7 @@ class _Fit:
 
 def load_into(architecture: Architecture, tensors: dict[str, Tensor], part: str, file: str) -> None:
     """Load the tensors into the encoder or the module that they are named after: all that is asked for, or none."""
-    from laplacian_metric.encoder.zoo import Target
+    from laplacian_metric.encoder.architecture import Target
 
     targets = (Target(architecture.encoder, "head"), *architecture.published)
     fits = [

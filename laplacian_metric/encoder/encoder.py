@@ -108,8 +108,8 @@ class Encoder(nn.Module):
             pretrained: with published weights, which are downloaded. A new head is still random.
             seed: where random weights come from, torch's global generator without it.
             normalize: see the class.
-            options: ``pooling``, "gem" or "average", replaces the last one in networks of timm, of torchvision
-                and in our ResNets; all others are passed on to what makes the model of timm or torchvision.
+            options: of the network. ``pooling``, "gem" or "average", replaces the last one in networks of timm, of
+                torchvision and in our ResNets; all others are passed on to what makes the model of timm or torchvision.
 
         Example:
             >>> encoder = Encoder.from_name("fashion-mnist", dim=3, seed=0)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laplacian_metric.data.images import Preparation
+from laplacian_metric.encoder.architecture import ReadyMade
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.weight_files import read_weights
-from laplacian_metric.encoder.zoo import encoder_names
+from laplacian_metric.encoder.zoo import check_name, encoder_names, find, is_of_library
 
 LOGGER = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ def load_encoder(
     if weights is not None and pretrained:
         raise ValueError("--weights and --pretrained exclude each other: pass one of them")
     if weights is None and not pretrained:
-        if name is not None and name not in encoder_names() and ":" not in name:
-            raise ValueError(f"unknown encoder {name!r}; known names: {names}")
+        if name is not None:
+            check_name(name)
         missing = "no encoder is named" if name is None else f"the encoder {name} has no weights"
         raise ValueError(
             f"{missing}: pass --encoder NAME ({names}) with --weights FILE or --pretrained, or --features FILE"
@@ -112,10 +113,6 @@ def preparation_for(name: str, *, image_size: int | None = None, channels: int |
         >>> preparation_for("fashion-mnist").image_size, preparation_for("resnet50-gem").image_size
         (28, 224)
     """
-    known: dict[str, tuple[int | None, int]] = {
-        "fashion-mnist": (28, 1),
-        "cifar-10": (32, 3),
-        "n-digit": (None, 1),
-    }
-    size, colours = known.get(name, (224, 3))
+    kind = ReadyMade if is_of_library(name) else find(name)
+    size, colours = kind.images
     return Preparation(image_size or size, channels or colours, "unit")

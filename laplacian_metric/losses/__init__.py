@@ -54,6 +54,6 @@ def register(name: str, loss: type[PairLoss]) -> None:
         >>> register("triplet", find("contrastive"))
         Traceback (most recent call last):
         ...
-        ValueError: a loss called 'triplet' is there already: choose another name
+        ValueError: there is another loss called 'triplet': choose another name
     """
     _LOSSES.register(name, loss)

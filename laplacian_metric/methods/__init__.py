@@ -106,7 +106,7 @@ def register(method: type[Method], *, replace: bool = False) -> type[Method]:
         >>> register(find("deterministic"))
         Traceback (most recent call last):
         ...
-        ValueError: a method called 'deterministic' is there already: choose another name
+        ValueError: there is another method called 'deterministic': choose another name
     """
     _METHODS.register(method.name, method, replace=replace)
     return method

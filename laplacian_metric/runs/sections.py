@@ -19,13 +19,12 @@ from pydantic import (
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric import losses, methods
-from laplacian_metric.core.arguments import check_known
 from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
 from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Role, parse_split
-from laplacian_metric.encoder import Encoder, encoder_names
-from laplacian_metric.encoder.zoo import LIBRARIES
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.zoo import check_name
 
 NOT_IMPORTED = (
     "cells with errors of the published code need experiments.published of the repository: import it, or "
@@ -227,8 +226,7 @@ class NetworkSection(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in encoder_names() and name.partition(":")[0] not in LIBRARIES:
-            check_known("network", name, encoder_names(), ", timm:NAME and torchvision:NAME")
+        check_name(name)
         return name
 
     @field_validator("weights")

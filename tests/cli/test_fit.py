@@ -324,7 +324,7 @@ def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
         "test are test images": given("sample-mnist"),
         "which must choose nothing": given(place.photos, "--validation", f"{place.photos}:test"),
         "nothing was loaded": ["--encoder", "cifar-10", *given(place.photos)],
-        "there is no encoder 'fasion'": ["--encoder", "fasion", *given(place.photos)],
+        "no encoder is called 'fasion'": ["--encoder", "fasion", *given(place.photos)],
         "no whole safetensors": ["--weights", folder / "cut.safetensors", "--data", place.photos],
         "no file of weights": [
             "--encoder",

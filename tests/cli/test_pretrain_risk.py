@@ -78,5 +78,7 @@ def test_mistakes_are_named(place: Place, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "risk")
     assert "leave --data out" in refused("pretrain-risk", features, "--data", place.photos, *out)
     assert "--data is needed" in refused("pretrain-risk", place.model, *out)
-    assert "unknown encoder 'resnet49'" in refused("pretrain-risk", "resnet49", "--data", place.photos, *out)
+    assert "no encoder is called 'resnet49'" in refused(
+        "pretrain-risk", "resnet49", "--data", place.photos, *out
+    )
     assert "neighbours is 50" in refused("pretrain-risk", features, "--neighbours", 50, *out)

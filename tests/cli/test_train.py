@@ -285,7 +285,7 @@ def test_wrong_settings_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
         "network is missing": ["--data", "sample-fashion-mnist", "--method", "pfe"],
         "did you mean 'ensemble'": [*begin, "--method", "emsemble"],
         "no data set is called": ["--data", "fashion", "--encoder", "fashion-mnist", "--method", "pfe"],
-        "no network is called": ["--data", "sample-fashion-mnist", "--encoder", "resnet5", "--method", "pfe"],
+        "no encoder is called": ["--data", "sample-fashion-mnist", "--encoder", "resnet5", "--method", "pfe"],
         "has no key 'epoch'": [*begin, "--method", "pfe", "--set", "training.epoch=2"],
         "has no key 'temprature'": [*begin, "--method", "laplace", "--set", "method.temprature=2"],
         "KEY=VALUE": [*begin, "--method", "pfe", "--set", "training.epochs"],

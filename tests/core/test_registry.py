@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
+from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import losses, methods
 from laplacian_metric.core.registry import Registry
+from laplacian_metric.encoder import Encoder, ReadyMade, encoder_names, register, save_encoder, zoo
+from laplacian_metric.encoder.loading import preparation_for
 from laplacian_metric.methods.pairs.deterministic import Deterministic
-from laplacian_metric.runs.sections import LossSection, MethodSection
+from laplacian_metric.runs.sections import LossSection, MethodSection, NetworkSection
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,29 @@ class Steady(Deterministic):
     tempo: int = 1
 
 
+@dataclass(frozen=True)
+class Tiny(ReadyMade):
+    """A network from outside of the library."""
+
+    default_dim = 2
+    images = 4, 1
+
+    width: int = 8
+
+    @property
+    def num_features(self) -> int:
+        return self.width
+
+    def backbone(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, self.width))
+
+
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both, until the test is over."""
-    for registry in (losses._LOSSES, methods._METHODS):
+    """All of them, until the test is over."""
+    for registry in (losses._LOSSES, methods._METHODS, zoo._ENCODERS):
         monkeypatch.setattr(registry, "_registered", {})
+    register("tiny", Tiny)
     losses.register("wide", Wide)
     methods.register(Steady)
 
@@ -49,10 +72,31 @@ def test_what_is_registered_is_found_by_name_and_in_cells() -> None:
     assert section.make() == Wide(margin=0.3, width=4.0)
     assert MethodSection.model_validate({"name": "steady", "tempo": 2}).make() == Steady(tempo=2)
     losses.register("wide", Wide)  # once more is no harm
-    with pytest.raises(ValueError, match="a loss called 'wide' is there already"):
+    with pytest.raises(ValueError, match="there is another loss called 'wide'"):
         losses.register("wide", ContrastiveLoss)
     with pytest.raises(ValueError, match="wide has no option 'widht'; did you mean 'width'"):
         LossSection(kind="wide", options={"widht": 1.0})
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_encoder_is_made_by_name_in_cells_and_out_of_files(tmp_path: Path) -> None:
+    assert encoder_names()[-1] == "tiny"
+    encoder = Encoder.from_name("tiny", seed=0)
+    assert (encoder.num_features, encoder.dim) == (8, 2)
+    assert Encoder.from_name("tiny", dim=3, width=5)(torch.rand(2, 1, 4, 4)).shape == (2, 3)
+    section = NetworkSection(name="tiny", dim=3, options={"width": 6})
+    assert section.make(0).num_features == 6
+    assert preparation_for("tiny").image_size == 4
+    save_encoder(encoder, tmp_path / "tiny.safetensors")
+    assert Encoder.from_checkpoint(tmp_path / "tiny.safetensors").fingerprint() == encoder.fingerprint()
+    with pytest.raises(ValueError, match="no weights to download for 'tiny'"):
+        Encoder.from_name("tiny", pretrained=True)
+    with pytest.raises(ValueError, match="tiny has no option 'widht'; did you mean 'width'"):
+        Encoder.from_name("tiny", widht=5)
+    with pytest.raises(ValueError, match="another encoder called 'tiny'"):
+        register("tiny", zoo.find("cifar-10"))
+    register("tiny", zoo.find("cifar-10"), replace=True)
+    assert Encoder.from_name("tiny").num_features == 9216
 
 
 @pytest.mark.usefixtures("registered")

@@ -26,7 +26,7 @@ def test_by_name() -> None:
     again = Encoder.from_name("n-digit", dim=3, seed=0, digits=3)
     assert torch.equal(encoder.head.weight, again.head.weight)
     assert Encoder.from_name("n-digit").dim == 2
-    with pytest.raises(TypeError, match="'n-digit' takes no option digit; there are: digits, channels"):
+    with pytest.raises(ValueError, match="n-digit has no option 'digit'; did you mean 'digits'"):
         Encoder.from_name("n-digit", digit=3)
 
 

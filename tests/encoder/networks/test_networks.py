@@ -60,7 +60,7 @@ def test_two_poolings_of_the_cifar_network() -> None:
     assert encoder(torch.rand(3, 3, 32, 32)).shape == (3, 4)
     with pytest.raises(ValueError, match="poolings is 3"):
         Encoder.from_name("cifar-10", poolings=3)
-    with pytest.raises(TypeError, match="pools"):
+    with pytest.raises(ValueError, match="pools"):
         Encoder.from_name("cifar-10", pools=2)
 
 

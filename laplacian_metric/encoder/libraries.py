@@ -1,0 +1,117 @@
+"""Models of timm and torchvision, cut into a backbone, which begins with their scaling of pixels, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from laplacian_metric.encoder.architecture import Target
+from laplacian_metric.encoder.from_module import cut_module
+from laplacian_metric.encoder.linear_layers import linears, list_linears
+from laplacian_metric.encoder.networks.layers import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PixelScaling,
+    replace_pooling,
+)
+from laplacian_metric.encoder.weight_files import efficientnet_names
+
+VISION = 'pip install "laplacian-metric[vision]"'
+LIBRARIES = ("timm", "torchvision")
+
+
+def from_library(
+    library: str, name: str, dim: int | None, pretrained: bool, options: Mapping[str, Any]
+) -> tuple[nn.Module, nn.Linear, tuple[Target, ...]]:
+    """Return backbone, head and published names of a model.
+
+    Args:
+        library: "timm" or "torchvision".
+        name: of the model.
+        dim: Z; None keeps the head that the model has.
+        pretrained: with published weights, which are downloaded.
+        options: of the model, and ``pooling``.
+    """
+    options = dict(options)
+    pooling = options.pop("pooling", None)
+    if library == "timm":
+        model, scaling = _timm_model(name, pretrained, options)
+    else:
+        model, scaling = torchvision_model(name, pretrained, options), _torchvision_scaling(name, pretrained)
+    if not linears(model):
+        raise ValueError(
+            f"{library}:{name} has no linear layer that could be its head: make the model, and put a head on top with "
+            "Encoder.with_head(model, example_inputs)"
+        )
+    label = f"{library}:{name}"
+    new = () if pooling is None else replace_pooling(model, pooling, label)
+    head_name = list(linears(model))[-1]
+    if dim is not None:
+        _replace_head(model, head_name, dim)
+    backbone, head = cut_module(model, head_name, None)
+    scaled = nn.Sequential()
+    scaled.add_module("scaling", scaling)
+    scaled.add_module("model", backbone)
+    targets = [Target(model, head_name, new=new)]
+    # Only timm's models of this name pad as the network did that the published weights are of.
+    if label.startswith("timm:tf_efficientnet"):
+        own = [entry for entry in model.state_dict() if entry not in new]
+        if names := efficientnet_names(own):
+            targets.append(Target(model, head_name, names=names, new=new))
+    return scaled, head, tuple(targets)
+
+
+def _replace_head(model: nn.Module, name: str, dim: int) -> None:
+    """Another head for a model that was made here: the old one's classes are not ours."""
+    before = model.get_submodule(name)
+    assert isinstance(before, nn.Linear), list_linears(model)
+    parent, _, last = name.rpartition(".")
+    after = nn.Linear(before.in_features, dim)
+    model.get_submodule(parent)._modules[last] = after
+
+
+def torchvision_model(name: str, pretrained: bool, options: Mapping[str, Any]) -> nn.Module:
+    """Return a model of torchvision."""
+    try:
+        from torchvision import models
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # it raises the latter beside a torch that it was not built for
+        raise ImportError(f"torchvision:{name} needs torchvision: {VISION} ({error})") from error
+    try:
+        weights = models.get_model_weights(name).DEFAULT if pretrained else None
+        return models.get_model(name, weights=weights, **options)  # type: ignore[no-any-return]
+    except ValueError as error:
+        if name in models.list_models():
+            raise
+        raise ValueError(
+            f"torchvision has no model {name!r}: torchvision.models.list_models() lists them"
+        ) from error
+
+
+def _torchvision_scaling(name: str, pretrained: bool) -> PixelScaling:
+    from torchvision import models
+
+    # Some weights were trained with other numbers than ImageNet's own.
+    preset = models.get_model_weights(name).DEFAULT.transforms() if pretrained else None
+    return PixelScaling(getattr(preset, "mean", IMAGENET_MEAN), getattr(preset, "std", IMAGENET_STD))
+
+
+def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[nn.Module, PixelScaling]:
+    try:
+        import timm
+        from timm.data import resolve_model_data_config
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(f"timm:{name} needs timm: {VISION} ({error})") from error
+    if not timm.is_model(name.partition(".")[0]):
+        raise ValueError(f"timm has no model {name!r}: timm.list_models() lists them")
+    model = timm.create_model(name, pretrained=pretrained, **options)
+    data_config = resolve_model_data_config(model)
+    mean, std = data_config.get("mean", IMAGENET_MEAN), data_config.get("std", IMAGENET_STD)
+    channels = options.get("in_chans", len(mean))
+    if channels != len(mean):  # what is known is for colours
+        mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
+    return model, PixelScaling(mean, std)
