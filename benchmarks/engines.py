@@ -81,7 +81,7 @@ def items_of(features: NDArray[np.float32]) -> Items:
     return Items(mean, kappa, 1 / kappa, None, "benchmark")
 
 
-def made(name: str, count: int, folder: Path) -> tuple[Collection, float]:
+def filled(name: str, count: int, folder: Path) -> tuple[Collection, float]:
     """Return a collection and the seconds that it took to load."""
     features, labels = clusters(count, 0)
     items = items_of(features)
@@ -135,7 +135,7 @@ def measured(name: str, count: int, folder: Path) -> dict[str, Any]:
 
     faiss.omp_set_num_threads(1)
     torch.set_num_threads(1)
-    collection, loaded = made(name, count, folder)
+    collection, loaded = filled(name, count, folder)
     part = 1 if count < MANY else 2
     (h, labels), (valid_h, valid_labels) = clusters(QUERIES // part, 10), clusters(VALIDATION // part, 11)
     queries = items_of(h)
@@ -144,13 +144,13 @@ def measured(name: str, count: int, folder: Path) -> dict[str, Any]:
     search = alone(collection, queries.mean[few], directions[few])
 
     some = queries[:RECALLED]
-    found = np.concatenate(
+    approximate = np.concatenate(
         [collection.nearest(some[slice(s, s + 50)], LOCAL).ids for s in range(0, RECALLED, 50)]
     )
     rows = items_of(clusters(count, 0)[0]).mean
     exact = faiss.knn(some.mean, rows, LOCAL, metric=faiss.METRIC_INNER_PRODUCT)[1]
     del rows
-    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    pairs = zip(approximate.tolist(), exact.tolist(), strict=True)
     recall = np.mean([len(set(ours) & set(theirs)) / LOCAL for ours, theirs in pairs])
 
     collection.fit_trust((valid_h, valid_labels), encoder=head())
@@ -262,9 +262,9 @@ def main(
     sizes = {small: SMALL, medium: LARGE, large: LARGE}
     for name, count in ((name, count) for count, names in sizes.items() for name in names):
         path = work / file_name(name, count)
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if "memory" in known or not as_is:
-            rows.append(known if "memory" in known else in_a_process(name, count, work))
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if "memory" in stored or not as_is:
+            rows.append(stored if "memory" in stored else in_a_process(name, count, work))
             Console().print(rows[-1])
     show(TITLE, rows)
     if out is not None:

@@ -224,8 +224,8 @@ def serving_row(
     float(features.sum())
     items, embed = cost_of(lambda: embedded(lam, features))
     index, build = cost_of(lambda: Index(items))
-    asked = Items.of(lam.embed_features(queries), variance=False)
-    _, search = cost_of(lambda: index.query(asked, k=10))
+    query_items = Items.of(lam.embed_features(queries), variance=False)
+    _, search = cost_of(lambda: index.query(query_items, k=10))
     gallery, h = (features.numpy(), labels.numpy()), queries.numpy()
     trust, fit = cost_of(lambda: Trust.fit(gallery, (h, query_labels.numpy()), lam=lam))
     _, answer = cost_of(lambda: trust(h))
@@ -281,12 +281,12 @@ def extrapolated(rows: list[Row], count: int) -> dict[str, Any]:
     """
     result: dict[str, Any] = {"images": f"{count:.0e}"}
     for name, title, unit in PROJECTED:
-        known = [
+        measurements = [
             (row["images"], row[name]) for row in rows if row[name] is not None and row["images"] >= LINEAR
         ]
-        if len(known) < 2:
+        if len(measurements) < 2:
             continue
-        (low, first), (high, last) = known[0], known[-1]
+        (low, first), (high, last) = measurements[0], measurements[-1]
         slope = math.log(last / first) / math.log(high / low)
         grown = last * (count / high) ** slope
         if name.endswith("MiB"):

@@ -40,7 +40,7 @@ def anonymous() -> int:
 
 
 @contextmanager
-def peak(found: list[int]) -> Iterator[None]:
+def peak(peaks: list[int]) -> Iterator[None]:
     """Append by how much anonymous memory rises at most inside."""
     before, done, highest = anonymous(), threading.Event(), [0]
 
@@ -55,7 +55,7 @@ def peak(found: list[int]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        found.append(highest[0])
+        peaks.append(highest[0])
 
 
 def features(rows: int, path: Path | None) -> Tensor:
@@ -85,9 +85,9 @@ def measure(rows: int, hidden: int, place: Path | None) -> dict[str, Any]:
         )
 
     train(2000)()
-    found: list[int] = []
+    peaks: list[int] = []
     run = train(rows)
-    with peak(found):
+    with peak(peaks):
         begun = time.process_time()
         run()
         seconds = time.process_time() - begun
@@ -96,7 +96,7 @@ def measure(rows: int, hidden: int, place: Path | None) -> dict[str, Any]:
         "rows": rows,
         "hidden": hidden,
         "rows a second": round(rows / seconds),
-        "memory (MiB)": mebibytes(found[0]),
+        "memory (MiB)": mebibytes(peaks[0]),
     }
 
 

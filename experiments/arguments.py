@@ -29,14 +29,14 @@ def add_places(parser: argparse.ArgumentParser, described: Path) -> None:
 
 def done(options: argparse.Namespace) -> set[tuple[str, int]]:
     """The cells and seeds that have a result, and are wanted."""
-    found = {
+    finished = {
         (result.cell, result.seed)
         for result in read_results(options.results)
         if result.done and (options.seeds is None or result.seed in options.seeds)
     }
     if not options.trained:
-        return found
-    return {one for one in found if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
+        return finished
+    return {one for one in finished if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
 
 
 def folders(description: str | None) -> argparse.ArgumentParser:

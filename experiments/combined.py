@@ -96,8 +96,8 @@ def embed(fitted: runs.Fitted, images: Tensor) -> StochasticEmbedding:
 def embedded(fitted: runs.Fitted, out: str, limit: int | None = None) -> Embedded:
     """All sets of images by a cell's embedder."""
     sets = {key: embed(fitted, images) for key, images in image_sets(fitted, out, limit).items()}
-    known = fitted.embedder.embed(fitted.sets[VALIDATION], progress=False)
-    norm = None if known.gaussians is None else float(known.gaussians.mean.norm(dim=1).median())
+    validation = fitted.embedder.embed(fitted.sets[VALIDATION], progress=False)
+    norm = None if validation.gaussians is None else float(validation.gaussians.mean.norm(dim=1).median())
     return Embedded(sets, norm)
 
 
@@ -165,14 +165,14 @@ def claims(aurocs: Mapping[str, Mapping[str, float]]) -> dict[str, bool]:
 
 def rows_of(pair: Pair) -> list[dict[str, Any]]:
     """The table's rows of a pair: mean and deviation over seeds."""
-    aurocs = [causes(found) for found in pair.seeds]
+    aurocs = [causes(seed_parts) for seed_parts in pair.seeds]
     rows = []
     for cause in aurocs[0]:
         row: dict[str, Any] = {"pair": pair.label, "images": cause}
         for part in PARTS:
-            found = spread_of(each[cause][part] for each in aurocs)
-            row[f"{part} part, AUROC"] = f"{found.mean:.3f}" + (
-                f" ± {found.deviation:.3f}" if found.number > 1 else ""
+            spread = spread_of(each[cause][part] for each in aurocs)
+            row[f"{part} part, AUROC"] = f"{spread.mean:.3f}" + (
+                f" ± {spread.deviation:.3f}" if spread.number > 1 else ""
             )
         rows.append({**row, "seeds": len(aurocs)})
     return rows
@@ -180,7 +180,7 @@ def rows_of(pair: Pair) -> list[dict[str, Any]]:
 
 def said(pair: Pair) -> str:
     """Which claims hold for how many seeds, in a sentence."""
-    confirmed = [claims(causes(found)) for found in pair.seeds]
+    confirmed = [claims(causes(seed_parts)) for seed_parts in pair.seeds]
     words = [
         f"{claim} with {sum(each[claim] for each in confirmed)} of {len(confirmed)} seeds"
         for claim in confirmed[0]

@@ -107,7 +107,7 @@ def posteriors(encoder: Encoder, images: Tensor, labels: Tensor, seed: int) -> d
 def judged(lam: LAM | NetworkLAM, sample: Sample, seed: int) -> dict[str, float]:
     """The metrics of one posterior, as its prior and predictive are set."""
     start = time.perf_counter()
-    known, unknown = (
+    in_distribution, unknown = (
         lam.embed(list(images.split(100)), generator=torch.Generator().manual_seed(seed), progress=False)
         for images in (sample.test, sample.ood)
     )
@@ -119,10 +119,12 @@ def judged(lam: LAM | NetworkLAM, sample: Sample, seed: int) -> dict[str, float]
     labels = sample.test_labels[:half]
     recalls = [metrics.recall_at_k(z, labels) for z in joint.samples]
     return {
-        "AUROC": float(metrics.ood_auroc(known.uncertainty, unknown.uncertainty)),
-        "R-AUROC": float(metrics.r_auroc(known.point, sample.test_labels, known.uncertainty)),
+        "AUROC": float(metrics.ood_auroc(in_distribution.uncertainty, unknown.uncertainty)),
+        "R-AUROC": float(
+            metrics.r_auroc(in_distribution.point, sample.test_labels, in_distribution.uncertainty)
+        ),
         "recall lost": float(metrics.recall_at_k(joint.point, labels)) - statistics.mean(recalls),
-        "kappa": float(known.kappa.median()),
+        "kappa": float(in_distribution.kappa.median()),
         "seconds": seconds,
     }
 

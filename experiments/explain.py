@@ -74,8 +74,8 @@ def trained(
             loss(model(images.train[batch]), Pairs.from_labels(images.labels[batch])).backward()
             optimizer.step()
     lam = LAM(Encoder.from_module(model), loss, approximation, structure)
-    known, validation = slice(0, FITTED), slice(FITTED, None)
-    features = lam.features([(images.train[known], images.labels[known])])
+    fitted, validation = slice(0, FITTED), slice(FITTED, None)
+    features = lam.features([(images.train[fitted], images.labels[fitted])])
     lam.fit_features(features, check_mode=False)
     lam.optimize_prior_precision()
     lam.fit_confidence(features, lam.features([(images.train[validation], images.labels[validation])]))
@@ -85,10 +85,10 @@ def trained(
 def curvature_to_kappa(images: Images, path: Path) -> None:
     """Three steps: the curvature along weights, the spread of two embeddings, their densities on the circle."""
     lam = trained(images, dim=2, epochs=8)
-    known, unknown = lam.embed(images.test), lam.embed(images.ood)
-    rows = _typical(known.kappa), _typical(unknown.kappa)
+    in_distribution, unknown = lam.embed(images.test), lam.embed(images.ood)
+    rows = _typical(in_distribution.kappa), _typical(unknown.kappa)
     clothes = embedded_sample("fashion-mnist", "test").class_names[int(images.test_labels[rows[0]])].lower()
-    shown = [(known[[rows[0]]], BLUE, clothes), (unknown[[rows[1]]], RED, "a digit")]
+    shown = [(in_distribution[[rows[0]]], BLUE, clothes), (unknown[[rows[1]]], RED, "a digit")]
     figure, axes = _figure(3, width=9.6)
     _slices(axes[0], lam, images)
     generator = torch.Generator().manual_seed(0)

@@ -52,20 +52,20 @@ class ImagesOfResults:
 
     def _section(self, result: Result, name: str) -> dict[str, Any]:
         """Name, split, options, size and limit of a set, out of a result's configuration."""
-        known = result.config.get("data")
-        if not isinstance(known, Mapping) or "train" not in known:
+        data_section = result.config.get("data")
+        if not isinstance(data_section, Mapping) or "train" not in data_section:
             raise ValueError(
                 f"{result.cell}, seed {result.seed} does not say which data it was made from: its config needs "
                 "data.train; run it again"
             )
-        size = known.get("image_size", "default")
+        size = data_section.get("image_size", "default")
         if name == TEST:
-            split = (known.get("splits") or {}).get("test", "test")
-            own = (known.get("split_options") or {}).get(TEST) or {}
-            options = {**(known.get("options") or {}), **own}
-            section = {"name": known["train"], "split": split, "options": options}
-            return {**section, "image_size": size, "limit": known.get("limit")}
-        for entry in known.get("out") or ():
+            split = (data_section.get("splits") or {}).get("test", "test")
+            own = (data_section.get("split_options") or {}).get(TEST) or {}
+            options = {**(data_section.get("options") or {}), **own}
+            section = {"name": data_section["train"], "split": split, "options": options}
+            return {**section, "image_size": size, "limit": data_section.get("limit")}
+        for entry in data_section.get("out") or ():
             out = {"name": entry} if isinstance(entry, str) else entry
             if (out.get("label") or out["name"]) == name:
                 section = {key: out.get(key) for key in ("name", "limit")}

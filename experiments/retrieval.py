@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.common import save, show
 from experiments.arguments import add_places, done
 from experiments.refusal.embedded import OWN, Embedded, embedded
-from experiments.refusal.measures import Asked, Matched, ask, rejection_curve
+from experiments.refusal.measures import Matched, SplitSearch, rejection_curve, split_search
 from experiments.refusal.pictures import refusal_picture, reliability_picture
 from experiments.refusal.tables import (
     NOTES,
@@ -55,22 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     curves: dict[str, dict[str, list[NDArray[np.float64]]]] = {}
     tables: dict[str, dict[str, list[Matched]]] = {}
-    for told_set in described.values():
-        title = told_set["title"]
-        judges = _judges(told_set, results, options)
+    for test_set in described.values():
+        title = test_set["title"]
+        judges = _judges(test_set, results, options)
         if not judges:
             continue
         rows["refusal"] += refusal_rows(title, judges)
         rows["safe"] += safe_rows(title, judges)
-        rows["promise"] += promise_rows(title, judges, told_set["alphas"])
+        rows["promise"] += promise_rows(title, judges, test_set["alphas"])
         rows["credible"] += credible_rows(title, judges)
         more, tables[title] = matching_rows(title, judges)
         rows["matching"] += more
-        rows["drift"] += drift_rows(title, judges, told_set["ood"])
+        rows["drift"] += drift_rows(title, judges, test_set["ood"])
         curves[title] = {
             judge.label: [
-                rejection_curve(e.scores[judge.score][asked.queries], asked.wrong, SHARES)
-                for e, asked in judge.runs
+                rejection_curve(e.scores[judge.score][search.queries], search.wrong, SHARES)
+                for e, search in judge.runs
             ]
             for judge in judges
         }
@@ -98,7 +98,7 @@ def _judges(
     described: Mapping[str, Any], done: set[tuple[str, int]], options: argparse.Namespace
 ) -> list[Judge]:
     """The rows of a data set for which there are networks."""
-    kept: dict[tuple[str, int], tuple[Embedded, Asked]] = {}
+    kept: dict[tuple[str, int], tuple[Embedded, SplitSearch]] = {}
     judges = []
     for row in track(described["rows"], described["title"]):
         runs = []
@@ -108,7 +108,7 @@ def _judges(
                 continue
             if key not in kept:
                 e = embedded(*key, cells_dir=options.cells_dir, work=options.work, data=options.data)
-                kept[key] = e, ask(e)
+                kept[key] = e, split_search(e)
             runs.append(kept[key])
         if runs:
             judges.append(Judge(row["label"], row.get("score", OWN), runs))

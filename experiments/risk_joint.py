@@ -47,9 +47,9 @@ def learner(stop_gradient: bool, seed: int, num_classes: int) -> JointLearner:
         encoder = Encoder(backbone, nn.Linear(backbone(torch.zeros(1, 1, 28, 28)).shape[1], DIM))
     method = JointLossPrediction(target="cross-entropy", loss="l2", stop_gradient=stop_gradient)
     setup = Setup(ContrastiveLoss(), num_images=1, seed=seed, num_classes=num_classes)
-    made = method.learner([encoder], setup)
-    assert isinstance(made, JointLearner)
-    return made
+    built = method.learner([encoder], setup)
+    assert isinstance(built, JointLearner)
+    return built
 
 
 def measured(network: JointLearner, test: Dataset) -> dict[str, float]:

@@ -92,14 +92,14 @@ def measured(
         return [texts[row] for row in rows]
 
     model, numbers = Remembered(texts, embeddings), torch.from_numpy(labels)
-    known = (of(gallery), numbers[gallery])
+    labelled_gallery = (of(gallery), numbers[gallery])
     held_out = (of(validation), numbers[validation])
     fitted = {
-        "before": UncertainSentenceTransformer.fit(model, *known, seed=seed, prior_precision=1.0),
-        "after": UncertainSentenceTransformer.fit(model, *known, seed=seed),
-        "trust": UncertainSentenceTransformer.fit(model, *known, seed=seed, validation=held_out),
+        "before": UncertainSentenceTransformer.fit(model, *labelled_gallery, seed=seed, prior_precision=1.0),
+        "after": UncertainSentenceTransformer.fit(model, *labelled_gallery, seed=seed),
+        "trust": UncertainSentenceTransformer.fit(model, *labelled_gallery, seed=seed, validation=held_out),
     }
-    database = torch.from_numpy(fitted["after"].encode(known[0]))
+    database = torch.from_numpy(fitted["after"].encode(labelled_gallery[0]))
     z = torch.from_numpy(fitted["after"].encode(of(queries)))
     plain = F.normalize(embeddings, dim=1)
     uncertainty = {

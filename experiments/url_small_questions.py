@@ -163,8 +163,8 @@ def many_shot(run: Benchmark, track: str, seeds: Sequence[int]) -> list[float]:
     from laplacian_metric.methods.risk.loss_prediction import LossPrediction, pretrain
 
     kept_in = run.out / PARTS / track / "many-shot.json"
-    if (known := read_json(kept_in)) is not None and known["seeds"] == list(seeds):
-        return list(known["r_auroc"])
+    if (stored := read_json(kept_in)) is not None and stored["seeds"] == list(seeds):
+        return list(stored["r_auroc"])
     sets = run.sets[track]
     images = sets[UNSEEN + sets.track.main]
     head = run.fitting.fit(Part(track, "untrained", run.choose(track, "untrained", V1).setting, 0)).encoder

@@ -97,8 +97,8 @@ class Gallery:
 
     def likelihood(self, shares: Tensor) -> float:
         """Return the mean log share of the validation queries' classes; a share counts as 0.001 at least."""
-        known = self.truth["validation"] >= 0
-        chosen = shares[known].gather(1, self.truth["validation"][known, None])
+        has_class = self.truth["validation"] >= 0
+        chosen = shares[has_class].gather(1, self.truth["validation"][has_class, None])
         return float(chosen.clamp(min=1e-3).log().mean())
 
     def best(self, draws: list[list[Tensor]]) -> Shares:

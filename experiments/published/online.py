@@ -72,8 +72,8 @@ class Switches:
 
     def precision_at_start(self, prior_precision: float, num_images: int) -> float | None:
         """The number that ``start`` stands for."""
-        known = {"prior": prior_precision, "images": float(num_images)}
-        return known[self.start] if isinstance(self.start, str) else self.start
+        precisions = {"prior": prior_precision, "images": float(num_images)}
+        return precisions[self.start] if isinstance(self.start, str) else self.start
 
 
 PUBLISHED = Switches(

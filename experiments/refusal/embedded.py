@@ -97,8 +97,8 @@ def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None)
     cell = runs.Cells(cells_dir)[name]
     fitted_cell = runs.fitted(name, seed, cells_dir=cells_dir, work=work, data_dir=data)
     sets = {name: fitted_cell.sets[name] for name in (TEST, *(OUT + out.label for out in cell.data.out))}
-    known = {name: fitted_cell.embedder.embed(inputs).to("cpu") for name, inputs in sets.items()}
-    e = known[TEST]
+    embeddings = {name: fitted_cell.embedder.embed(inputs).to("cpu") for name, inputs in sets.items()}
+    e = embeddings[TEST]
     arrays: dict[str, Array] = {
         "point": e.point.numpy(),
         "mean": e.mean.numpy(),
@@ -108,7 +108,7 @@ def _embed(name: str, seed: int, cells_dir: Path, work: Path, data: Path | None)
     }
     scores: dict[str, dict[str, Any]] = {}
     if cell.method.kind.has_uncertainty:
-        scores = method_scores(fitted_cell.embedder, sets, known)
+        scores = method_scores(fitted_cell.embedder, sets, embeddings)
     elif fitted_cell.encoder is not None:
         scores = dict(trivial_scores(fitted_cell.encoder, sets, fitted_cell.sets[TRAIN]))
     for score, by_set in scores.items():

@@ -23,8 +23,8 @@ NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Half of the test images asked for their like among the other half.
+class SplitSearch:
+    """Half of the test images, searched for among the other half.
 
     Attributes:
         queries, gallery: positions among the test images.
@@ -51,11 +51,11 @@ def halves(number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.sort(order[: number // 2]), np.sort(order[number // 2 :])
 
 
-def ask(e: Embedded) -> Asked:
+def split_search(e: Embedded) -> SplitSearch:
     """All queries, a block at a time."""
     queries, gallery = halves(len(e.labels))
     parts = [_block(e, queries[i : i + ROWS], gallery) for i in range(0, len(queries), ROWS)]
-    return Asked(queries, gallery, *(np.concatenate(part) for part in zip(*parts, strict=True)))
+    return SplitSearch(queries, gallery, *(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
 def _block(e: Embedded, rows: NDArray[np.int64], gallery: NDArray[np.int64]) -> tuple[NDArray, ...]:  # type: ignore[type-arg]
@@ -154,20 +154,22 @@ class Coverage:
     uncertain: float
 
 
-def coverage(e: Embedded, asked: Asked, kappa: Array, *, level: float, splits: int, seed: int) -> Coverage:
+def coverage(
+    e: Embedded, search: SplitSearch, kappa: Array, *, level: float, splits: int, seed: int
+) -> Coverage:
     """Calibrated on a random half of the queries, measured on the other."""
-    covered, number = [], len(asked.wrong)
+    covered, number = [], len(search.wrong)
     items, classes, counted = np.zeros(number), np.zeros(number), np.zeros(number)
     dim = e.mean.shape[1]
-    cosines = np.sort(e.mean[asked.queries] @ e.mean[asked.gallery].T, axis=1)
+    cosines = np.sort(e.mean[search.queries] @ e.mean[search.gallery].T, axis=1)
     for _, generator in _draws(splits, seed):
         first, second = np.split(generator.permutation(number), [number // 2])
-        caps = CredibleCaps.calibrate(asked.angle_to_right[first], kappa[first], dim, level=level)
-        covered.append(float(caps.contains(asked.angle_to_right[second], kappa[second]).mean()))
+        caps = CredibleCaps.calibrate(search.angle_to_right[first], kappa[first], dim, level=level)
+        covered.append(float(caps.contains(search.angle_to_right[second], kappa[second]).mean()))
         edge = np.cos(caps.radius(kappa[second]))
         inside = [np.searchsorted(cosines[q], c) for q, c in zip(second, edge, strict=True)]
         items[second] += cosines.shape[1] - np.array(inside)
-        classes[second] += (asked.reach[second] >= edge[:, None]).sum(1)
+        classes[second] += (search.reach[second] >= edge[:, None]).sum(1)
         counted[second] += 1
     drawn = np.maximum(counted, 1)
     items, classes = items / drawn, classes / drawn
@@ -186,22 +188,24 @@ def coverage(e: Embedded, asked: Asked, kappa: Array, *, level: float, splits: i
 
 
 def safe_errors(
-    e: Embedded, asked: Asked, uncertainty: Array, share: float, *, per_class: bool
+    e: Embedded, search: SplitSearch, uncertainty: Array, share: float, *, per_class: bool
 ) -> dict[str, float]:
     """Error rates: of all, refusing a share of the queries, dropping that share of the items, and both."""
-    keep_queries = _certain(uncertainty[asked.queries], e.labels[asked.queries] if per_class else None, share)
-    keep_items = _certain(uncertainty[asked.gallery], e.labels[asked.gallery] if per_class else None, share)
-    clean = asked.gallery[keep_items]
+    keep_queries = _certain(
+        uncertainty[search.queries], e.labels[search.queries] if per_class else None, share
+    )
+    keep_items = _certain(uncertainty[search.gallery], e.labels[search.gallery] if per_class else None, share)
+    clean = search.gallery[keep_items]
     nearest = np.concatenate(
         [
-            clean[(e.point[asked.queries[i : i + ROWS]] @ e.point[clean].T).argmax(1)]
-            for i in range(0, len(asked.queries), ROWS)
+            clean[(e.point[search.queries[i : i + ROWS]] @ e.point[clean].T).argmax(1)]
+            for i in range(0, len(search.queries), ROWS)
         ]
     )
-    wrong = e.labels[nearest] != e.labels[asked.queries]
+    wrong = e.labels[nearest] != e.labels[search.queries]
     return {
-        "all": float(asked.wrong.mean()),
-        "queries refused": float(asked.wrong[keep_queries].mean()),
+        "all": float(search.wrong.mean()),
+        "queries refused": float(search.wrong[keep_queries].mean()),
         "items dropped": float(wrong.mean()),
         "both": float(wrong[keep_queries].mean()),
     }
@@ -233,22 +237,22 @@ class Matched:
     table: Reliability
 
 
-def matched(e: Embedded, asked: Asked, kappa: Array | None) -> Matched:
+def matched(e: Embedded, search: SplitSearch, kappa: Array | None) -> Matched:
     """Fitted on the ten nearest items of half of the queries, measured on those of the others.
 
     By the log expected likelihood of the two distributions, or, without kappa, by the cosine alone.
     """
     score = (
-        asked.similarity
+        search.similarity
         if kappa is None
         else log_expected_likelihood(
-            asked.similarity, kappa[asked.queries][:, None], kappa[asked.nearest], e.mean.shape[1]
+            search.similarity, kappa[search.queries][:, None], kappa[search.nearest], e.mean.shape[1]
         )
     )
-    order = np.random.default_rng(1).permutation(len(asked.queries))
+    order = np.random.default_rng(1).permutation(len(search.queries))
     first, second = np.split(order, [len(order) // 2])
-    fitted = MatchProbability.fit(score[first].ravel(), asked.same[first].ravel())
-    predicted, same = fitted.probability(score[second]).ravel(), asked.same[second].ravel()
+    fitted = MatchProbability.fit(score[first].ravel(), search.same[first].ravel())
+    predicted, same = fitted.probability(score[second]).ravel(), search.same[second].ravel()
     likelihood = np.where(same, predicted, 1 - predicted).clip(1e-12)
     table = Reliability.of(predicted, same)
     return Matched(float(-np.log(likelihood).mean()), table.error, table)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from experiments.refusal.embedded import OWN, Embedded
 from experiments.refusal.measures import (
-    Asked,
     Matched,
+    SplitSearch,
     alarms,
     coverage,
     error_at,
@@ -43,19 +43,21 @@ class Judge:
 
     label: str
     score: str
-    runs: Sequence[tuple[Embedded, Asked]]
+    runs: Sequence[tuple[Embedded, SplitSearch]]
 
     @property
     def own(self) -> bool:
         """Whether the row is a method's, with concentrations of its own."""
         return self.score == OWN
 
-    def each(self, measure: Callable[[Embedded, Asked, NDArray[np.float64]], float]) -> str:
+    def each(self, measure: Callable[[Embedded, SplitSearch, NDArray[np.float64]], float]) -> str:
         """Mean and deviation over seeds of a number, given the score of the queries."""
-        return told([measure(e, asked, e.scores[self.score][asked.queries]) for e, asked in self.runs])
+        return mean_and_deviation(
+            [measure(e, search, e.scores[self.score][search.queries]) for e, search in self.runs]
+        )
 
 
-def told(values: Sequence[float]) -> str:
+def mean_and_deviation(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds."""
     summary = spread(values)
     if not summary.number:
@@ -73,10 +75,10 @@ def refusal_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
         row: Row = {"data": title, "uncertainty": judge.label, "seeds": len(judge.runs)}
         for share in (0.0, 0.1, 0.2, 0.5):
             row[f"error, {share:.0%} refused"] = judge.each(
-                lambda e, asked, u, share=share: error_at(u, asked.wrong, share)  # type: ignore[misc]
+                lambda e, search, u, share=share: error_at(u, search.wrong, share)  # type: ignore[misc]
             )
         row["mean over all shares"] = judge.each(
-            lambda e, asked, u: float(rejection_curve(u, asked.wrong, SHARES).mean())
+            lambda e, search, u: float(rejection_curve(u, search.wrong, SHARES).mean())
         )
         rows.append(row)
     return rows
@@ -88,15 +90,17 @@ def safe_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
     for judge in judges:
         for per_class in (False, True):
             every = [
-                safe_errors(e, asked, e.scores[judge.score], SAFE_SHARE, per_class=per_class)
-                for e, asked in judge.runs
+                safe_errors(e, search, e.scores[judge.score], SAFE_SHARE, per_class=per_class)
+                for e, search in judge.runs
             ]
             row: Row = {
                 "data": title,
                 "uncertainty": judge.label,
                 "tenth": "of each class" if per_class else "of all",
             }
-            rows.append(row | {name: told([errors[name] for errors in every]) for name in every[0]})
+            rows.append(
+                row | {name: mean_and_deviation([errors[name] for errors in every]) for name in every[0]}
+            )
     return rows
 
 
@@ -107,15 +111,15 @@ def promise_rows(title: str, judges: Sequence[Judge], alphas: Sequence[float]) -
         for alpha in alphas:
             results = [
                 promise(
-                    e.scores[judge.score][asked.queries],
-                    asked.wrong,
+                    e.scores[judge.score][search.queries],
+                    search.wrong,
                     alpha=alpha,
                     delta=DELTA,
                     sets=DRAWS,
                     seed=number,
-                    size=min(CALIBRATION, len(asked.wrong)),
+                    size=min(CALIBRATION, len(search.wrong)),
                 )
-                for number, (e, asked) in enumerate(judge.runs)
+                for number, (e, search) in enumerate(judge.runs)
             ]
             rows.append(
                 {
@@ -124,8 +128,8 @@ def promise_rows(title: str, judges: Sequence[Judge], alphas: Sequence[float]) -
                     "promised": alpha,
                     "broken": f"{sum(one.broken for one in results)} of {sum(one.sets for one in results)}",
                     "no threshold": sum(one.none for one in results),
-                    "answered": told([one.answered for one in results]),
-                    "error": told([one.error for one in results]),
+                    "answered": mean_and_deviation([one.answered for one in results]),
+                    "error": mean_and_deviation([one.error for one in results]),
                 }
             )
     return rows
@@ -135,30 +139,32 @@ def credible_rows(title: str, judges: Sequence[Judge]) -> list[Row]:
     """Coverage and size of credible sets; caps of one size for all are what concentrations have to beat."""
     rows = []
     first = next((judge for judge in judges if judge.own), None)
-    every: list[tuple[str, list[tuple[Embedded, Asked, NDArray[np.float64]]]]] = [
-        (judge.label, [(e, asked, e.kappa[asked.queries]) for e, asked in judge.runs])
+    every: list[tuple[str, list[tuple[Embedded, SplitSearch, NDArray[np.float64]]]]] = [
+        (judge.label, [(e, search, e.kappa[search.queries]) for e, search in judge.runs])
         for judge in judges
         if judge.own
     ]
     if first is not None:
-        equal = [(e, asked, np.full(len(asked.queries), float(e.mean.shape[1]))) for e, asked in first.runs]
+        equal = [
+            (e, search, np.full(len(search.queries), float(e.mean.shape[1]))) for e, search in first.runs
+        ]
         every.insert(0, (f"equal caps, means of {first.label}", equal))
     for label, runs in every:
         results = [
-            coverage(e, asked, kappa, level=LEVEL, splits=DRAWS, seed=number)
-            for number, (e, asked, kappa) in enumerate(runs)
+            coverage(e, search, kappa, level=LEVEL, splits=DRAWS, seed=number)
+            for number, (e, search, kappa) in enumerate(runs)
         ]
         rows.append(
             {
                 "data": title,
                 "kappa": label,
                 "promised": LEVEL,
-                "coverage": told([one.coverage for one in results]),
-                "deviation over splits": told([one.deviation for one in results]),
-                "items in a set": told([one.items for one in results]),
-                "classes in a set": told([one.classes for one in results]),
-                "classes, most certain tenth": told([one.certain for one in results]),
-                "classes, least certain tenth": told([one.uncertain for one in results]),
+                "coverage": mean_and_deviation([one.coverage for one in results]),
+                "deviation over splits": mean_and_deviation([one.deviation for one in results]),
+                "items in a set": mean_and_deviation([one.items for one in results]),
+                "classes in a set": mean_and_deviation([one.classes for one in results]),
+                "classes, most certain tenth": mean_and_deviation([one.certain for one in results]),
+                "classes, least certain tenth": mean_and_deviation([one.uncertain for one in results]),
             }
         )
     return rows
@@ -171,17 +177,17 @@ def matching_rows(title: str, judges: Sequence[Judge]) -> tuple[list[Row], dict[
     for judge in judges:
         if not judge.own:
             continue
-        by_kappa = [matched(e, asked, e.kappa) for e, asked in judge.runs]
-        by_cosine = [matched(e, asked, None) for e, asked in judge.runs]
+        by_kappa = [matched(e, search, e.kappa) for e, search in judge.runs]
+        by_cosine = [matched(e, search, None) for e, search in judge.runs]
         tables[judge.label] = by_kappa
         rows.append(
             {
                 "data": title,
                 "method": judge.label,
-                "negative log-likelihood": told([one.loss for one in by_kappa]),
-                "the same by the cosine": told([one.loss for one in by_cosine]),
-                "calibration error": told([one.error for one in by_kappa]),
-                "the same by the cosine ": told([one.error for one in by_cosine]),
+                "negative log-likelihood": mean_and_deviation([one.loss for one in by_kappa]),
+                "the same by the cosine": mean_and_deviation([one.loss for one in by_cosine]),
+                "calibration error": mean_and_deviation([one.error for one in by_kappa]),
+                "the same by the cosine ": mean_and_deviation([one.error for one in by_cosine]),
             }
         )
     return rows, tables
@@ -198,7 +204,7 @@ def drift_rows(title: str, judges: Sequence[Judge], ood: str) -> list[Row]:
             results = [
                 alarms(
                     # What the monitor ranks; the uncertainty's inverse, so that a confidence counts where there is one.
-                    1 / np.maximum(e.scores[OWN][asked.queries], 1e-300),
+                    1 / np.maximum(e.scores[OWN][search.queries], 1e-300),
                     1 / np.maximum(e.ood[ood][OWN], 1e-300) if share else None,
                     share,
                     streams=STREAMS,
@@ -206,7 +212,7 @@ def drift_rows(title: str, judges: Sequence[Judge], ood: str) -> list[Row]:
                     false_alarm=FALSE_ALARM,
                     seed=number,
                 )
-                for number, (e, asked) in enumerate(judge.runs)
+                for number, (e, search) in enumerate(judge.runs)
             ]
             times = [one.median for one in results if one.median is not None]
             raised = f"{sum(one.raised for one in results)} of {sum(one.streams for one in results)}"

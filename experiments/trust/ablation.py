@@ -63,8 +63,8 @@ def scored_with(
 
     match_inputs, novelty_inputs = (values[rows] for values in both("validation"))
     right = arrays["validation:right"][rows]
-    known = Novelty.fit(novelty_inputs, ALPHA)
-    soft = known.log_soft_known(known.parts(novelty_inputs).sum(axis=1))
+    novelty_fit = Novelty.fit(novelty_inputs, ALPHA)
+    soft = novelty_fit.log_soft_known(novelty_fit.parts(novelty_inputs).sum(axis=1))
     fold, crossed = folds_of(right), np.empty(len(right))
     for number in range(fold.max() + 1):
         inside = fold == number
@@ -77,8 +77,8 @@ def scored_with(
         if part in ("validation", "reference"):
             continue
         inputs, novel_inputs = both(part)
-        novelty = known.parts(novel_inputs).sum(axis=1)
-        logits = discounted(match.logit(inputs), known.log_soft_known(novelty))
+        novelty = novelty_fit.parts(novel_inputs).sum(axis=1)
+        logits = discounted(match.logit(inputs), novelty_fit.log_soft_known(novelty))
         scores[part] = {"trust": -(a + b * logits), "novelty": novelty}
     empty = np.zeros(0)
     return Scored(arrays["test:right"], scores, None, empty, 0.0)  # type: ignore[arg-type]

@@ -46,14 +46,14 @@ def errors(
 
 def measured(queries: Scored) -> dict[str, Any]:
     """Return both errors of each form in each mixture, the mean over OOD parts, and R and O of each form."""
-    known, result = len(queries.right), {}
+    num_inside, result = len(queries.right), {}
     for share in SHARES:
         values: dict[str, list[tuple[float, float]]] = {form: [] for form in FORMS}
         for part in queries.ood():
             test, out = probabilities(queries, "test", share), probabilities(queries, part, share)
             num = len(out[FORMS[0]])
             right = np.append(queries.right, np.zeros(num, dtype=bool))
-            weights = np.append(np.full(known, (1 - share) / known), np.full(num, share / num))
+            weights = np.append(np.full(num_inside, (1 - share) / num_inside), np.full(num, share / num))
             for form in FORMS:
                 values[form].append(errors(np.append(test[form], out[form]), right, weights))
         result[str(share)] = {

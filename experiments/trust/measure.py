@@ -138,26 +138,28 @@ def scored(
     It says, too, what the probability is where each of ``shares`` of OOD queries is expected.
     """
     parts = [name.split(":")[0] for name in arrays if name.endswith(":M")]
-    known = Novelty.fit(arrays["validation:N"][rows], ALPHA)
-    soft = known.log_soft_known(known.parts(arrays["validation:N"][rows]).sum(axis=1))
+    novelty_fit = Novelty.fit(arrays["validation:N"][rows], ALPHA)
+    soft = novelty_fit.log_soft_known(novelty_fit.parts(arrays["validation:N"][rows]).sum(axis=1))
     match, (a, b), (known_a, known_b), announced = fit_match(
         arrays["validation:M"][rows], soft, arrays["validation:right"][rows]
     )
     if "reference" in parts:
-        known = Novelty.fit(arrays["reference:N"], ALPHA)
+        novelty_fit = Novelty.fit(arrays["reference:N"], ALPHA)
     scores: dict[str, Scores] = {}
     for part in parts:
         if part in ("validation", "reference"):
             continue
         logits = match.logit(arrays[f"{part}:M"])
-        novelty = known.parts(arrays[f"{part}:N"]).sum(axis=1)
+        novelty = novelty_fit.parts(arrays[f"{part}:N"]).sum(axis=1)
         scores[part] = {
-            TRUST: -(a + b * discounted(logits, known.log_soft_known(novelty))),
+            TRUST: -(a + b * discounted(logits, novelty_fit.log_soft_known(novelty))),
             NOVELTY: novelty,
             "match": -logits,
-            "known": -known.known(novelty),
+            "known": -novelty_fit.known(novelty),
             **{
-                expecting(share): -discounted(known_a + known_b * logits, known.log_known(novelty, share))
+                expecting(share): -discounted(
+                    known_a + known_b * logits, novelty_fit.log_known(novelty, share)
+                )
                 for share in shares
             },
         }

@@ -176,8 +176,8 @@ def frozen_setting(
         change: changed_features(root, cache, f"{source}-test", change, encoder)["h"] for change in CHANGES
     }
     parts = {f"far/{name}:h": spaced(h, MOST_OOD) for name, h in far.items()}
-    known = ~np.isin(train["labels"], out)
-    h, labels = train["h"][known], train["labels"][known]
+    in_distribution = ~np.isin(train["labels"], out)
+    h, labels = train["h"][in_distribution], train["labels"][in_distribution]
     third = len(h) // 3
     features = torch.from_numpy(h[:third].astype(np.float32))
     if head == "pca":

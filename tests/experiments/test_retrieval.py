@@ -15,7 +15,6 @@ from experiments.refusal import embedded as embedding
 from experiments.refusal.embedded import Embedded, embedded, is_trained
 from experiments.refusal.measures import (
     alarms,
-    ask,
     coverage,
     error_at,
     halves,
@@ -23,6 +22,7 @@ from experiments.refusal.measures import (
     promise,
     rejection_curve,
     safe_errors,
+    split_search,
 )
 from laplacian_metric import runs
 from tests.report.synthetic import result, write
@@ -47,26 +47,26 @@ def made(number: int = 1200, seed: int = 0, informed: bool = True) -> Embedded:
 
 def test_answers_are_those_of_a_plain_loop() -> None:
     e = made(120)
-    asked = ask(e)
+    search = split_search(e)
     queries, gallery = halves(120)
     assert sorted([*queries, *gallery]) == list(range(120))
     for place, query in enumerate(queries):
         cosines = e.point[gallery] @ e.point[query]
         best = gallery[int(cosines.argmax())]
-        assert asked.wrong[place] == (e.labels[best] != e.labels[query])
-        assert asked.nearest[place, 0] == best
+        assert search.wrong[place] == (e.labels[best] != e.labels[query])
+        assert search.nearest[place, 0] == best
         mine = cosines[e.labels[gallery] == e.labels[query]]
-        assert asked.angle_to_right[place] == pytest.approx(np.arccos(np.clip(mine.max(), -1, 1)), abs=1e-3)
-        assert (asked.same[place] == (e.labels[asked.nearest[place]] == e.labels[query])).all()
+        assert search.angle_to_right[place] == pytest.approx(np.arccos(np.clip(mine.max(), -1, 1)), abs=1e-3)
+        assert (search.same[place] == (e.labels[search.nearest[place]] == e.labels[query])).all()
 
 
 def test_a_class_without_items_is_never_reached() -> None:
     e = made(120)
     queries, _ = halves(120)
     e.labels[queries[0]] = 99
-    asked = ask(e)
-    assert asked.wrong[0]
-    assert asked.angle_to_right[0] == np.inf
+    search = split_search(e)
+    assert search.wrong[0]
+    assert search.angle_to_right[0] == np.inf
 
 
 def test_errors_fall_where_the_uncertainty_knows() -> None:
@@ -80,41 +80,41 @@ def test_errors_fall_where_the_uncertainty_knows() -> None:
 
 def test_promises_are_kept_and_a_useless_uncertainty_gives_none() -> None:
     e = made(2000)
-    asked = ask(e)
-    own = e.scores["own"][asked.queries]
-    kept = promise(own, asked.wrong, alpha=0.05, delta=0.1, sets=60, seed=0, size=500)
+    search = split_search(e)
+    own = e.scores["own"][search.queries]
+    kept = promise(own, search.wrong, alpha=0.05, delta=0.1, sets=60, seed=0, size=500)
     assert kept.broken <= 13  # of 60 at most one in ten may be, in expectation: more has probability 0.002
     assert kept.none == 0
     assert kept.error <= 0.05
     useless = np.random.default_rng(0).random(len(own))
-    assert promise(useless, asked.wrong, alpha=0.05, delta=0.1, sets=10, seed=0, size=500).none == 10
+    assert promise(useless, search.wrong, alpha=0.05, delta=0.1, sets=10, seed=0, size=500).none == 10
 
 
 def test_sets_cover_as_promised_and_grow_with_doubt() -> None:
     e = made()
-    asked = ask(e)
-    found = coverage(e, asked, e.kappa[asked.queries], level=0.9, splits=20, seed=0)
+    search = split_search(e)
+    found = coverage(e, search, e.kappa[search.queries], level=0.9, splits=20, seed=0)
     assert found.coverage == pytest.approx(0.9, abs=0.02)
     assert found.uncertain > found.certain
 
 
 def test_safe_retrieval() -> None:
     e = made(2000)
-    asked = ask(e)
-    errors = safe_errors(e, asked, e.scores["own"], 0.5, per_class=False)
+    search = split_search(e)
+    errors = safe_errors(e, search, e.scores["own"], 0.5, per_class=False)
     assert errors["both"] <= errors["queries refused"] < errors["all"]
     assert errors["items dropped"] < errors["all"]
-    of_each = safe_errors(e, asked, e.scores["own"], 0.5, per_class=True)
+    of_each = safe_errors(e, search, e.scores["own"], 0.5, per_class=True)
     assert of_each["both"] < of_each["all"] == errors["all"]
-    nothing = safe_errors(e, asked, e.scores["own"], 0.0, per_class=True)
+    nothing = safe_errors(e, search, e.scores["own"], 0.0, per_class=True)
     assert len(set(nothing.values())) == 1
 
 
 def test_kappa_makes_match_probabilities_better_where_it_knows() -> None:
     e = made(3000)
-    asked = ask(e)
-    assert matched(e, asked, e.kappa).loss < matched(e, asked, None).loss
-    assert matched(e, asked, e.kappa).error < 0.06
+    search = split_search(e)
+    assert matched(e, search, e.kappa).loss < matched(e, search, None).loss
+    assert matched(e, search, e.kappa).error < 0.06
 
 
 def test_alarms_come_for_ood_only() -> None:

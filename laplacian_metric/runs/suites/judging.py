@@ -128,8 +128,8 @@ class GalleryScores:
         """Fit on validation images."""
         around = searched.around
         features = novelty_inputs(around.h, around.queries)
-        known = Novelty.fit(features, ALPHA)
-        soft = known.log_soft_known(known.parts(features).sum(axis=1))
+        novelty = Novelty.fit(features, ALPHA)
+        soft = novelty.log_soft_known(novelty.parts(features).sum(axis=1))
         fitted = fit_match(match_inputs(around), soft, searched.right)
         return GalleryScores(MatchRisk.fit(searched, uncertainty), fitted.logistic, fitted.slope)
 

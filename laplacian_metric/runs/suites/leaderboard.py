@@ -131,7 +131,7 @@ def row_of(base: Row, parts: Sequence[Mapping[str, Any]]) -> Row:
 
     corrupted = [part["image"].get(base.score, {}).get("corruption") for part in parts]
     r_auroc = {name.removeprefix(UNSEEN): _mean(of_set(name, "r_auroc")) for name in unseen}
-    known = [value for value in of_set(main, "r_auroc") if not math.isnan(value)]
+    defined = [value for value in of_set(main, "r_auroc") if not math.isnan(value)]
     return replace(
         base,
         labels=base.score in LABELLED,
@@ -139,7 +139,7 @@ def row_of(base: Row, parts: Sequence[Mapping[str, Any]]) -> Row:
             name.removeprefix(UNSEEN): _mean(p["sets"][name]["recall@1"] for p in parts) for name in unseen
         },
         r_auroc=r_auroc,
-        spread=stdev(known) if len(known) > 1 else math.nan,
+        spread=stdev(defined) if len(defined) > 1 else math.nan,
         low=end("low"),
         high=end("high"),
         mean_r_auroc=_mean(r_auroc.values()),
@@ -213,5 +213,5 @@ def _number(value: Any) -> float:
 
 def _mean(values: Iterable[float]) -> float:
     """Return the mean of what is known; NaN where nothing is."""
-    known = [value for value in values if not math.isnan(value)]
-    return mean(known) if known else math.nan
+    defined = [value for value in values if not math.isnan(value)]
+    return mean(defined) if defined else math.nan

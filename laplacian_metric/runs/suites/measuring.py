@@ -173,9 +173,9 @@ def _embedded(
     }
     scores = method_scores(fitted.embedder, inputs, embedded)
     if entry.score not in scores:  # the method has none of its own
-        known = (beside or {}).get(entry.score)
+        computed = (beside or {}).get(entry.score)
         scores = {
-            entry.score: known
+            entry.score: computed
             or {name: norms(fitted.encoder, images)[entry.score] for name, images in inputs.items()}
         }
     return {name: e.point for name, e in embedded.items()}, scores

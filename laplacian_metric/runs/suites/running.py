@@ -90,8 +90,8 @@ class Benchmark:
         self.entries = list(suite.entries if entries is None else entries)
         self.seeds = list(suite.seeds) if seeds is None else [seed for seed in suite.seeds if seed in seeds]
         if unknown := sorted(set(seeds or ()) - set(suite.seeds)):
-            known = ", ".join(map(str, suite.seeds))
-            raise ValueError(f"the suite {suite.name} has no seed {unknown[0]}; it has {known}")
+            suite_seeds = ", ".join(map(str, suite.seeds))
+            raise ValueError(f"the suite {suite.name} has no seed {unknown[0]}; it has {suite_seeds}")
         for name in self.tracks:
             if name not in suite.tracks:
                 raise ValueError(f"the suite {suite.name} has no track {name!r}; {near(name, suite.tracks)}")
@@ -132,12 +132,14 @@ class Benchmark:
                     if seed == self.seeds[0]:
                         yield from ((Part(track, entry, s, self.suite.seeds[0]), True) for s in settings)
                     if seed == self.suite.seeds[0] or not self.suite.entry(entry).slow:
-                        known = all(
+                        is_chosen = all(
                             self._file(Part(track, entry, s, self.suite.seeds[0]), True).is_file()
                             for s in settings
                         )
                         yield (
-                            Part(track, entry, self.choose(track, entry, V1).setting if known else 0, seed),
+                            Part(
+                                track, entry, self.choose(track, entry, V1).setting if is_chosen else 0, seed
+                            ),
                             False,
                         )
 
@@ -392,8 +394,8 @@ def choice_of(
     def detection(setting: int) -> float:
         names = [VALIDATION] if rule == V1 else list(numbers[setting])
         values = [numbers[setting][name]["r_auroc"] for name in names]
-        known = [value for value in values if value is not None and value == value]
-        return sum(known) / len(known) if known else -1.0
+        defined = [value for value in values if value is not None and value == value]
+        return sum(defined) / len(defined) if defined else -1.0
 
     return Choice(max(enough, key=detection))
 

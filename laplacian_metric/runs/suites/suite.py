@@ -306,9 +306,9 @@ def parse(content: Any, place: str) -> Suite:
     except ValidationError as error:
         raise ValueError(f"{place}: {complaint(error, Suite)}") from error
     for name, entry in suite.entries.items():
-        known = [field.name for field in fields(methods.find(entry.method.name))]  # type: ignore[arg-type]
+        option_names = [field.name for field in fields(methods.find(entry.method.name))]  # type: ignore[arg-type]
         for number, setting in enumerate(entry.settings):
             for key in setting.get("method", {}):
-                if key not in known:
-                    raise ValueError(f"{place}: entries.{name}.settings[{number}]: {near(key, known)}")
+                if key not in option_names:
+                    raise ValueError(f"{place}: entries.{name}.settings[{number}]: {near(key, option_names)}")
     return suite
