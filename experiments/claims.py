@@ -155,15 +155,15 @@ def page(themes: list[dict[str, Any]], folder: Path) -> str:
     lines = [
         "# Evidence",
         "",
-        "Each claim of these pages that compares two things, the paired difference behind it, and what would "
-        "show that it is wrong. Differences are of two scores or methods on the same seeds, settings or "
-        "situations, with Student's 95 % interval; three seeds make wide ones. Settings and situations share "
-        "data sets and encoders, so that they are not independent, and their intervals are somewhat too "
-        "narrow. A claim whose interval includes 0 is not decided, and says so. Claims that no difference "
-        "exists say only that none was seen.",
+        "This page is for sceptics: each claim of the documentation that compares two things, with the paired "
+        "difference behind it, its command, and what would show that it is wrong. Differences are of two scores or "
+        "methods on the same seeds, settings or situations, with Student's 95 % interval, which is wide for three "
+        "seeds. Settings and situations share data sets and encoders, so that they are not independent and their "
+        "intervals are somewhat too narrow. A claim whose interval includes 0 is not decided, and says so. Claims "
+        "that no difference exists say only that none was seen. The [glossary](glossary.md) explains the terms.",
         "",
-        "The numbers of the papers beside ours are on [a page of their own](../figures/papers.md), mean ranks "
-        "with critical differences on [another](../figures/critical_differences.md).",
+        "Other pages have [the papers' numbers beside ours](../figures/papers.md) and "
+        "[mean ranks with critical differences](../figures/critical_differences.md).",
     ]
     for theme in themes:
         files = ", ".join(f"`{name.strip()}`" for name in theme["files"].split(","))

@@ -18,7 +18,7 @@ PAGE, TABLE, RECORD = "leaderboard.html", "leaderboard.csv", "leaderboard.json"
 
 
 def benchmark(
-    out: Annotated[Path, typer.Option(help=f"Keeps what is done, and {PAGE}, {TABLE} and {RECORD}.")],
+    out: Annotated[Path, typer.Option(help=f"Folder for finished parts, {PAGE}, {TABLE} and {RECORD}.")],
     suite: Annotated[str, typer.Option(help="Name of a suite.")] = SUITE,
     quick: Annotated[
         bool, typer.Option("--quick", help="Run a small suite on installed images, in a minute or two.")
@@ -29,10 +29,10 @@ def benchmark(
         list[int] | None, typer.Option(help="Run this seed of the suite; may be repeated.")
     ] = None,
     encoder: Annotated[
-        Path | None, typer.Option(help="Judge this model folder on the suite's images.")
+        Path | None, typer.Option(help="Evaluate this model folder on the suite's images.")
     ] = None,
     scores: Annotated[
-        Path | None, typer.Option(help="Judge an .npz with embeddings, labels and uncertainty.")
+        Path | None, typer.Option(help="Evaluate an .npz file with embeddings, labels and uncertainty.")
     ] = None,
     data_dir: options.DataDir = None,
     threads: Annotated[

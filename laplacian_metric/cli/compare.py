@@ -27,8 +27,8 @@ def compare(
 ) -> None:
     """Compare results: means and spreads over seeds, and differences from the first, with intervals.
 
-    Differences are taken seed by seed. Of a single seed the intervals are by bootstrap over queries, the same for both
-    where both were evaluated on the same images.
+    Differences are paired by seed. With a single seed the intervals come from a bootstrap over queries, which takes the
+    same queries for both files if both were evaluated on the same images.
 
     Example: lam compare diag.json lowrank.json --metric r_auroc
     """

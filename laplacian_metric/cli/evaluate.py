@@ -33,7 +33,7 @@ MEANINGS = {
 
 OOD_MEANINGS = (  # of each set of OOD images
     ("auroc", "AUROC", "OOD images are less certain (0.5 is chance)"),
-    ("open_set_auroc", "open-set AUROC", "right answers are surer than wrong ones and OOD images"),
+    ("open_set_auroc", "open-set AUROC", "right answers are more certain than wrong ones and OOD images"),
 )
 
 
@@ -46,7 +46,7 @@ def evaluate(
     gallery: Annotated[
         str | None,
         typer.Option(
-            help="Labelled images to search in place of the others of the same data, as an index of them would be."
+            help="Labelled images to search instead of the other images of the same data, such as those of your index."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A result file for compare, JSON.")] = None,

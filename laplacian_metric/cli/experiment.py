@@ -14,7 +14,7 @@ app = typer.Typer(help="Run the cells of tables, and make the tables.", no_args_
 
 Results = Annotated[Path, typer.Option(help="Folder of the result files.")]
 CellsDir = Annotated[Path, typer.Option(help="Folder of the YAML files, one for each cell.")]
-Work = Annotated[Path, typer.Option(help="Folder for networks and features; gigabytes.")]
+Work = Annotated[Path, typer.Option(help="Folder for networks and features; takes gigabytes.")]
 Cells = Annotated[
     list[str] | None,
     typer.Option("--cells", help="Names or patterns, such as fashion_mnist/*; may be repeated."),
@@ -38,7 +38,7 @@ def run(
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed cells again.")] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard work that was done with other settings.")
+        bool, typer.Option("--fresh", help="Discard unfinished work with other settings.")
     ] = False,
     keep_features: Annotated[
         bool, typer.Option("--keep-features", help="Keep features after their last cell.")

@@ -23,7 +23,7 @@ class Weights:
     encoder_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the architecture; may be repeated.")
     ] = None
-    image_size: Annotated[int | None, typer.Option(min=1, help="Images are scaled to this size.")] = None
+    image_size: Annotated[int | None, typer.Option(min=1, help="Size to which images are scaled.")] = None
     channels: Annotated[int | None, typer.Option(help="1 for grey, 3 for colour.")] = None
 
 
@@ -78,7 +78,9 @@ class Posterior:
     ] = False
     confidence: Annotated[
         bool | None,
-        typer.Option(help="Calibrate the first form of the confidence; by default without --calibrate."),
+        typer.Option(
+            help="Calibrate the older confidence, which Trust replaces; on by default without --calibrate."
+        ),
     ] = None
     seed: options.Seed = 0
     cache: Annotated[
@@ -87,7 +89,7 @@ class Posterior:
 
 
 def fit(
-    out: Annotated[Path, typer.Option(help="The model folder, which is made.")],
+    out: Annotated[Path, typer.Option(help="The model folder to write.")],
     network: Network,
     posterior: Posterior,
     images: options.LabelledImages,

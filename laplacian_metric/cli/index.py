@@ -35,18 +35,19 @@ class Promise:
 def index(
     model: options.Model,
     data: Annotated[str, typer.Argument(help=f"The images that are searched. {options.DATA}")],
-    out: Annotated[Path, typer.Option(help="The index's folder, which is made.")],
+    out: Annotated[Path, typer.Option(help="The folder of the index to write.")],
     promise: Promise,
     images: options.LabelledImages,
     output: options.Output,
     calibrate: Annotated[
         str | None,
         typer.Option(
-            help="Labelled images that are in neither the index nor the training: lets the index refuse."
+            help="Labelled images outside of index and training, by which the index learns to refuse."
         ),
     ] = None,
     kind: Annotated[
-        Literal["flat", "ivf", "hnsw"], typer.Option(help="Exact search, or faster ones for many items.")
+        Literal["flat", "ivf", "hnsw"],
+        typer.Option(help="flat is exact; ivf and hnsw are approximate, and faster for many items."),
     ] = "flat",
     clean: Annotated[float, typer.Option(help="Leave out this share of items, the least certain.")] = 0.0,
     drop_duplicates: Annotated[
@@ -55,17 +56,19 @@ def index(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Keep the items in qdrant:URL, qdrant:FOLDER, milvus:URI or milvus:FILE.db; the index's folder has "
-            "what was calibrated."
+            help="Keep the items in qdrant:URL, qdrant:FOLDER, milvus:URI or milvus:FILE.db; the index's folder then "
+            "holds only the calibration."
         ),
     ] = None,
-    collection: Annotated[str, typer.Option(help="Its name in the engine.")] = "laplacian_metric",
+    collection: Annotated[
+        str, typer.Option(help="Name of the collection in the engine.")
+    ] = "laplacian_metric",
 ) -> None:
     """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
 
-    With a model of fit --calibrate it says how probable each answer is right, and why not.
+    With a model of fit --calibrate the index gives the probability that each answer is right, and a reason for doubt.
 
-    The training images of a data set are indexed, and all images of a folder, unless a split is named.
+    Unless a split is named, the training images of a data set are indexed, or all images of a folder.
 
     Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
 
@@ -129,7 +132,7 @@ def _once(gallery: Dataset, drop: bool) -> Dataset:
     text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} {are}{classes} ({named})"
     if not drop:
         common.warn(
-            f"warning: {text}: each finds its copy, so that answers look surer than they are; "
+            f"warning: {text}: each finds its copy, so that answers look more certain than they are; "
             "--drop-duplicates indexes each once"
         )
         return gallery
@@ -242,7 +245,8 @@ def _promise(index: Index) -> str:
     threshold = index.threshold
     if threshold is None and index.trust is not None:
         return (
-            "It says how probable each answer is right, and refuses what is not trusted. Expected calibration error:\n"
+            "It gives the probability that each answer is right, and refuses doubtful queries. "
+            "Expected calibration error:\n"
             f"{index.trust.calibration_error}. --calibrate promises an error rate."
         )
     if threshold is None:

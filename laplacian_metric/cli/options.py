@@ -105,7 +105,7 @@ class Images:
     device: Device = "cpu"
     precision: Annotated[
         Literal["float32", "bfloat16"],
-        typer.Option(help="What backbones compute in; bfloat16 only where the hardware has it."),
+        typer.Option(help="Number format of the backbone; bfloat16 only if the hardware has it."),
     ] = "float32"
 
     def model(self, folder: Path) -> ModelFolder:

@@ -23,9 +23,11 @@ class Head:
 
     target: Annotated[
         Literal["retrieval", "pair-loss", "cross-entropy"],
-        typer.Option(help="What is predicted: the share of wrong neighbours, or a loss."),
+        typer.Option(help="Target of the prediction: the share of wrong neighbours, or a loss."),
     ] = "retrieval"
-    neighbours: Annotated[int, typer.Option(min=1, help="Neighbours that count to the share.")] = 10
+    neighbours: Annotated[
+        int, typer.Option(min=1, help="Neighbours of which the share of wrong ones is predicted.")
+    ] = 10
     loss: Annotated[
         Literal["bce", "l2", "ranking"] | None,
         typer.Option(help="Loss of the head; by default bce for retrieval, else l2."),
@@ -39,7 +41,7 @@ def pretrain_risk(
     source: Annotated[
         str, typer.Argument(help="A model folder, the name of an encoder, or a file of features.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the head, which is made.")],
+    out: Annotated[Path, typer.Option(help="The folder of the head to write.")],
     head: Head,
     network: Weights,
     images: options.LabelledImages,

@@ -24,7 +24,7 @@ def report(
         bool,
         typer.Option(
             "--images/--no-images",
-            help="Show small pictures of the images on the page; everybody who gets the page gets them.",
+            help="Include small pictures of the images in the page, for everybody who receives it.",
         ),
     ] = True,
 ) -> None:

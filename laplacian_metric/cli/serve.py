@@ -32,16 +32,16 @@ def serve(
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Where the service listens; 0.0.0.0 lets other machines in.")
+        str, typer.Option(help="Address of the service; 0.0.0.0 lets other machines reach it.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the service; 0 takes a free one.")
+    ] = 8000,
     max_body: Annotated[float, typer.Option(min=0.001, help="The largest request, in MiB.")] = 10.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="That a request may take.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Longest time for an answer.")] = 30.0,
     watch: Annotated[
         float,
-        typer.Option(
-            min=0, help="Seconds between looks at the folder, which is read again; 0 does not look."
-        ),
+        typer.Option(min=0, help="Seconds between checks whether the index was replaced; 0 never checks."),
     ] = 2.0,
     device: Annotated[str, typer.Option(help="Where the model computes: cpu, cuda, cuda:1, mps.")] = "cpu",
 ) -> None:

@@ -14,7 +14,7 @@ REQUIRED = "Required unless --config has it."
 
 def train(
     out: Annotated[
-        Path, typer.Option(help="The folder that is made; checkpoints are kept beside it until then.")
+        Path, typer.Option(help="The folder to write; checkpoints are kept beside it until it is complete.")
     ],
     data: Annotated[
         str | None, typer.Option(help=f"A data set's name, or a folder of images. {REQUIRED}")
@@ -52,7 +52,7 @@ def train(
     skip_broken: options.SkipBroken = False,
     device: options.Device = "cpu",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard a training that was begun with other settings.")
+        bool, typer.Option("--fresh", help="Discard an unfinished training with other settings.")
     ] = False,
     force: options.Force = False,
     as_json: options.AsJson = False,

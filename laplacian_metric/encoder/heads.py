@@ -221,9 +221,7 @@ def _rows_by_class(features: Tensor, labels: Tensor) -> list[Tensor]:
         raise ValueError(f"labels has {len(labels)} entries for {len(features)} features")
     classes, which = labels.cpu().unique(return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(
-            f"labels has {len(classes)} class: nothing is to be told apart, at least 2 are needed"
-        )
+        raise ValueError(f"labels has {len(classes)} class: at least 2 are needed")
     counts = torch.bincount(which)
     if int(counts.max()) < 2:
         raise ValueError("no class in labels has two images, so that there are no positive pairs")

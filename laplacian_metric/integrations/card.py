@@ -58,7 +58,7 @@ def _about(config: Mapping[str, Any]) -> str:
     }
     return (
         "A Laplace posterior over the weights of an encoder's last layer. With it the encoder gives every input a "
-        "distribution\nof directions instead of a point, with a concentration that says how sure it is. The encoder "
+        "distribution\nof directions instead of a point, with a concentration that says how certain it is. The encoder "
         "itself is not in this folder.\n\n" + _table(("", ""), rows)
     )
 

@@ -180,7 +180,7 @@ class _Store:
         except MissingArtifactError:
             return
         except ArtifactError as error:
-            LOGGER.warning("%s: they are computed anew", error)
+            LOGGER.warning("%s: they are computed again", error)
             (self.folder / FeaturesManifest.FILE).unlink()
             return
         if len(stored):
@@ -217,7 +217,7 @@ class _Store:
 
     def _forget(self, what: str) -> None:
         LOGGER.warning(
-            "the loader's %s are not those of the earlier pass: all features are computed anew", what
+            "the loader's %s are not those of the earlier pass: all features are computed again", what
         )
         self.noted, self.dtype = 0, None
 

@@ -367,7 +367,7 @@ class _Note:
                 state = {}
                 # All of them, or processes would wait for sums of the pilot that others do not compute.
         if state:
-            LOGGER.info("the search for pairs goes on where it was interrupted")
+            LOGGER.info("the interrupted search for pairs resumes")
         return state
 
     def keep(self, **tensors: Tensor) -> None:

@@ -190,8 +190,8 @@ def validated_prior(
     maximum = maximise(value, low, high, steps=15, refine=REFINED)
     if min(maximum - low, high - maximum) < 1e-3 * REACH:
         LOGGER.warning(
-            "the validation pairs want a prior precision at the end of what was tried, %.3g: the more the weights are "
-            "%s, the better they are told apart",
+            "the best prior precision for the validation pairs is at the end of the range, %.3g: the more the "
+            "weights are %s, the better they are distinguished",
             math.exp(maximum),
             "held" if maximum > centre else "free",
         )

@@ -131,7 +131,7 @@ def concentration(measured: Measured) -> Section:
     infinite = sum(int(kappa.isinf().sum()) for kappa in values.values())
     png = kappa_plot(values)
     beyond = f" {infinite:,} are infinite, certain, and not drawn." if infinite else ""
-    caption = f"The greater kappa, the surer the direction. Median: {median}.{beyond}"
+    caption = f"The greater kappa, the more certain the direction. Median: {median}.{beyond}"
     if png is None:
         return Section("Concentration", [Paragraph(f"No kappa is finite and above 0. {caption}")])
     alt = f"Histograms of kappa on a logarithmic axis. Median: {median}."

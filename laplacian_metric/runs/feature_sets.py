@@ -111,7 +111,7 @@ def _stored(place: Path, of: Mapping[str, Any]) -> Dataset | None:
     except MissingArtifactError:
         return None
     except ArtifactError as error:
-        LOGGER.warning("%s: the features are computed anew", error)
+        LOGGER.warning("%s: the features are computed again", error)
     shutil.rmtree(own)
     return None
 

@@ -149,7 +149,7 @@ class _Runs:
         if problems:
             raise RunError(
                 "\n".join(dict.fromkeys(problems))
-                + "\nGive the settings back, give the cell another name, or do it anew with --fresh"
+                + "\nGive the settings back, give the cell another name, or discard the earlier work with --fresh"
             )
 
     def _check_network(self, owner: Cell, name: str, seed: int, fresh: bool) -> list[str]:
@@ -253,7 +253,9 @@ class _Runs:
                 f"in {self.work.root} or {self.results.root} and repeat the command"
             ) from error
         if isinstance(error, ChangedError):
-            raise RunError(f"{error}\nGive the settings back, or do it anew with --fresh") from error
+            raise RunError(
+                f"{error}\nGive the settings back, or discard the earlier work with --fresh"
+            ) from error
         message = failure(error)
         try:
             self._write(task, {"status": FAILED, "error": message, "seconds": None})

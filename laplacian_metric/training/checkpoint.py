@@ -137,7 +137,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
         tensors, metadata = tensor_file.load(path)
     except (OSError, DamagedArtifactError) as error:
         raise ValueError(
-            f"{path} is damaged or cannot be read ({error}): remove it, and the training starts anew"
+            f"{path} is damaged or cannot be read ({error}): remove it to start the training again"
         ) from error
     if metadata.get("format") != FORMAT:
         raise ValueError(
@@ -145,7 +145,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
         )
     if metadata.get("checksum") not in (None, str(_checksum(tensors))):
         raise ValueError(
-            f"{path} is damaged (its bytes are not those that were written): remove it, and the training starts anew"
+            f"{path} is damaged (its bytes are not those that were written): remove it to start the training again"
         )
     return tensors, json.loads(metadata["identity"]), Progress.from_json(json.loads(metadata["progress"]))
 
@@ -161,7 +161,7 @@ def check_identity(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, A
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     raise OtherRunError(
         f"{path.parent.name}/{path.name} is of a training with other settings: {shown}{more}. Choose another folder, "
-        "give the settings back, or remove the folder to start anew"
+        "give the settings back, or remove the folder to start again"
     )
 
 
@@ -199,6 +199,6 @@ def load_best(learner: Learner, folder: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(
             f"{path.parent.name} has no {BEST}: nothing was trained there, so train first; or the file was lost, so "
-            "remove the folder and train anew"
+            "remove the folder and train again"
         )
     load_embedding(path, learner, read(path)[0])

@@ -348,7 +348,7 @@ def _vectors(name: str, h: Any, items: SearchedGallery, head: Head | None) -> tu
 def _query_classes(items: SearchedGallery, labels: Any, num: int) -> NDArray[Any]:
     if labels is None:
         raise ValueError(
-            "queries have no labels: pass them, so that right and wrong answers can be told apart"
+            "queries have no labels: pass them, so that right and wrong answers can be distinguished"
         )
     classes, missing = items.classes_of(labels, num)
     if missing:

@@ -140,7 +140,7 @@ def test_without_a_threshold_what_is_not_trusted_is_refused(
     folder: Path, index: Path, tmp_path: Path
 ) -> None:
     done = worked("index", folder / "model", folder / "test.npz", "--out", tmp_path / "i")
-    assert "refuses what is not trusted" in done.out
+    assert "refuses doubtful queries" in done.out
     replies = worked("query", tmp_path / "i", "--array", folder / "ood.parquet", "--json").json()["replies"]
     refused_queries = [reply for reply in replies if reply["answered"] is False]
     assert len(refused_queries) > 0.8 * len(replies)

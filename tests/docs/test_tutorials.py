@@ -68,8 +68,8 @@ def test_while_the_network_is_trained(page: Any) -> None:
     names = page("tutorials/online")
     assert names["recall"] > 0.7
     assert names["errors"] > 0.55
-    assert names["told"]["low rank"] > 0.9
-    assert 0.35 < names["told"]["diagonal"] < 0.65
+    assert names["aurocs"]["low rank"] > 0.9
+    assert 0.35 < names["aurocs"]["diagonal"] < 0.65
 
 
 def test_a_threshold_that_keeps_its_promise(page: Any) -> None:

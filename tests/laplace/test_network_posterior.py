@@ -439,7 +439,7 @@ def test_another_order_encoder_or_loss_starts_anew(tmp_path: Path, caplog: pytes
         caplog.clear()
         lam = NetworkLAM(changed, LOSS, **{"layers": "all", **options})  # type: ignore[arg-type]
         lam.fit(data, cache=tmp_path, check_mode=False)
-        assert "starts anew" in caplog.text
+        assert "starts again" in caplog.text
         expected = fitted(changed, data, **{"layers": "all", **options})
         assert lam.diagnostics() == expected.diagnostics()
     file.write_bytes(kept[:100])

@@ -256,5 +256,5 @@ def test_an_end_of_what_was_tried_is_told(
 
     monkeypatch.setattr(module, "pair_log_likelihood", narrower)
     fitted.optimize_prior_precision("validation", *noisy(1), samples=2, generator=seeded())
-    assert "at the end of what was tried" in caplog.text
+    assert "at the end of the range" in caplog.text
     assert "the more the weights are held" in caplog.text

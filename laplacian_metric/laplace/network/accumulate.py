@@ -106,7 +106,7 @@ def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkF
             sums = kept.to(task.encoder.head.weight.device)
         else:
             LOGGER.warning(
-                "%s is of another encoder, loss or order of the images: the fit starts anew", file.path.name
+                "%s is of another encoder, loss or order of the images: the fit starts again", file.path.name
             )
     with together(reduce):
         seen = _second_pass(task, loader, groups, (positives, negatives), sums, file)

@@ -152,7 +152,7 @@ class StateFile:
                 digest=str(note["digest"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            LOGGER.warning("%s cannot be read (%s): the fit starts anew", self.path.name, error)
+            LOGGER.warning("%s cannot be read (%s): the fit starts again", self.path.name, error)
             return None
 
     def write(self, sums: Sums) -> None:
