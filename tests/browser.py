@@ -25,14 +25,14 @@ def missing(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def found(names: tuple[str, ...]) -> str | None:
+def installed_path(names: tuple[str, ...]) -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Any]:
     """Start Chromium without a window; both paths are given, so that selenium looks for nothing in the network."""
-    browser, program = found(BROWSERS), found(DRIVERS)
+    browser, program = installed_path(BROWSERS), installed_path(DRIVERS)
     if browser is None:
         missing(f"none of {', '.join(BROWSERS)} is installed")
     if program is None:

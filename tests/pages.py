@@ -15,8 +15,8 @@ def code_blocks(page: Path, language: str = "python") -> list[str]:
 def run_page(page: Path) -> dict[str, object]:
     """Run all Python of a page, from top to bottom; returns the names that it defined."""
     names: dict[str, object] = {}
-    found = code_blocks(page)
-    assert found, f"{page.name} has no Python to run"
-    for code in found:
+    blocks = code_blocks(page)
+    assert blocks, f"{page.name} has no Python to run"
+    for code in blocks:
         exec(compile(code, page.name, "exec"), names)
     return names

@@ -77,9 +77,9 @@ def test_the_check_reads_the_real_tree(root: Path) -> None:
 )
 def test_a_wrong_import_is_found(tmp_path: Path, name: str, source: str, expected: str) -> None:
     write_tree(tmp_path, {"laplacian_metric/methods/b/y.py": "", name: source})
-    found = wrong_imports(tmp_path)
+    wrong = wrong_imports(tmp_path)
     assert any(
-        message.startswith(f"{name}:") and message.endswith(f"imports {expected}") for message in found
+        message.startswith(f"{name}:") and message.endswith(f"imports {expected}") for message in wrong
     )
 
 
@@ -154,12 +154,12 @@ def test_no_file_names_a_path_of_a_machine(root: Path) -> None:
         pytest.skip("not a git checkout, so the project's own files cannot be told from others")
     files = text_files(root)
     assert root / "README.md" in files
-    found = {
+    imported = {
         path.relative_to(root).as_posix(): paths
         for path in files
         if path != Path(__file__).resolve() and (paths := machine_paths(path.read_text(encoding="utf-8")))
     }
-    assert found == {}
+    assert imported == {}
 
 
 def test_a_path_of_a_machine_is_found() -> None:

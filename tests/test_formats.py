@@ -161,10 +161,10 @@ def test_cached_features_are_taken_up(folder: Path, monkeypatch: pytest.MonkeyPa
     features = network.features
     monkeypatch.setattr(network, "features", lambda batch: calls.append(len(batch)) or features(batch))
     loader = [(x[:12], labels[:12]), (x[12:], labels[12:])]
-    found = LAM(network, LOSS).features(loader, folder=folder / "features")
+    collected = LAM(network, LOSS).features(loader, folder=folder / "features")
     assert calls == [12], "only the first batch is computed again, to compare it"
-    assert_allclose(found.features, EXPECTED["features"]["features"], rtol=1e-6)
-    assert found.labels.tolist() == EXPECTED["features"]["labels"]
+    assert_allclose(collected.features, EXPECTED["features"]["features"], rtol=1e-6)
+    assert collected.labels.tolist() == EXPECTED["features"]["labels"]
 
 
 def test_model_folders_of_features_a_name_and_an_architecture() -> None:
@@ -233,9 +233,9 @@ def test_files_of_embeddings(suffix: str) -> None:
 
 
 def test_result_of_an_evaluation() -> None:
-    found = read_result(FORMATS / "evaluation.json")
-    assert (found.name, found.seed) == ("features", 0)
-    assert found.values["recall@1"] == EXPECTED["commands"]["recall@1"]
+    result = read_result(FORMATS / "evaluation.json")
+    assert (result.name, result.seed) == ("features", 0)
+    assert result.values["recall@1"] == EXPECTED["commands"]["recall@1"]
 
 
 def test_what_a_training_by_command_keeps(folder: Path) -> None:
@@ -248,8 +248,8 @@ def test_what_a_training_by_command_keeps(folder: Path) -> None:
     with torch.no_grad():
         assert_allclose(network.raw(images()), expected["deterministic"], rtol=1e-4, atol=1e-6)
     before = (kept / "pfe" / "model" / "seed0" / "best.safetensors").read_bytes()
-    found = runs.fitted("model", 0, cells_dir=kept / "pfe" / "cells", work=kept / "pfe", progress=False)
-    check(found.embed(images()), expected["pfe"])
+    cell = runs.fitted("model", 0, cells_dir=kept / "pfe" / "cells", work=kept / "pfe", progress=False)
+    check(cell.embed(images()), expected["pfe"])
     assert (kept / "pfe" / "model" / "seed0" / "best.safetensors").read_bytes() == before
 
 

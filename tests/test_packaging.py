@@ -19,8 +19,10 @@ def metadata(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = tmp_path_factory.mktemp("metadata")
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
-    (made,) = folder.glob("*.egg-info")
-    return {path.name: path.read_text(encoding="utf-8") for path in made.iterdir() if path.is_file()}
+    (metadata_folder,) = folder.glob("*.egg-info")
+    return {
+        path.name: path.read_text(encoding="utf-8") for path in metadata_folder.iterdir() if path.is_file()
+    }
 
 
 def requirements(metadata: dict[str, str]) -> list[str]:
@@ -29,9 +31,9 @@ def requirements(metadata: dict[str, str]) -> list[str]:
 
 
 def test_every_dependency_has_a_lower_bound_and_none_is_a_url(metadata: dict[str, str]) -> None:
-    found = requirements(metadata)
-    assert any(line.startswith("torch>=2.6") for line in found)
-    for line in found:
+    required = requirements(metadata)
+    assert any(line.startswith("torch>=2.6") for line in required)
+    for line in required:
         assert re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?>=[0-9.]+", line), line
 
 

@@ -54,8 +54,8 @@ def test_what_is_projected() -> None:
         {**dict.fromkeys(growth.COLUMNS), "images": n, "fit s": n**2 / 1e10, "fit MiB": 100 + n / 1000}
         for n in (20_000, 80_000, 160_000)
     ]
-    found = growth.extrapolated(rows, 1_600_000)
-    assert found["fit h"] == pytest.approx(1_600_000**2 / 1e10 / 3600)
-    assert found["fit exponent"] == pytest.approx(2)
-    assert found["fit GiB"] == pytest.approx(1700 / 1024)
+    projected = growth.extrapolated(rows, 1_600_000)
+    assert projected["fit h"] == pytest.approx(1_600_000**2 / 1e10 / 3600)
+    assert projected["fit exponent"] == pytest.approx(2)
+    assert projected["fit GiB"] == pytest.approx(1700 / 1024)
     assert growth.exponent(rows, "fit s", 20_000, 160_000) == pytest.approx(2)

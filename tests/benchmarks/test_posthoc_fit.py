@@ -45,5 +45,5 @@ def test_the_table_has_every_part(tmp_path: Path, data_dir: Path, monkeypatch: p
     share = 100 * row["backbone s"] / (row["backbone s"] + sum(parts))
     assert row["backbone's share %"] == pytest.approx(share, abs=0.01)
     # The backbone's time is that of all batches, whenever they were computed.
-    (told,) = (json.loads(path.read_text()) for path in kept.rglob("seconds.json"))
-    assert row["backbone s"] == pytest.approx(sum(seconds for seconds, _ in told.values()))
+    (timings,) = (json.loads(path.read_text()) for path in kept.rglob("seconds.json"))
+    assert row["backbone s"] == pytest.approx(sum(seconds for seconds, _ in timings.values()))

@@ -75,26 +75,34 @@ class Place:
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Everything that commands are tried on."""
-    found = Place(tmp_path_factory.mktemp("commands"))
-    photos(found.photos, 30)
-    photos(found.digits, 6, classes=2, name="mnist", split="test")
-    save_encoder(trained_encoder(), found.weights)
+    new_place = Place(tmp_path_factory.mktemp("commands"))
+    photos(new_place.photos, 30)
+    photos(new_place.digits, 6, classes=2, name="mnist", split="test")
+    save_encoder(trained_encoder(), new_place.weights)
     features, labels = clusters(400)
-    np.savez(found.features, features=features, labels=labels)
+    np.savez(new_place.features, features=features, labels=labels)
     others, classes = clusters(240, seed=1)
-    np.savez(found.test_features, features=others, labels=classes, ids=[f"t{row}" for row in range(240)])
-    np.save(found.stranger_features, 3 * np.ones((20, 6), dtype=np.float32) + clusters(20, seed=2)[0])
-    worked("fit", "--weights", found.weights, "--data", found.photos, "--out", found.model)
+    np.savez(new_place.test_features, features=others, labels=classes, ids=[f"t{row}" for row in range(240)])
+    np.save(new_place.stranger_features, 3 * np.ones((20, 6), dtype=np.float32) + clusters(20, seed=2)[0])
+    worked("fit", "--weights", new_place.weights, "--data", new_place.photos, "--out", new_place.model)
     worked(
-        *("fit", "--features", found.features, "--dim", 4, "--steps", 100, "--out", found.flat_model),
+        *("fit", "--features", new_place.features, "--dim", 4, "--steps", 100, "--out", new_place.flat_model),
         *("--structure", "lowrank", "--rank", 5),
     )
     worked(
-        *("index", found.flat_model, found.features, "--calibrate", found.test_features, "--alpha", 0.2),
-        *("--out", found.index),
+        *(
+            "index",
+            new_place.flat_model,
+            new_place.features,
+            "--calibrate",
+            new_place.test_features,
+            "--alpha",
+            0.2,
+        ),
+        *("--out", new_place.index),
     )
-    worked("embed", found.flat_model, found.test_features, "--out", found.queries)
-    return found
+    worked("embed", new_place.flat_model, new_place.test_features, "--out", new_place.queries)
+    return new_place
 
 
 def trained_encoder() -> Encoder:

@@ -53,18 +53,18 @@ def test_the_sessions_of_the_page(
         "serve",
     }  # serve goes on until it is stopped
     # What the page says of them.
-    answered = next(found for line, found in done.items() if "--array digits" in line)
+    answered = next(outcome for line, outcome in done.items() if "--array digits" in line)
     assert "refused: its uncertainty" in answered.out or "queries are refused" in answered.out
-    trusted = next(found for line, found in done.items() if "--array unseen" in line)
+    trusted = next(outcome for line, outcome in done.items() if "--array unseen" in line)
     assert "nearest is right" in trusted.out
-    promised = next(found for line, found in done.items() if "--calibrate" in line)
+    promised = next(outcome for line, outcome in done.items() if "--calibrate" in line)
     assert "Promised: at most 30.0%" in promised.out
-    asked = next(found for line, found in done.items() if line.endswith("--json"))
-    assert len(json.loads(asked.out)["replies"]) == 1
+    as_json = next(outcome for line, outcome in done.items() if line.endswith("--json"))
+    assert len(json.loads(as_json.out)["replies"]) == 1
     assert Path("model-report", "report.html").stat().st_size > 100_000
     # Nothing else is said, but for how long it takes on a slow machine.
-    known = ("warning", "this index", "training: ", "features: ", "head: ", "embeddings: ")
-    assert all(not found.err or found.err.startswith(known) for found in done.values())
+    harmless = ("warning", "this index", "training: ", "features: ", "head: ", "embeddings: ")
+    assert all(not outcome.err or outcome.err.startswith(harmless) for outcome in done.values())
     run_page(page)
 
 
@@ -109,7 +109,7 @@ def test_the_commands_about_a_threshold(
 
 
 def test_no_other_page_has_commands(root: Path) -> None:
-    found = {path.name for path in (root / "docs").rglob("*.md") if commands(path)}
+    pages = {path.name for path in (root / "docs").rglob("*.md") if commands(path)}
     # Those of these pages need a server, a device or long: they are tried by other means, and tests/docs parses them.
     elsewhere = {"benchmark.md", "gpu.md", "serve.md", "vector_databases.md"}
-    assert found - elsewhere == {"command_line.md", "existing_checkpoints.md", "index.md", "threshold.md"}
+    assert pages - elsewhere == {"command_line.md", "existing_checkpoints.md", "index.md", "threshold.md"}

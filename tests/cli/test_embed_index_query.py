@@ -34,19 +34,19 @@ def names(folder: Path) -> list[str]:
 
 def test_every_image_of_a_folder_is_embedded(tmp_path: Path, place: Place) -> None:
     done = worked("embed", place.model, place.photos, "--out", tmp_path / "e.npz", "--json")
-    found = Embedded.read(tmp_path / "e.npz")
-    assert len(found.ids) == 120
-    assert found.ids[:2] == ("class 0/000.png", "class 0/001.png")
+    embedded = Embedded.read(tmp_path / "e.npz")
+    assert len(embedded.ids) == 120
+    assert embedded.ids[:2] == ("class 0/000.png", "class 0/001.png")
     model = ModelFolder.load(place.model)
     data = load_data("folder", "all", path=place.photos, image_size=28, channels=1, preprocessing="unit")
     e = model.lam.embed(data.floats())
-    np.testing.assert_allclose(found.items.mean, e.mean, atol=1e-5)
-    np.testing.assert_allclose(found.point, e.point, atol=1e-5)
-    np.testing.assert_allclose(found.items.kappa, e.kappa, rtol=1e-3)
-    np.testing.assert_allclose(found.items.uncertainty, e.uncertainty, atol=1e-4)
-    assert found.items.source == model.lam.fingerprint()
+    np.testing.assert_allclose(embedded.items.mean, e.mean, atol=1e-5)
+    np.testing.assert_allclose(embedded.point, e.point, atol=1e-5)
+    np.testing.assert_allclose(embedded.items.kappa, e.kappa, rtol=1e-3)
+    np.testing.assert_allclose(embedded.items.uncertainty, e.uncertainty, atol=1e-4)
+    assert embedded.items.source == model.lam.fingerprint()
     least = done.json()["least_certain"]
-    assert least[0]["uncertainty"] == found.items.uncertainty.max()
+    assert least[0]["uncertainty"] == embedded.items.uncertainty.max()
     # What of its parts the folder has plays no role.
     (tmp_path / "deep" / "a" / "b").mkdir(parents=True)
     shutil.copy(place.photos / "class 0" / "000.png", tmp_path / "deep" / "a" / "b" / "x.PNG")
@@ -127,9 +127,16 @@ def test_an_index_promises_what_calibrate_does(place: Place) -> None:
     queries, classes = clusters(240, seed=1)
     items = Items.of(model.lam.embed_features(torch.from_numpy(features)), variance=False)
     assert np.array_equal(index.items.mean, items.mean)
-    asked = Items.of(model.lam.embed_features(torch.from_numpy(queries)))
+    query_items = Items.of(model.lam.embed_features(torch.from_numpy(queries)))
     expected = calibrate(
-        index, asked, classes, labels, alpha=0.2, delta=0.1, level=0.9, generator=np.random.default_rng(0)
+        index,
+        query_items,
+        classes,
+        labels,
+        alpha=0.2,
+        delta=0.1,
+        level=0.9,
+        generator=np.random.default_rng(0),
     )
     assert index.calibrations.to_dict() == expected.calibrations.to_dict()
     assert index.threshold is not None
@@ -224,20 +231,20 @@ def test_an_interrupted_index_leaves_nothing(
 
 
 def replies(*arguments: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = worked("query", *arguments, "--json").json()["replies"]
-    return found
+    listed: list[dict[str, Any]] = worked("query", *arguments, "--json").json()["replies"]
+    return listed
 
 
 def test_answers_are_those_of_the_index(place: Place) -> None:
     index, queries = load(place.index), Embedded.read(place.queries)
     answers = index.query(queries.items, 3, abstain=True)
-    found = replies(place.index, "--array", place.queries, "-k", 3)
-    assert [reply["query"] for reply in found] == list(queries.ids)
+    listed = replies(place.index, "--array", place.queries, "-k", 3)
+    assert [reply["query"] for reply in listed] == list(queries.ids)
     assert answers.answered is not None
     assert answers.probability is not None
-    assert [reply["answered"] for reply in found] == answers.answered.tolist()
+    assert [reply["answered"] for reply in listed] == answers.answered.tolist()
     assert 0 < answers.answered.sum() < 240
-    for row, reply in enumerate(found):
+    for row, reply in enumerate(listed):
         if not reply["answered"]:
             assert reply["matches"] == []
             assert "above the threshold" in reply["reason"]
@@ -256,10 +263,10 @@ def test_answers_are_those_of_the_index(place: Place) -> None:
 
 def test_items_ask_without_finding_themselves(place: Place) -> None:
     index = load(place.index)
-    found = replies(place.index, "--id", "7", "--id", "11", "-k", 2, "--order", "expected distance", "--all")
+    listed = replies(place.index, "--id", "7", "--id", "11", "-k", 2, "--order", "expected distance", "--all")
     answers = index.query_ids(["7", "11"], 2, order="expected distance")
-    assert [[match["item"] for match in reply["matches"]] for reply in found] == answers.ids.tolist()
-    assert all(match["item"] != reply["query"] for reply in found for match in reply["matches"])
+    assert [[match["item"] for match in reply["matches"]] for reply in listed] == answers.ids.tolist()
+    assert all(match["item"] != reply["query"] for reply in listed for match in reply["matches"])
 
 
 def test_a_table_says_what_was_refused(place: Place) -> None:
@@ -298,9 +305,9 @@ def test_wrong_queries(tmp_path: Path, place: Place) -> None:
     path = tmp_path / "damaged" / "mean.npy"
     path.write_bytes(path.read_bytes()[:-8])
     worked("embed", place.model, place.digits, "--out", tmp_path / "other.npz")
-    found = Embedded.read(place.queries)
-    items = Items(found.items.mean, found.items.kappa, found.items.uncertainty, None, "ab" * 32)
-    Embedded(items, found.point, found.ids).write(tmp_path / "stranger.npz")
+    embedded = Embedded.read(place.queries)
+    items = Items(embedded.items.mean, embedded.items.kappa, embedded.items.uncertainty, None, "ab" * 32)
+    Embedded(items, embedded.point, embedded.ids).write(tmp_path / "stranger.npz")
     wrong: dict[str, tuple[object, ...]] = {
         "pass either --id": (index,),
         "or --array": (index, "--id", "7", "--array", place.queries),

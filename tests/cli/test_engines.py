@@ -42,9 +42,9 @@ def test_a_collection_answers_as_an_index_does(folder: Path, engine: str, tmp_pa
     done = worked(*built, "--engine", engine, "--collection", "photos", "--out", tmp_path / "kept")
     assert "160 items" in done.out
     assert engine.partition(":")[0] in done.out
-    asked = ("--array", folder / "queries.npz", "--json")
-    expected = worked("query", tmp_path / "index", *asked).json()["replies"]
-    replies = worked("query", tmp_path / "kept", *asked).json()["replies"]
+    question = ("--array", folder / "queries.npz", "--json")
+    expected = worked("query", tmp_path / "index", *question).json()["replies"]
+    replies = worked("query", tmp_path / "kept", *question).json()["replies"]
     for ours, theirs in zip(replies, expected, strict=True):
         assert [match["item"] for match in ours["matches"]] == [match["item"] for match in theirs["matches"]]
         assert (ours["answered"], ours["verdict"], ours["label"]) == (

@@ -30,10 +30,10 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
         *("evaluate", place.flat_model, place.test_features, "--strangers", place.stranger_features, *QUICK),
         *("--out", tmp_path / "e.json", "--json"),
     )
-    found = done.json()
+    evaluation = done.json()
     written = json.loads((tmp_path / "e.json").read_text())
     assert len(written["queries"]["uncertainty"]) == 240
-    assert found == {**written, "queries": None}  # what was measured of each query is for the file
+    assert evaluation == {**written, "queries": None}  # what was measured of each query is for the file
     lam_ = ModelFolder.load(place.flat_model).lam
     features, labels = (torch.from_numpy(one) for one in clusters(240, seed=1))
     e = lam_.embed_features(features)
@@ -47,20 +47,20 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
         resamples=20,
         generator=torch.Generator().manual_seed(0),
     )
-    for name, value in found["values"].items():
+    for name, value in evaluation["values"].items():
         assert value == pytest.approx(expected[name]), name
-    interval = found["intervals"]["recall@1"]
+    interval = evaluation["intervals"]["recall@1"]
     assert interval["low"] == pytest.approx(expected.intervals["recall@1"].low)
     # Refusing nobody leaves the error of retrieval, and refusing some makes it smaller here.
-    refusals = found["refusals"]
+    refusals = evaluation["refusals"]
     assert refusals[0]["share"] == 0
-    assert refusals[0]["error"] == pytest.approx(1 - found["values"]["recall@1"])
+    assert refusals[0]["error"] == pytest.approx(1 - evaluation["values"]["recall@1"])
     assert refusals[-1]["share"] == pytest.approx(0.5)
     assert refusals[-1]["error"] < refusals[0]["error"]
     assert refusals[-1]["ood"]["strangers"] > 0.9
     # The file is the evaluation, and scores without a method stand beside the posterior.
-    again = model_evaluation.ModelEvaluation.model_validate(found)
-    assert again.to_dict() == found
+    again = model_evaluation.ModelEvaluation.model_validate(evaluation)
+    assert again.to_dict() == evaluation
     assert "feature norm, no method" in again.scores
     assert str(place.root) not in done.out
 
@@ -139,11 +139,11 @@ def test_a_table_for_people(place: Place) -> None:
 
 
 def test_images_that_were_seen_are_counted(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    found = worked("evaluate", place.model, place.photos, *QUICK, "--json").json()
-    assert found["data"]["seen"] == {"train": 96, "validation": 12}
+    evaluation = worked("evaluate", place.model, place.photos, *QUICK, "--json").json()
+    assert evaluation["data"]["seen"] == {"train": 96, "validation": 12}
     assert "was fitted to 96 of the 120 images" in caplog.text
-    found = worked("evaluate", place.model, f"{place.photos}:test", *QUICK, "--json").json()
-    assert found["data"]["seen"] == {"train": 0, "validation": 0}
+    evaluation = worked("evaluate", place.model, f"{place.photos}:test", *QUICK, "--json").json()
+    assert evaluation["data"]["seen"] == {"train": 0, "validation": 0}
 
 
 def test_wrong_evaluations(tmp_path: Path, place: Place) -> None:
@@ -231,16 +231,16 @@ def test_spreads_and_paired_differences(tmp_path: Path) -> None:
     scores = {"diag": [0.70, 0.72, 0.77], "full": [0.74, 0.75, 0.79]}
     paths = [
         result(tmp_path / f"{name}{seed}.json", name, seed, r_auroc=value, **{"recall@1": 0.5})
-        for name, found in scores.items()
-        for seed, value in enumerate(found)
+        for name, values in scores.items()
+        for seed, value in enumerate(values)
     ]
-    found = worked("compare", *paths, "--json").json()
-    diag, full = found["results"]
+    comparison = worked("compare", *paths, "--json").json()
+    diag, full = comparison["results"]
     assert diag["seeds"] == [0, 1, 2]
     assert diag["values"]["r_auroc"]["mean"] == pytest.approx(np.mean(scores["diag"]))
     assert diag["values"]["r_auroc"]["deviation"] == pytest.approx(np.std(scores["diag"], ddof=1))
     assert full["values"]["auroc digits"] == {"mean": pytest.approx(0.9), "deviation": pytest.approx(0)}
-    (gap,) = [one for one in found["differences"] if one["metric"] == "r_auroc"]
+    (gap,) = [one for one in comparison["differences"] if one["metric"] == "r_auroc"]
     expected = metrics.compare_paired(scores["full"], scores["diag"])
     assert gap["difference"] == pytest.approx(expected.difference)
     assert gap["paired"]["low"] == pytest.approx(expected.low)
@@ -270,17 +270,17 @@ def test_results_of_runs_beside_those_of_models(tmp_path: Path, root: Path, plac
             "mine",
         )
     )
-    found = worked("compare", *runs, tmp_path / "e.json", "--json").json()
-    assert [one["name"] for one in found["results"]] == [
+    comparison = worked("compare", *runs, tmp_path / "e.json", "--json").json()
+    assert [one["name"] for one in comparison["results"]] == [
         "fashion_mnist/laplace_diag",
         "fashion_mnist/pfe",
         "mine",
     ]
     content = [json.loads(path.read_text()) for path in runs[:2]]
     expected = np.mean([one["scores"]["own"]["r_auroc"] for one in content])
-    assert found["results"][0]["values"]["r_auroc"]["mean"] == pytest.approx(expected)
+    assert comparison["results"][0]["values"]["r_auroc"]["mean"] == pytest.approx(expected)
     expected = np.mean([one["scores"]["own"]["out"]["mnist"]["auroc"] for one in content])
-    assert found["results"][0]["values"]["auroc mnist"]["mean"] == pytest.approx(expected)
+    assert comparison["results"][0]["values"]["auroc mnist"]["mean"] == pytest.approx(expected)
 
 
 def test_wrong_results(tmp_path: Path) -> None:
@@ -309,8 +309,8 @@ def test_wrong_results(tmp_path: Path) -> None:
     }
     for said, arguments in wrong.items():
         assert said in refused("compare", *arguments), said
-    found = worked("compare", good, same, "--name", "one", "--name", "two", "--json").json()
-    assert found["differences"][0]["paired"] is None
+    comparison = worked("compare", good, same, "--name", "one", "--name", "two", "--json").json()
+    assert comparison["differences"][0]["paired"] is None
     assert lam("compare").code == 2
 
 

@@ -35,8 +35,8 @@ def test_a_module_is_imported_before_cells_are_read(tmp_path: Path, options: lis
 
 def test_cells_are_run_listed_and_put_into_tables(tmp_path: Path, options: list[object]) -> None:
     def states() -> dict[str, str]:
-        found = worked("experiment", "list", *options, "--json").json()
-        return {one["cell"]: one["state"] for one in found}
+        listed = worked("experiment", "list", *options, "--json").json()
+        return {one["cell"]: one["state"] for one in listed}
 
     assert states() == {"mini/deterministic": "to do", "mini/laplace": "to do"}
     done = worked("experiment", "run", *options, "--json")
@@ -90,10 +90,10 @@ def test_wrong_experiments(tmp_path: Path, options: list[object]) -> None:
 
 def test_a_failed_cell_ends_with_1(tmp_path: Path, options: list[object]) -> None:
     cell = tmp_path / "cells" / "mini" / "deterministic.yaml"
-    found: dict[str, Any] = yaml.safe_load(cell.read_text())
-    found["data"]["train"] = "cub-200-2011"
-    found["network"] = {"name": "cifar-10"}
-    cell.write_text(yaml.safe_dump(found))
+    cell_content: dict[str, Any] = yaml.safe_load(cell.read_text())
+    cell_content["data"]["train"] = "cub-200-2011"
+    cell_content["network"] = {"name": "cifar-10"}
+    cell.write_text(yaml.safe_dump(cell_content))
     done = lam(
         "experiment", "run", *options, "--data-dir", tmp_path, "--cells", "mini/deterministic", "--json"
     )
@@ -115,9 +115,9 @@ def test_an_interrupted_run(options: list[object], monkeypatch: pytest.MonkeyPat
 
 
 def test_data_sets_are_listed() -> None:
-    found = worked("data", "list", "--json").json()
-    assert [one["name"] for one in found] == list(data.names())
-    assert found[-1]["licence"]
+    listed = worked("data", "list", "--json").json()
+    assert [one["name"] for one in listed] == list(data.names())
+    assert listed[-1]["licence"]
     assert "cub-200-2011" in worked("data", "list").out
 
 
@@ -130,20 +130,20 @@ def test_data_sets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         miniatures.svhn,
     ):
         make(tmp_path)
-    there = {"fashion-mnist", "mnist", "cifar-10", "cub-200-2011", "svhn", "n-digit-mnist"}
-    there |= {"folder", "sample-mnist", "sample-fashion-mnist"}
-    found = {one["name"]: one for one in worked("data", "check", "--data-dir", tmp_path, "--json").json()}
-    assert {name for name, one in found.items() if one["found"]} == there
-    assert found["sample-mnist"]["place"] == "installed with the package"
-    assert found["cub-200-2011"]["place"] == str(tmp_path / "CUB_200_2011")
-    assert "cars196" in found["cars-196"]["problem"]
+    present = {"fashion-mnist", "mnist", "cifar-10", "cub-200-2011", "svhn", "n-digit-mnist"}
+    present |= {"folder", "sample-mnist", "sample-fashion-mnist"}
+    checked = {one["name"]: one for one in worked("data", "check", "--data-dir", tmp_path, "--json").json()}
+    assert {name for name, one in checked.items() if one["found"]} == present
+    assert checked["sample-mnist"]["place"] == "installed with the package"
+    assert checked["cub-200-2011"]["place"] == str(tmp_path / "CUB_200_2011")
+    assert "cars196" in checked["cars-196"]["problem"]
     assert worked("data", "check", "mnist", "--data-dir", tmp_path).code == 0
     done = lam("data", "check", "mnist", "cars-196", "--data-dir", tmp_path)
     assert done.code == 1
     assert "lam data where" in done.out
     monkeypatch.setenv("LAPLACIAN_METRIC_DATA", str(tmp_path))
     assert worked("data", "where", "--json").json()["folders"][0] == str(tmp_path)
-    told = worked("data", "where", "cub-200-2011", "--json").json()["data"]
-    assert told[0]["page"].startswith("https://")
+    folders = worked("data", "where", "cub-200-2011", "--json").json()["data"]
+    assert folders[0]["page"].startswith("https://")
     assert "layout" in worked("data", "where", "cub-200-2011").out
     assert "did you mean 'mnist'" in refused("data", "check", "mnst")

@@ -48,8 +48,8 @@ def test_a_model_of_images_is_the_posterior_of_its_training_part(place: Place) -
     }
     assert model.class_names == tuple(f"class {label}" for label in range(4))
     images = data.floats()[:9]
-    given = model.lam.embed(images)
-    torch.testing.assert_close(given.kappa, expected.embed(images).kappa, rtol=1e-2, atol=0)
+    embedded = model.lam.embed(images)
+    torch.testing.assert_close(embedded.kappa, expected.embed(images).kappa, rtol=1e-2, atol=0)
     assert str(place.root) not in (place.model / "model.json").read_text()
 
 
@@ -57,13 +57,13 @@ def test_features_are_divided_and_their_posterior_is_as_by_hand(place: Place) ->
     model = ModelFolder.load(place.flat_model)
     features, labels = clusters(400)
     source = open_source(str(place.features), Opening(None))
-    train, held = divided(source, "images")
+    train, held_out = divided(source, "images")
     # The fifth of ten rows of every class validates.
     rank = np.zeros(400, dtype=int)
     for label in range(4):
         rows = np.flatnonzero(labels == label)
         rank[rows] = np.arange(len(rows)) % 10
-    assert [int(one) for one in held.ids] == np.flatnonzero(rank == 4).tolist()
+    assert [int(one) for one in held_out.ids] == np.flatnonzero(rank == 4).tolist()
     rows = torch.from_numpy(features[rank != 4])
     expected = LAM(model.encoder, model.lam.loss, structure="lowrank", rank=5)
     expected.prior_precision = model.lam.prior_precision
@@ -88,9 +88,9 @@ def test_features_are_divided_and_their_posterior_is_as_by_hand(place: Place) ->
 def test_whole_classes_can_be_held_out(tmp_path: Path) -> None:
     features, labels = clusters(200, classes=10, width=12)
     np.savez(tmp_path / "f.npz", features=features, labels=labels)
-    train, held = divided(open_source(str(tmp_path / "f.npz"), Opening(None)), "classes")
-    assert sorted(set(held.label_names.tolist())) == ["4", "9"]
-    assert set(train.label_names.tolist()).isdisjoint(held.label_names.tolist())
+    train, held_out = divided(open_source(str(tmp_path / "f.npz"), Opening(None)), "classes")
+    assert sorted(set(held_out.label_names.tolist())) == ["4", "9"]
+    assert set(train.label_names.tolist()).isdisjoint(held_out.label_names.tolist())
 
 
 @pytest.mark.parametrize("head", ["identity", "whitening", "trained"])
@@ -118,7 +118,7 @@ def test_labels_beside_features_in_every_format(tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", words)
     save_file({"features": features}, tmp_path / "f.safetensors")
     save_file({"labels": labels}, tmp_path / "l.safetensors")
-    found = {}
+    priors = {}
     for kind in ("npy", "safetensors"):
         done = worked(
             *(
@@ -132,9 +132,9 @@ def test_labels_beside_features_in_every_format(tmp_path: Path) -> None:
             ),
             *("--no-confidence", "--out", tmp_path / kind, "--json"),
         )
-        found[kind] = done.json()["settings"]["prior_precision"]
+        priors[kind] = done.json()["settings"]["prior_precision"]
         assert ModelFolder.load(tmp_path / kind).lam.confidence is None
-    assert found["npy"] == found["safetensors"]
+    assert priors["npy"] == priors["safetensors"]
     assert ModelFolder.load(tmp_path / "npy").class_names == ("ant", "bee", "cat", "dog")
 
 
@@ -260,30 +260,30 @@ def bad_arrays(folder: Path) -> dict[str, list[object]]:
     (folder / "text.safetensors").write_text("hello")
     np.save(folder / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
 
-    def given(features: str, labels: str = "l.npy") -> list[object]:
+    def from_features(features: str, labels: str = "l.npy") -> list[object]:
         return ["--features", folder / features, "--labels", folder / labels]
 
     return {
-        "there is no file": given("nothing.npy"),
-        "cut.npz is damaged": given("cut.npz"),
-        "cut.npy is damaged": given("cut.npy"),
-        "no safetensors file": given("text.safetensors"),
-        "holds objects of Python": given("objects.npy"),
-        "no array 'features', it has: a, b": given("other.npz"),
-        "row 3": given("nan.npy"),
-        "40 entries for 50 images": given("f.npy", "short.npy"),
-        "needs at least 2 classes": given("f.npy", "one.npy"),
-        "shape (6,)": given("flat.npy"),
-        "nothing in it": given("none.npy"),
-        "dtype float64": given("f.npy", "real.npy"),
+        "there is no file": from_features("nothing.npy"),
+        "cut.npz is damaged": from_features("cut.npz"),
+        "cut.npy is damaged": from_features("cut.npy"),
+        "no safetensors file": from_features("text.safetensors"),
+        "holds objects of Python": from_features("objects.npy"),
+        "no array 'features', it has: a, b": from_features("other.npz"),
+        "row 3": from_features("nan.npy"),
+        "40 entries for 50 images": from_features("f.npy", "short.npy"),
+        "needs at least 2 classes": from_features("f.npy", "one.npy"),
+        "shape (6,)": from_features("flat.npy"),
+        "nothing in it": from_features("none.npy"),
+        "dtype float64": from_features("f.npy", "real.npy"),
         "pass --labels FILE": ["--features", folder / "f.npy"],
         "is no folder or file": ["--features", "elsewhere"],
-        "leave --encoder": [*given("f.npy"), "--encoder", "fashion-mnist"],
-        "has its own": [*given("f.npy"), "--head", "identity", "--dim", 3],
-        "no head to keep": [*given("f.npy"), "--head", "keep"],
-        "marginal, validation or a number": [*given("f.npy"), "--prior", "best"],
-        "prior_precision is -1": [*given("f.npy"), "--prior", "-1"],
-        "1 to 6 principal components": [*given("f.npy"), "--head", "whitening", "--dim", 9],
+        "leave --encoder": [*from_features("f.npy"), "--encoder", "fashion-mnist"],
+        "has its own": [*from_features("f.npy"), "--head", "identity", "--dim", 3],
+        "no head to keep": [*from_features("f.npy"), "--head", "keep"],
+        "marginal, validation or a number": [*from_features("f.npy"), "--prior", "best"],
+        "prior_precision is -1": [*from_features("f.npy"), "--prior", "-1"],
+        "1 to 6 principal components": [*from_features("f.npy"), "--head", "whitening", "--dim", 9],
         "pass either --data": [],
     }
 
@@ -309,22 +309,22 @@ def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
     save_encoder(Encoder.from_name("n-digit", dim=2, digits=1), folder / "unnamed.safetensors")
     weights: list[object] = ["--weights", place.weights]
 
-    def given(data: object, *more: object) -> list[object]:
+    def from_images(data: object, *more: object) -> list[object]:
         return [*weights, "--data", data, *more]
 
     return {
-        "has no class folders": given(folder / "empty"),
-        "hollow/class has no images": given(folder / "hollow"),
-        "needs at least 2 classes": given(folder / "one"),
-        "notes.txt is no image": given(folder / "notes"),
-        "needs 5 of a class": given(folder / "few"),
-        "`lam data list`": given("fashion-mnits"),
-        "no split 'trian'": given(f"{place.photos}:trian"),
-        "are test images": given(f"{place.photos}:test"),
-        "test are test images": given("sample-mnist"),
-        "which must choose nothing": given(place.photos, "--validation", f"{place.photos}:test"),
-        "nothing was loaded": ["--encoder", "cifar-10", *given(place.photos)],
-        "no encoder is called 'fasion'": ["--encoder", "fasion", *given(place.photos)],
+        "has no class folders": from_images(folder / "empty"),
+        "hollow/class has no images": from_images(folder / "hollow"),
+        "needs at least 2 classes": from_images(folder / "one"),
+        "notes.txt is no image": from_images(folder / "notes"),
+        "needs 5 of a class": from_images(folder / "few"),
+        "`lam data list`": from_images("fashion-mnits"),
+        "no split 'trian'": from_images(f"{place.photos}:trian"),
+        "are test images": from_images(f"{place.photos}:test"),
+        "test are test images": from_images("sample-mnist"),
+        "which must choose nothing": from_images(place.photos, "--validation", f"{place.photos}:test"),
+        "nothing was loaded": ["--encoder", "cifar-10", *from_images(place.photos)],
+        "no encoder is called 'fasion'": ["--encoder", "fasion", *from_images(place.photos)],
         "no whole safetensors": ["--weights", folder / "cut.safetensors", "--data", place.photos],
         "no file of weights": [
             "--encoder",
@@ -342,20 +342,20 @@ def bad_images(folder: Path, place: Place) -> dict[str, list[object]]:
         ],
         "fashion-mnist has no weights": ["--encoder", "fashion-mnist", "--data", place.photos],
         "no encoder is named": ["--data", place.photos],
-        "pass one of them": [*given(place.photos), "--pretrained"],
+        "pass one of them": [*from_images(place.photos), "--pretrained"],
         "there are no weights to download": ["--encoder", "cifar-10", "--pretrained", "--data", place.photos],
-        "checkpoint_path": [*given(place.photos), "--encoder-option", "checkpoint_path=x.pt"],
-        "KEY=VALUE": [*given(place.photos), "--encoder-option", "digits"],
+        "checkpoint_path": [*from_images(place.photos), "--encoder-option", "checkpoint_path=x.pt"],
+        "KEY=VALUE": [*from_images(place.photos), "--encoder-option", "digits"],
     }
 
 
 def test_wrong_images_and_weights_are_refused_and_nothing_is_left(tmp_path: Path, place: Place) -> None:
-    given = tmp_path / "given"
-    given.mkdir()
-    for said, arguments in bad_images(given, place).items():
+    folder = tmp_path / "given"
+    folder.mkdir()
+    for said, arguments in bad_images(folder, place).items():
         assert said in refused("fit", *arguments, "--out", tmp_path / "m"), said
     worked(
-        *("fit", "--weights", place.weights, "--data", given / "notes", "--skip-broken", "--no-confidence"),
+        *("fit", "--weights", place.weights, "--data", folder / "notes", "--skip-broken", "--no-confidence"),
         *("--out", tmp_path / "m"),
     )
     assert names(tmp_path) == ["given", "m"]
@@ -374,10 +374,10 @@ def test_a_folder_without_validation_images_gives_some_of_its_training_images(tm
     photos(tmp_path / "p" / "train", 20)
     photos(tmp_path / "p" / "test", 5)
     how = Opening(Preparation(28, 1, "unit"))
-    train, held = open_both(str(tmp_path / "p"), how, None, needed=True)
-    assert held is not None
-    assert (len(train), len(held)) == (72, 8)
-    assert all(name.startswith("train/") for name in (*train.ids, *held.ids))
+    train, held_out = open_both(str(tmp_path / "p"), how, None, needed=True)
+    assert held_out is not None
+    assert (len(train), len(held_out)) == (72, 8)
+    assert all(name.startswith("train/") for name in (*train.ids, *held_out.ids))
 
 
 def test_images_are_prepared_as_networks_need_them() -> None:
@@ -393,11 +393,11 @@ def test_choices_are_those_of_the_library() -> None:
     from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat
     from laplacian_metric.retrieval.ranking import Order
 
-    given = get_type_hints(fit.Posterior)
+    hints = get_type_hints(fit.Posterior)
     for name, choices in (("structure", Structure), ("approximation", Approximation), ("distance", Distance)):
-        assert set(get_args(given[name])) == {one.value for one in choices}
-    assert set(get_args(get_args(given["head"])[0])) == set(fitting.HEADS)
-    assert set(given) == {field.name for field in fields(fitting.FitOptions)}
+        assert set(get_args(hints[name])) == {one.value for one in choices}
+    assert set(get_args(get_args(hints["head"])[0])) == set(fitting.HEADS)
+    assert set(hints) == {field.name for field in fields(fitting.FitOptions)}
     assert set(get_args(get_type_hints(index.index)["kind"])) == {kind.name for kind in (Flat, IVF, HNSW)}
     assert get_type_hints(query.query)["order"] == Order
 

@@ -71,12 +71,12 @@ def test_a_posterior_that_is_fitted_afterwards_is_a_model_of_images(tmp_path: Pa
         "method": {"name": "laplace", "prior": 2.0},
     }
     cells_of.write_cells(settings, cells, 0)
-    found = runs.fitted("model", 0, cells_dir=cells, work=tmp_path / "work", progress=False)
-    features = found.sets["validation"]
+    cell = runs.fitted("model", 0, cells_dir=cells, work=tmp_path / "work", progress=False)
+    features = cell.sets["validation"]
     images = load("sample-fashion-mnist", "validation")
     chosen = images.select(torch.arange(80) * len(images) // 80).floats()
     torch.testing.assert_close(
-        found.embedder.embed(features).kappa, model.lam.embed(chosen).kappa, rtol=1e-4, atol=0
+        cell.embedder.embed(features).kappa, model.lam.embed(chosen).kappa, rtol=1e-4, atol=0
     )
 
 
@@ -108,8 +108,8 @@ def test_what_a_model_folder_cannot_hold_is_said(tmp_path: Path) -> None:
     assert done.json()["kind"] == "training"
     assert names(tmp_path) == ["m"]
     # As it says, the training can be embedded with from Python.
-    found = runs.fitted("model", 0, cells_dir=tmp_path / "m" / "cells", work=tmp_path / "m", progress=False)
-    assert found.embed(found.sets.images["validation"]).kappa.shape == (80,)
+    cell = runs.fitted("model", 0, cells_dir=tmp_path / "m" / "cells", work=tmp_path / "m", progress=False)
+    assert cell.embed(cell.sets.images["validation"]).kappa.shape == (80,)
     assert (
         "pfe has no posterior over a last layer"
         in worked(*SMALL, "--method", "pfe", "--out", tmp_path / "n").out
@@ -168,21 +168,21 @@ def test_nothing_is_left_of_a_training_without_a_checkpoint(
 
 
 def test_wrong_images_are_refused_and_nothing_is_left(tmp_path: Path, place: Place) -> None:
-    given, (first, second) = tmp_path / "given", ("class 0", "class 1")
-    (given / "hollow" / "class").mkdir(parents=True)
-    shutil.copytree(place.photos / first, given / "one" / first)
+    folder, (first, second) = tmp_path / "given", ("class 0", "class 1")
+    (folder / "hollow" / "class").mkdir(parents=True)
+    shutil.copytree(place.photos / first, folder / "one" / first)
     for name in (first, second):
-        shutil.copytree(place.photos / name, given / "cut" / name)
-    for path in (given / "cut" / first).iterdir():
+        shutil.copytree(place.photos / name, folder / "cut" / name)
+    for path in (folder / "cut" / first).iterdir():
         path.write_bytes(path.read_bytes()[:200])
     command = ("train", *QUICK, "--method", "laplace", "--out", tmp_path / "m", "--data")
-    assert "has no images" in refused(*command, given / "hollow")
+    assert "has no images" in refused(*command, folder / "hollow")
     assert "are of the class 'class 0': a training needs at least 2 classes" in refused(
-        *command, given / "one"
+        *command, folder / "one"
     )
-    assert "does not decode" in (said := refused(*command, given / "cut"))
+    assert "does not decode" in (said := refused(*command, folder / "cut"))
     assert "--skip-broken leaves such images out" in said
-    assert "a training needs at least 2 classes" in refused(*command, given / "cut", "--skip-broken")
+    assert "a training needs at least 2 classes" in refused(*command, folder / "cut", "--skip-broken")
     assert names(tmp_path) == ["given"]
 
 

@@ -68,7 +68,7 @@ def test_too_few_validation_images_are_refused(tmp_path: Path) -> None:
 
 def test_evaluate_says_the_numbers_of_trust(folder: Path) -> None:
     arguments = ("evaluate", folder / "model", folder / "test.npz", "--ood", folder / "ood.npy", *QUICK)
-    found = worked(*arguments, "--json").json()
+    reply = worked(*arguments, "--json").json()
     model = ModelFolder.load(folder / "model")
     features, labels = (torch.from_numpy(one) for one in clusters(500, spread=0.45, seed=2))
     assert model.trust is not None
@@ -80,10 +80,10 @@ def test_evaluate_says_the_numbers_of_trust(folder: Path) -> None:
         point, labels, probability=probability, ood_uncertainty={"ood": 1 - outside}, resamples=0
     )
     for name in ("recall@1", "r_auroc", "probability_ece", "brier"):
-        assert found["values"][name] == pytest.approx(expected[name]), name
-    assert found["scores"]["own"]["ood"]["ood"] == pytest.approx(expected.scores["own"].ood["ood"])
-    assert found["scores"]["novelty"]["ood"]["ood"]["auroc"] > 0.9
-    assert "vote, no method" in found["scores"]
+        assert reply["values"][name] == pytest.approx(expected[name]), name
+    assert reply["scores"]["own"]["ood"]["ood"] == pytest.approx(expected.scores["own"].ood["ood"])
+    assert reply["scores"]["novelty"]["ood"]["ood"]["auroc"] > 0.9
+    assert "vote, no method" in reply["scores"]
     shown = worked(*arguments).out
     for said in ("probability_ece", "open-set AUROC ood", "gallery distance, no method"):
         assert said in shown

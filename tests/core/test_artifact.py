@@ -241,7 +241,7 @@ def test_targets_are_refused_before_anything_is_computed(
 def test_manifests_that_are_none(tmp_path: Path, text: str, error: type[ArtifactError]) -> None:
     write(tmp_path / "n")
     (tmp_path / "n" / "manifest.json").write_text(text, encoding="utf-8")
-    for function in (read_manifest, lambda *given: load(*given).__enter__()):
+    for function in (read_manifest, lambda *arguments: load(*arguments).__enter__()):
         with pytest.raises(error, match=r"manifest.json|update"):
             function(tmp_path / "n", Numbers)
 
@@ -403,18 +403,18 @@ def test_arrays_that_are_none_are_refused_before_they_are_read(
 # --- writers that fail, die, or meet ---
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "no space left"), KeyboardInterrupt(), ValueError("no")]
 )
 @pytest.mark.parametrize("step", ["payload", "os.fsync", "_replace", "rename"])
 def test_a_writer_that_fails_leaves_what_was_there(
-    tmp_path: Path, step: str, error: BaseException, there: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step: str, error: BaseException, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if there:
+    if exists:
         write(tmp_path / "n", 1)
 
-    def fail(*given: object, **options: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     payloads: dict[str, Any] = {"a.npy": np.ones(3), "b.npy": np.ones(3), "c.txt": "x"}
@@ -436,8 +436,8 @@ def test_a_writer_that_fails_leaves_what_was_there(
     if isinstance(caught.value, OSError):
         assert caught.value.errno == errno.ENOSPC
         assert "no space left" in str(caught.value)
-    assert names(tmp_path) == (["n"] if there else [])
-    assert not there or read(tmp_path / "n") == 1
+    assert names(tmp_path) == (["n"] if exists else [])
+    assert not exists or read(tmp_path / "n") == 1
 
 
 PROLOGUE = """
@@ -610,7 +610,7 @@ def test_without_locks_nothing_of_others_is_removed(tmp_path: Path, monkeypatch:
 def test_a_folder_that_is_replaced_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "n", 1)
     (tmp_path / "n" / "a.npy").unlink()
-    monkeypatch.setattr(artifact._Folder, "was_replaced", lambda *given: True)
+    monkeypatch.setattr(artifact._Folder, "was_replaced", lambda *arguments: True)
     with pytest.raises(ArtifactBusyError, match="try again"):
         read(tmp_path / "n")
 

@@ -69,17 +69,17 @@ def assert_same(one: StochasticEmbedding, other: StochasticEmbedding) -> None:
 
 @pytest.mark.parametrize("samples", [None, joint_samples(5)])
 def test_from_gaussians(samples: Tensor | None) -> None:
-    given = gaussians(5)
-    e = StochasticEmbedding.from_gaussians(given, samples=samples)
+    raw = gaussians(5)
+    e = StochasticEmbedding.from_gaussians(raw, samples=samples)
     assert (len(e), e.dim) == (5, 3)
-    for row, u in enumerate(given.mean):
+    for row, u in enumerate(raw.mean):
         close(e.point[row], u / u.square().sum().sqrt())
-    expected = vmf.projected_normal(given.mean, given.variance)
+    expected = vmf.projected_normal(raw.mean, raw.variance)
     assert torch.equal(e.mean, expected.mean)
     assert torch.equal(e.kappa, expected.kappa)
     assert torch.equal(e.uncertainty, 1 / expected.kappa)
-    assert torch.equal(e.variance, given.variance)
-    assert e.gaussians is given
+    assert torch.equal(e.variance, raw.variance)
+    assert e.gaussians is raw
     assert e.samples is samples
     assert not torch.allclose(
         e.point, e.mean, atol=1e-3
@@ -98,9 +98,9 @@ def test_from_samples() -> None:
     assert torch.equal(e.uncertainty, 1 / kappa)
     close(e.mean, F.normalize(samples.sum(0), dim=1))
     point = F.normalize(normal(5, 3, seed=9), dim=1)
-    given = StochasticEmbedding.from_samples(samples, point)
-    assert given.point is point
-    assert torch.equal(given.mean, mean)
+    with_point = StochasticEmbedding.from_samples(samples, point)
+    assert with_point.point is point
+    assert torch.equal(with_point.mean, mean)
 
 
 def test_samples_that_point_everywhere_are_infinitely_uncertain() -> None:

@@ -49,15 +49,15 @@ def random(make: Make, num: int = 4, dim: int = 3, seed: int = 0, spread: float 
 
 def dense(gaussians: Gaussians) -> Tensor:
     """The covariances, from a loop over images and axes."""
-    made = []
+    covariances = []
     for variance in gaussians.variance:
         if variance.ndim == 2:
-            made.append(variance)
+            covariances.append(variance)
             continue
         axes = torch.eye(gaussians.dim, dtype=float64) if gaussians.axes is None else gaussians.axes
         terms = [value * torch.outer(axis, axis) for value, axis in zip(variance, axes.T, strict=True)]
-        made.append(torch.stack(terms).sum(0))
-    return torch.stack(made) if made else normal(0, gaussians.dim, gaussians.dim, seed=0)
+        covariances.append(torch.stack(terms).sum(0))
+    return torch.stack(covariances) if covariances else normal(0, gaussians.dim, gaussians.dim, seed=0)
 
 
 @every_form
@@ -73,12 +73,12 @@ def test_every_form_is_its_covariance(make: Make, num: int, dim: int, exponent: 
     diagonal = covariance.diagonal(dim1=1, dim2=2)
     close(gaussians.marginal_variance, diagonal, rtol=1e-10, atol=1e-13 * spread)
     for refine in (0, 3):
-        found = gaussians.direction(refine=refine)
+        directions = gaussians.direction(refine=refine)
         expected = vmf.projected_normal(gaussians.mean, gaussians.covariance, refine=refine)
-        close(found.variance, expected.variance, rtol=1e-6, atol=0)
-        close(found.length, expected.length, rtol=1e-6, atol=0)
-        close(found.kappa, expected.kappa, rtol=1e-5, atol=0)
-        close(found.mean, expected.mean, rtol=0, atol=1e-6)
+        close(directions.variance, expected.variance, rtol=1e-6, atol=0)
+        close(directions.length, expected.length, rtol=1e-6, atol=0)
+        close(directions.kappa, expected.kappa, rtol=1e-5, atol=0)
+        close(directions.mean, expected.mean, rtol=0, atol=1e-6)
 
 
 @pytest.mark.statistical

@@ -55,9 +55,9 @@ NUMBERS = (
 
 @pytest.mark.parametrize("labels", NUMBERS)
 def test_whole_numbers_stay_what_they_are(labels: Any) -> None:
-    found = as_labels("labels", labels)
-    assert found.dtype == torch.int64
-    assert found.tolist() == [int(label) for label in labels]
+    actual = as_labels("labels", labels)
+    assert actual.dtype == torch.int64
+    assert actual.tolist() == [int(label) for label in labels]
 
 
 KINDS = st.one_of(st.text(), st.binary(), st.integers(), st.booleans(), st.sampled_from(Colour), st.dates())

@@ -29,13 +29,13 @@ def brute_force(
     queries: Tensor, gallery: Tensor, own: list[int], k: int
 ) -> tuple[list[list[int]], list[int]]:
     """The definition: sort everything but the own copy by distance, then by index; count equal neighbouring places."""
-    found, ties = [], []
+    nearest, ties = [], []
     exact = [[row / row.norm() for row in vectors.double()] for vectors in (queries, gallery)]
     for query, mine in zip(exact[0], own, strict=True):
         order = sorted((float((query - g).square().sum()), i) for i, g in enumerate(exact[1]) if i != mine)
-        found.append([i for _, i in order[:k]])
+        nearest.append([i for _, i in order[:k]])
         ties.append(sum(nearer[0] == farther[0] for nearer, farther in pairwise(order[: k + 1])))
-    return found, ties
+    return nearest, ties
 
 
 def assert_same(first: Neighbours, second: Neighbours) -> None:
@@ -59,8 +59,10 @@ def sets(draw: st.DrawFn) -> tuple[Tensor, int]:
 @given(sets())
 def test_one_set_is_what_brute_force_finds(case: tuple[Tensor, int]) -> None:
     z, k = case
-    found = search(z, k)
-    assert (found.indices.tolist(), found.ties.tolist()) == brute_force(z, z, list(range(len(z))), k)
+    nearest_items = search(z, k)
+    assert (nearest_items.indices.tolist(), nearest_items.ties.tolist()) == brute_force(
+        z, z, list(range(len(z))), k
+    )
 
 
 @given(sets(), sets(), st.data())
@@ -72,27 +74,29 @@ def test_a_gallery_with_own_rows_is_what_brute_force_finds(
     gallery = torch.cat([gallery, queries])
     own = data.draw(st.lists(st.integers(-1, len(gallery) - 1), min_size=len(queries), max_size=len(queries)))
     k = data.draw(st.integers(1, len(gallery) - 1))
-    found = search(queries, k, database=gallery, own=torch.tensor(own))
-    assert (found.indices.tolist(), found.ties.tolist()) == brute_force(queries, gallery, own, k)
+    nearest_items = search(queries, k, database=gallery, own=torch.tensor(own))
+    assert (nearest_items.indices.tolist(), nearest_items.ties.tolist()) == brute_force(
+        queries, gallery, own, k
+    )
 
 
 def test_by_hand() -> None:
     z = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
-    found = search(z, 3)
-    assert found.indices.tolist() == [[1, 2, 3], [2, 0, 3], [1, 0, 3], [2, 1, 0]]
-    assert found.similarities[1].tolist() == pytest.approx([0.8, 0.6, -0.6], abs=1e-7)
-    assert found.distances[0].tolist() == pytest.approx([math.sqrt(0.8), math.sqrt(2), 2.0], rel=1e-7)
+    nearest_items = search(z, 3)
+    assert nearest_items.indices.tolist() == [[1, 2, 3], [2, 0, 3], [1, 0, 3], [2, 1, 0]]
+    assert nearest_items.similarities[1].tolist() == pytest.approx([0.8, 0.6, -0.6], abs=1e-7)
+    assert nearest_items.distances[0].tolist() == pytest.approx([math.sqrt(0.8), math.sqrt(2), 2.0], rel=1e-7)
     # (0, 1) is as far from (1, 0) as from (-1, 0).
-    assert found.ties.tolist() == [0, 0, 1, 0]
-    assert (found.k, found.gallery_size) == (3, 4)
+    assert nearest_items.ties.tolist() == [0, 0, 1, 0]
+    assert (nearest_items.k, nearest_items.gallery_size) == (3, 4)
 
 
 def test_a_duplicate_stays_and_the_own_copy_goes_whatever_its_place() -> None:
     z = torch.tensor([[0.0, 1.0]]).expand(5, 2)
-    found = search(z, 2)
-    assert found.indices.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
-    assert found.ties.tolist() == [2] * 5
-    assert bool((found.distances == 0).all())
+    nearest_items = search(z, 2)
+    assert nearest_items.indices.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]]
+    assert nearest_items.ties.tolist() == [2] * 5
+    assert bool((nearest_items.distances == 0).all())
 
 
 @pytest.mark.parametrize(("dim", "k"), [(3, 1), (3, 10), (64, 1), (64, 50), (64, 200)])
@@ -101,10 +105,10 @@ def test_faiss_finds_the_same(dim: int, k: int) -> None:
     index = faiss.IndexFlatIP(dim)
     index.add(z.numpy())
     similarity, member = (torch.from_numpy(x) for x in index.search(z.numpy(), k + 1))
-    found = search(z, k, database=z)
+    nearest_items = search(z, k, database=z)
     # In float32 faiss may exchange what lies closer together than its rounding.
-    assert (found.indices != member[:, :k]).double().mean() < 1e-2
-    assert torch.allclose(found.similarities, similarity[:, :k].double(), atol=1e-6)
+    assert (nearest_items.indices != member[:, :k]).double().mean() < 1e-2
+    assert torch.allclose(nearest_items.similarities, similarity[:, :k].double(), atol=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 5, 99])
@@ -144,9 +148,9 @@ def test_neighbours_closer_than_float32_can_tell_are_in_the_right_order(k: int) 
     angle = torch.randperm(100, generator=torch.Generator().manual_seed(0)).double() * 1e-8
     z = torch.stack([angle.cos(), angle.sin()], dim=1)
     place = (angle * 1e8).round().long()
-    found = search(z, k, database=z)
-    assert torch.equal(found.indices[:, 0], torch.arange(100))
-    distance = (place[found.indices] - place[:, None]).abs()
+    nearest_items = search(z, k, database=z)
+    assert torch.equal(nearest_items.indices[:, 0], torch.arange(100))
+    distance = (place[nearest_items.indices] - place[:, None]).abs()
     assert bool((distance.diff(dim=1) >= 0).all())
 
 
@@ -180,10 +184,10 @@ def test_blocks_are_as_deep_as_their_deepest_query() -> None:
     z = unit(6, 3)
     depth = torch.tensor([1, 3, 1, 2, 5, 1])
     blocks = list(search_blocks(z, depth, memory=2 * ROW))
-    assert [(rows.start, rows.stop, found.k) for rows, found in blocks] == [(0, 2, 3), (2, 4, 2), (4, 6, 5)]
+    assert [(rows.start, rows.stop, block.k) for rows, block in blocks] == [(0, 2, 3), (2, 4, 2), (4, 6, 5)]
     full = search(z, 5).indices
-    for rows, found in blocks:
-        assert torch.equal(found.indices, full[rows, : found.k])
+    for rows, block in blocks:
+        assert torch.equal(block.indices, full[rows, : block.k])
 
 
 def test_every_memory_budget_holds_at_least_one_query() -> None:
@@ -260,9 +264,9 @@ def test_a_result_that_does_not_fit_together_is_refused(changes: dict[str, objec
 
 
 def test_the_result_cannot_be_changed() -> None:
-    found = search(unit(3, 2), 1)
+    nearest_items = search(unit(3, 2), 1)
     with pytest.raises(AttributeError):
-        found.gallery_size = 7  # type: ignore[misc]
+        nearest_items.gallery_size = 7  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -270,9 +274,9 @@ def test_sixty_thousand_never_need_a_square_matrix(long_form: bool) -> None:
     number = 60_000 if long_form else 8_000
     z = unit(number, 16)
     seen, widest = 0, 0
-    for rows, found in search_blocks(z, 3, memory=512 << 20):
+    for rows, block in search_blocks(z, 3, memory=512 << 20):
         seen += rows.stop - rows.start
         widest = max(widest, rows.stop - rows.start)
-        assert found.indices.shape == (rows.stop - rows.start, 3)
+        assert block.indices.shape == (rows.stop - rows.start, 3)
     assert seen == number
     assert widest * number * neighbours.BYTES_PER_SIMILARITY <= 512 << 20

@@ -31,12 +31,12 @@ def test_search_is_that_of_loops(
     codes = generator.integers(0, classes, items)
     own = generator.integers(0, items, queries) if mode == "own" else None
     x = rows[own] if own is not None else generator.standard_normal((queries, 4))
-    asked = generator.integers(0, classes, queries) if mode == "class" else None
+    query_classes = generator.integers(0, classes, queries) if mode == "class" else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vector_search, "GATHERED_AT_ONCE", 4 * block)
         patch.setattr(vector_search, "COSINES_AT_ONCE", block * blocks_of_queries)
-        found = search(
-            Vectors.of("a", rows), Vectors.of("b", x), k, own=own, codes=Classes(codes), classes=asked
+        neighbours = search(
+            Vectors.of("a", rows), Vectors.of("b", x), k, own=own, codes=Classes(codes), classes=query_classes
         )
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     for i in range(queries):
@@ -47,9 +47,12 @@ def test_search_is_that_of_loops(
             if own is None or j != own[i]
         ]
         d.sort()
-        np.testing.assert_allclose(found.distances[i], [value for value, _ in d[:k]], atol=1e-12)
-        c = codes[found.rows[i, 0]] if asked is None else asked[i]
-        for same, row, value in ((True, found.same_row, found.same), (False, found.other_row, found.other)):
+        np.testing.assert_allclose(neighbours.distances[i], [value for value, _ in d[:k]], atol=1e-12)
+        c = codes[neighbours.rows[i, 0]] if query_classes is None else query_classes[i]
+        for same, row, value in (
+            (True, neighbours.same_row, neighbours.same),
+            (False, neighbours.other_row, neighbours.other),
+        ):
             expected = [entry for entry in d if (codes[entry[1]] == c) == same]
             assert value[i] == pytest.approx(expected[0][0] if expected else 2.0, abs=1e-12)
             assert (row[i] < 0) == (not expected)
@@ -71,8 +74,8 @@ def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch, leave_out: bool) 
 
 def test_near_distances_keep_their_digits() -> None:
     items = Vectors.of("items", np.array([[1.0, 0.0], [1.0, 1e-5]], dtype=np.float32))
-    found = search(items, Vectors.of("queries", [[1.0, 0.0]]), 2)
-    assert found.distances[0].tolist() == pytest.approx([0, 5e-11], rel=1e-5)
+    neighbours = search(items, Vectors.of("queries", [[1.0, 0.0]]), 2)
+    assert neighbours.distances[0].tolist() == pytest.approx([0, 5e-11], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -45,9 +45,9 @@ def test_the_expected_folder_is_unpacked(write: Writer, name: str, tmp_path: Pat
     archive = write(
         tmp_path / name, {"birds/images/1.jpg": b"one", "birds/list.txt": b"1", "extra.txt": b"-"}
     )
-    found = unpack(archive, tmp_path / "out", "birds")
-    assert found == tmp_path / "out" / "birds"
-    assert (found / "images" / "1.jpg").read_bytes() == b"one"
+    unpacked = unpack(archive, tmp_path / "out", "birds")
+    assert unpacked == tmp_path / "out" / "birds"
+    assert (unpacked / "images" / "1.jpg").read_bytes() == b"one"
     assert left_behind(tmp_path / "out") == ["1.jpg", "birds", "images", "list.txt"]
 
 

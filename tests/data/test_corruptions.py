@@ -40,22 +40,22 @@ def test_any_image_stays_an_image_and_depends_on_nothing_else(
     clean = torch.rand(shape, generator=torch.Generator().manual_seed(seed % 2**31)).to(dtype)
     before = clean.clone()
     indices = list(range(start, start + shape[0]))
-    made = corrupt(clean, kind, strength, indices=indices, seed=seed)
-    assert made.shape == clean.shape
-    assert made.dtype == dtype
-    assert bool(((made >= 0) & (made <= 1)).all())
+    corrupted = corrupt(clean, kind, strength, indices=indices, seed=seed)
+    assert corrupted.shape == clean.shape
+    assert corrupted.dtype == dtype
+    assert bool(((corrupted >= 0) & (corrupted <= 1)).all())
     assert torch.equal(clean, before)
     backwards = corrupt(clean.flip(0), kind, strength, indices=indices[::-1], seed=seed)
-    assert torch.equal(backwards.flip(0), made)
+    assert torch.equal(backwards.flip(0), corrupted)
     alone = corrupt(clean[-1:], kind, strength, indices=indices[-1:], seed=seed)
-    assert torch.equal(alone, made[-1:])
+    assert torch.equal(alone, corrupted[-1:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_strength_nought_changes_nothing(kind: str, images: torch.Tensor) -> None:
-    made = corrupt(images, kind, 0.0)
-    assert torch.equal(made, images)
-    assert made.data_ptr() != images.data_ptr()
+    corrupted = corrupt(images, kind, 0.0)
+    assert torch.equal(corrupted, images)
+    assert corrupted.data_ptr() != images.data_ptr()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,28 +68,28 @@ def test_stronger_corruptions_change_more(kind: str, images: torch.Tensor) -> No
 @pytest.mark.parametrize("kind", ["crop", "occlusion", "noise"])
 def test_another_seed_or_index_gives_another_corruption(kind: str, images: torch.Tensor) -> None:
     same = images[:1].expand(8, -1, -1, -1)
-    made = corrupt(same, kind, 0.5)
-    assert len(torch.unique(made.flatten(1), dim=0)) > 4
+    corrupted = corrupt(same, kind, 0.5)
+    assert len(torch.unique(corrupted.flatten(1), dim=0)) > 4
     assert not torch.equal(corrupt(images, kind, 0.5, seed=1), corrupt(images, kind, 0.5, seed=2))
 
 
 def test_blur_is_gaussian(images: torch.Tensor) -> None:
-    made = corrupt(images[:4].double(), "blur", 0.6)
+    corrupted = corrupt(images[:4].double(), "blur", 0.6)
     deviation = corruptions.WIDEST_BLUR * 0.6 * 28
     reach = math.ceil(3 * deviation)
-    for image, blurred in zip(images[:4].double(), made, strict=True):
+    for image, blurred in zip(images[:4].double(), corrupted, strict=True):
         expected = ndimage.gaussian_filter(image[0].numpy(), deviation, mode="nearest", radius=reach)
         torch.testing.assert_close(blurred[0], torch.from_numpy(expected).clamp(0, 1), atol=1e-12, rtol=0)
 
 
 def test_occlusion_covers_its_share_and_nothing_else() -> None:
     white = torch.ones(40, 3, 40, 20)
-    made = corrupt(white, "occlusion", 1.0)
-    share = (made == 0).float().mean(dim=(1, 2, 3))
+    corrupted = corrupt(white, "occlusion", 1.0)
+    share = (corrupted == 0).float().mean(dim=(1, 2, 3))
     torch.testing.assert_close(share, torch.full((40,), corruptions.LARGEST_OCCLUSION), atol=0.03, rtol=0)
-    assert set(made.unique().tolist()) == {0.0, 1.0}
+    assert set(corrupted.unique().tolist()) == {0.0, 1.0}
     # A stronger one covers a rectangle of the weaker one's shape and channels alike.
-    assert torch.equal(made[:, 0], made[:, 2])
+    assert torch.equal(corrupted[:, 0], corrupted[:, 2])
 
 
 def test_noise_has_its_deviation_and_grows_in_proportion() -> None:
@@ -110,10 +110,10 @@ def test_a_stronger_occlusion_contains_the_weaker_one() -> None:
 
 def test_crop_shows_a_part_of_the_image() -> None:
     ramp = torch.linspace(0, 1, 40)[None, None, None].expand(30, 1, 40, 40).contiguous()
-    made = corrupt(ramp, "crop", 1.0)
-    width = made[:, 0, 0].amax(dim=1) - made[:, 0, 0].amin(dim=1)
+    corrupted = corrupt(ramp, "crop", 1.0)
+    width = corrupted[:, 0, 0].amax(dim=1) - corrupted[:, 0, 0].amin(dim=1)
     assert bool((width < 0.26).all())
-    starts = made[:, 0, 0, 0]
+    starts = corrupted[:, 0, 0, 0]
     assert float(starts.max() - starts.min()) > 0.4
 
 
@@ -153,7 +153,7 @@ def test_no_images_are_no_mistake() -> None:
 
 def test_some_images_are_corrupted_by_the_kind_and_to_the_strength_of_their_lot(images: torch.Tensor) -> None:
     indices = torch.arange(100, 164)
-    found = corrupt_some(images, 0.5, indices=indices, seed=3)
+    corrupted = corrupt_some(images, 0.5, indices=indices, seed=3)
     number = 0
     for row, index in enumerate(indices.tolist()):
         whether, which, strength = uniforms((3, index, 4), (3,))
@@ -161,10 +161,10 @@ def test_some_images_are_corrupted_by_the_kind_and_to_the_strength_of_their_lot(
         if whether < 0.5:
             number += 1
             expected = corrupt(expected, HIDING[int(3 * which)], strength, indices=[index], seed=3)
-        assert torch.equal(found[row], expected[0])
+        assert torch.equal(corrupted[row], expected[0])
     assert 20 < number < 44  # four standard errors are 16
     part = corrupt_some(images[10:20], 0.5, indices=indices[10:20], seed=3)
-    assert torch.equal(part, found[10:20])
+    assert torch.equal(part, corrupted[10:20])
     assert torch.equal(corrupt_some(images, 0.0), images)
     everything = corrupt_some(images, 1.0, kinds=["noise"])
     assert bool((everything != images).flatten(1).any(1).all())

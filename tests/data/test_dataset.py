@@ -77,13 +77,13 @@ def test_the_generator_decides_what_workers_draw(workers: int) -> None:
 @pytest.mark.parametrize("split", ["train", "validation", "test", "all"])
 def test_the_split_is_kept(split: str) -> None:
     images = some(split)
-    found = [images, images.in_memory()]
-    found += [data.select(torch.arange(4)) for data in found]
-    found += [Dataset(images.floats(), images.labels, split=Split(split)).select(torch.arange(3))]
-    for data in found:
+    parts = [images, images.in_memory()]
+    parts += [data.select(torch.arange(4)) for data in parts]
+    parts += [Dataset(images.floats(), images.labels, split=Split(split)).select(torch.arange(3))]
+    for data in parts:
         assert data.split is Split(split)
         assert data.role is Split(split).role
-    assert {data.name for data in found} == {"arrays", "these inputs"}
+    assert {data.name for data in parts} == {"arrays", "these inputs"}
 
 
 def test_who_does_not_say_the_split_has_none() -> None:
@@ -139,9 +139,9 @@ def test_labels_of_any_kind_and_none() -> None:
         assert data.labels.tolist() == [1, 0, 1, 2]
         assert data.label_names.tolist() == list(words)
         assert data.classes == [0, 1, 2]
-    known = Dataset(rows, ["bee", "ant"] * 2, class_names=("dog", "bee", "ant"))
-    assert known.labels.tolist() == [1, 2, 1, 2]
-    assert known.relabelled().class_names == ("bee", "ant")
+    named = Dataset(rows, ["bee", "ant"] * 2, class_names=("dog", "bee", "ant"))
+    assert named.labels.tolist() == [1, 2, 1, 2]
+    assert named.relabelled().class_names == ("bee", "ant")
     numbers = Dataset(rows, np.array([7, 10**12, 7, -3], dtype=np.int64))
     assert numbers.labels.tolist() == [7, 10**12, 7, -3]
     assert numbers.label_names.tolist() == ["7", "1000000000000", "7", "-3"]
@@ -152,8 +152,8 @@ def test_labels_of_any_kind_and_none() -> None:
     assert torch.equal(unlabelled[1], torch.tensor(rows[1]))
     with pytest.raises(ValueError, match="the classes of these inputs are not known: pass labels"):
         unlabelled.known_labels()
-    one, other = same_classes(known, data)
-    assert (one[:, None] == other).tolist() == (known.label_names[:, None] == data.label_names).tolist()
+    one, other = same_classes(named, data)
+    assert (one[:, None] == other).tolist() == (named.label_names[:, None] == data.label_names).tolist()
 
 
 def test_the_same_contents_have_the_same_digests() -> None:

@@ -43,8 +43,8 @@ class Site:
 def handler(site: Site) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            site.requests.append((self.path, asked))
+            byte_range = self.headers.get("Range")
+            site.requests.append((self.path, byte_range))
             if site.errors:
                 self.send_error(site.errors.pop(0))
                 return
@@ -52,7 +52,7 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
             if content is None:
                 self.send_error(404)
                 return
-            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and site.ranges else 0
+            start = int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range and site.ranges else 0
             if start >= len(content):
                 self.send_error(416)
                 return
@@ -73,12 +73,12 @@ def handler(site: Site) -> type[BaseHTTPRequestHandler]:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made = Site(files={"/file.bin": CONTENT})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
-    made.url = f"http://127.0.0.1:{server.server_port}/"
+    started = Site(files={"/file.bin": CONTENT})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(started))
+    started.url = f"http://127.0.0.1:{server.server_port}/"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield made
+    yield started
     server.shutdown()
     server.server_close()
     thread.join()
@@ -112,13 +112,17 @@ def test_a_transfer_that_breaks_off_goes_on(site: Site, tmp_path: Path) -> None:
     target = fetch(site.url + "file.bin", tmp_path / "file.bin", md5=md5(CONTENT), wait=0)
     assert target.read_bytes() == CONTENT
     half = len(CONTENT) // 2
-    assert [asked for _, asked in site.requests] == [None, f"bytes={half}-", f"bytes={half + half // 2}-"]
+    assert [byte_range for _, byte_range in site.requests] == [
+        None,
+        f"bytes={half}-",
+        f"bytes={half + half // 2}-",
+    ]
 
 
 def test_without_a_checksum_or_ranges_it_begins_anew(site: Site, tmp_path: Path) -> None:
     site.breaks = 1
     assert fetch(site.url + "file.bin", tmp_path / "a.bin", wait=0).read_bytes() == CONTENT
-    assert [asked for _, asked in site.requests] == [None, None]
+    assert [byte_range for _, byte_range in site.requests] == [None, None]
     site.breaks, site.ranges = 1, False
     assert fetch(site.url + "file.bin", tmp_path / "b.bin", md5=md5(CONTENT), wait=0).read_bytes() == CONTENT
 

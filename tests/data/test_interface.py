@@ -67,8 +67,8 @@ def test_missing_data_say_where_they_come_from(name: str, nowhere: Path) -> None
     with pytest.raises(MissingDataError) as caught:
         data.load(name, split="test", data_dir=nowhere / "empty")
     message = str(caught.value)
-    known = data.info(name)
-    for part in (str(nowhere / "empty"), known.page, known.obtain, known.layout, "LAPLACIAN_METRIC_DATA"):
+    info = data.info(name)
+    for part in (str(nowhere / "empty"), info.page, info.obtain, info.layout, "LAPLACIAN_METRIC_DATA"):
         assert part in message
 
 
@@ -195,30 +195,30 @@ def test_own_arrays() -> None:
         data.from_arrays(pictures, [0] * 6, split="training")
 
 
-def made(**options: Any) -> Dataset:
+def loaded(**options: Any) -> Dataset:
     grey = torch.arange(2 * 12 * 8, dtype=torch.uint8).reshape(2, 12, 8)
     return data.from_arrays(grey, [0, 1], split="train", **options)
 
 
 def test_preparation_changes_size_channels_and_scale() -> None:
-    assert made(image_size=6).floats().shape == (2, 1, 6, 6)
-    colour = made(channels=3)
+    assert loaded(image_size=6).floats().shape == (2, 1, 6, 6)
+    colour = loaded(channels=3)
     assert colour.floats().shape == (2, 3, 12, 8)
     assert torch.equal(colour.floats()[:, 0], colour.floats()[:, 2])
-    normalised = made(channels=3, preprocessing="imagenet").floats()
+    normalised = loaded(channels=3, preprocessing="imagenet").floats()
     mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
     deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
     torch.testing.assert_close(normalised * deviation + mean, colour.floats())
     grey = colour.prepared(Preparation(channels=1))
-    assert torch.equal(grey.floats(), made().floats())
+    assert torch.equal(grey.floats(), loaded().floats())
     with pytest.raises(ValueError, match=r"for 3 channels, these images have 1; pass channels=3 too"):
-        made(preprocessing="imagenet").floats()
+        loaded(preprocessing="imagenet").floats()
     with pytest.raises(ValueError, match="it must be 'unit' or 'imagenet'"):
-        made(preprocessing="zero-one")
+        loaded(preprocessing="zero-one")
     with pytest.raises(ValueError, match="channels is 2"):
-        made(channels=2)
+        loaded(channels=2)
     with pytest.raises(ValueError, match="image_size is 0"):
-        made(image_size=0)
+        loaded(image_size=0)
 
 
 def test_colour_becomes_grey_as_pillow_makes_it() -> None:
@@ -235,11 +235,11 @@ def test_colour_becomes_grey_as_pillow_makes_it() -> None:
 
 
 def test_augmentation_is_for_items_only() -> None:
-    own = made(augment=lambda image: image.flip(-1))
-    assert torch.equal(own[0][0], made()[0][0].flip(-1))
-    assert torch.equal(own.floats(), made().floats())
+    own = loaded(augment=lambda image: image.flip(-1))
+    assert torch.equal(own[0][0], loaded()[0][0].flip(-1))
+    assert torch.equal(own.floats(), loaded().floats())
     with pytest.raises(ValueError, match="must return a uint8 image"):
-        made(augment=lambda image: image / 255)[0]
+        loaded(augment=lambda image: image / 255)[0]
 
 
 def test_scaling_agrees_with_pillow() -> None:

@@ -33,15 +33,15 @@ def pixels(loaded: Dataset) -> torch.Tensor:
 
 @pytest.mark.parametrize("digits", [1, 2, 3])
 def test_digits_stand_side_by_side_and_spell_the_label(digits: int, folder: Path) -> None:
-    made = make(folder, digits=digits)
+    images = make(folder, digits=digits)
     originals = data.load("mnist", split="test", data_dir=folder)
-    assert pixels(made).shape == (700, 1, 28, 28 * digits)
+    assert pixels(images).shape == (700, 1, 28, 28 * digits)
     for place in range(digits):
-        source = made.extras["digits"][:, place]
-        tile = pixels(made)[..., 28 * place : 28 * (place + 1)]
+        source = images.extras["digits"][:, place]
+        tile = pixels(images)[..., 28 * place : 28 * (place + 1)]
         assert torch.equal(tile, pixels(originals)[source])
-    spelled = [[int(character) for character in made.class_names[label]] for label in made.labels]
-    assert torch.equal(originals.labels[made.extras["digits"]], torch.tensor(spelled))
+    spelled = [[int(character) for character in images.class_names[label]] for label in images.labels]
+    assert torch.equal(originals.labels[images.extras["digits"]], torch.tensor(spelled))
 
 
 def test_seventy_percent_of_the_numbers_are_seen(folder: Path) -> None:

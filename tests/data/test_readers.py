@@ -31,9 +31,9 @@ SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=6)
 def test_idx_comes_back(values: np.ndarray, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("idx") / "some-ubyte"
     miniatures.write_idx(path, values, zipped)
-    found = readers.read_idx(path)
-    assert found.shape == values.shape
-    assert np.array_equal(found, values)
+    array = readers.read_idx(path)
+    assert array.shape == values.shape
+    assert np.array_equal(array, values)
 
 
 @given(values=arrays.arrays(np.uint8, SHAPES), cut=st.integers(1, 40), zipped=st.booleans())

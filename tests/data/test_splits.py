@@ -80,10 +80,10 @@ def test_hold_out_takes_the_last_of_every_class(labels: list[int], count: int) -
         ):
             hold_out(array, count)
         return
-    held = hold_out(array, count)
-    assert int(held.sum()) == count
+    held_out = hold_out(array, count)
+    assert int(held_out.sum()) == count
     for label, number in wanted.items():
-        members = held[array == label]
+        members = held_out[array == label]
         assert members.sum() == number
         assert members[len(members) - number :].all()
     parts = [part_of_training(array, split, count).tolist() for split in (Split.TRAIN, Split.VALIDATION)]

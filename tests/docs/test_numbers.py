@@ -19,13 +19,13 @@ def pairs(path: Path) -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def measured(root: Path) -> set[tuple[str, str]]:
     """Of all tables, as they are printed there and rounded to fewer digits."""
-    found = set()
+    numbers = set()
     for path in (root / "figures").rglob("*.md"):
         for mean, deviation in pairs(path):
             digits = len(mean.split(".")[1])
             for d in range(1, digits + 1):
-                found.add((f"{float(mean):.{d}f}", f"{float(deviation):.{d}f}"))
-    return found
+                numbers.add((f"{float(mean):.{d}f}", f"{float(deviation):.{d}f}"))
+    return numbers
 
 
 def pages(root: Path) -> list[Path]:

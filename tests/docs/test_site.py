@@ -114,16 +114,16 @@ def navigated(entry: Any) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation_once(root: Path) -> None:
-    found = sorted(navigated(site_settings(root)["nav"]))
-    assert found == sorted(page.removeprefix("docs/") for page in pages(root) if page.startswith("docs/"))
+    listed = sorted(navigated(site_settings(root)["nav"]))
+    assert listed == sorted(page.removeprefix("docs/") for page in pages(root) if page.startswith("docs/"))
 
 
 def test_every_picture_is_shown(root: Path) -> None:
     texts = [(page, (root / page).read_text(encoding="utf-8")) for page in pages(root)]
     shown = {site_links.resolve(page, link.path) for page, text in texts for link in site_links.links(text)}
-    there = {path.relative_to(root).as_posix() for path in (root / "docs" / "pictures").iterdir()}
-    assert there
-    assert there <= shown
+    present = {path.relative_to(root).as_posix() for path in (root / "docs" / "pictures").iterdir()}
+    assert present
+    assert present <= shown
 
 
 def test_the_site_takes_nothing_from_elsewhere(root: Path) -> None:
@@ -155,8 +155,8 @@ def test_what_a_browser_would_fetch_is_found() -> None:
 def commands(page: Path) -> list[str]:
     """The commands of a page, whole as in a shell."""
     lines = [line.strip() for block in code_blocks(page, "sh") for line in block.splitlines()]
-    found = [part.strip().removeprefix(".venv/bin/") for line in lines for part in line.split("&&")]
-    return [part for part in found if re.match(r"lam\b", part)]
+    listed = [part.strip().removeprefix(".venv/bin/") for line in lines for part in line.split("&&")]
+    return [part for part in listed if re.match(r"lam\b", part)]
 
 
 def mentions(text: str) -> list[str]:
@@ -177,9 +177,9 @@ def parse(command: str, *, whole: bool = True) -> None:
         if not words or (not whole and words[0].isupper()):  # COMMAND stands for any
             return
         name, *words = words
-        found = group.get_command(context, name)
-        assert found is not None, f"there is no command {name!r}"
-        group, context = found, click.Context(found, info_name=name, parent=context)
+        child = group.get_command(context, name)
+        assert child is not None, f"there is no command {name!r}"
+        group, context = child, click.Context(child, info_name=name, parent=context)
     if whole:
         group.make_context(context.info_name, words, parent=context.parent)
     else:
@@ -188,16 +188,16 @@ def parse(command: str, *, whole: bool = True) -> None:
 
 
 def options(command: Any) -> set[str]:
-    known = [*command.params, command.get_help_option(click.Context(command))]
-    return {flag for parameter in known for flag in [*parameter.opts, *parameter.secondary_opts]}
+    parameters = [*command.params, command.get_help_option(click.Context(command))]
+    return {flag for parameter in parameters for flag in [*parameter.opts, *parameter.secondary_opts]}
 
 
 def test_every_command_parses(root: Path) -> None:
     problems = []
     for page in pages(root):
         spoken_of = mentions((root / page).read_text(encoding="utf-8"))
-        found = [(command, True) for command in commands(root / page)]
-        for command, whole in [*found, *((mention, False) for mention in spoken_of)]:
+        shown = [(command, True) for command in commands(root / page)]
+        for command, whole in [*shown, *((mention, False) for mention in spoken_of)]:
             try:
                 parse(command, whole=whole)
             except Exception as error:
@@ -264,7 +264,7 @@ def imported_by_pages(root: Path) -> set[tuple[str, str]]:
 
 def test_whatever_a_page_imports_is_in_the_reference(root: Path) -> None:
     names = reference_names(root)
-    shown = {name for found in names.values() for name in found}
+    shown = {name for page_names in names.values() for name in page_names}
     objects = {id(resolved(name)) for name in shown}
     missing = [
         f"{module}.{name}"
@@ -289,14 +289,21 @@ def test_the_reference_knows_what_docstrings_are_for(tmp_path: Path) -> None:
     (package / "deep" / "__init__.py").write_text("")
     (package / "deep" / "b.py").write_text('class Other:\n    """Attributes:\n        x: one.\n    """\n')
     (tmp_path / "laplacian_metric").mkdir()
-    made = site_reference.reference(tmp_path)
+    reference_pages = site_reference.reference(tmp_path)
     assert reference_names(tmp_path)["reference/hessians.md"] == [
         "hessians",
         "hessians.Listed",
         "hessians.a.shown",
     ]
-    assert "[hessians.deep.b.Other](hessians.deep.md#hessians.deep.b.Other)" in made["reference/hessians.md"]
-    assert set(made) == {"reference/index.md", "reference/hessians.md", "reference/hessians.deep.md"}
+    assert (
+        "[hessians.deep.b.Other](hessians.deep.md#hessians.deep.b.Other)"
+        in reference_pages["reference/hessians.md"]
+    )
+    assert set(reference_pages) == {
+        "reference/index.md",
+        "reference/hessians.md",
+        "reference/hessians.deep.md",
+    }
 
 
 def test_examples_in_docstrings_become_code() -> None:

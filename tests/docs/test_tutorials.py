@@ -28,7 +28,7 @@ def page(root: Path) -> Any:
 
 
 def test_every_tutorial_is_run(root: Path) -> None:
-    found = {path.stem for path in (root / "docs" / "tutorials").glob("*.md")}
+    pages = {path.stem for path in (root / "docs" / "tutorials").glob("*.md")}
     run = {
         "posthoc",
         "online",
@@ -39,7 +39,7 @@ def test_every_tutorial_is_run(root: Path) -> None:
         "several_machines",
         "cluster",
     }
-    assert found == run
+    assert pages == run
 
 
 def test_the_first_page(page: Any) -> None:

@@ -301,4 +301,4 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="no space left"):
         save_encoder(Encoder.from_module(network(1)), path)
     assert path.read_bytes() == before
-    assert [found.name for found in tmp_path.iterdir()] == ["a.safetensors"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]

@@ -135,7 +135,7 @@ class Returns(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("backbone", "message"),
     [
         (lambda x: (x, x), r"backbone \(Returns\) returns a tuple, the head takes \(N, 6\)"),
         (lambda x: x[:, :5], r"returns shape \(4, 5\), the head takes \(N, 6\)"),
@@ -145,8 +145,8 @@ class Returns(nn.Module):
         (lambda x: x.long(), r"returns dtype torch.int64, floats are needed"),
     ],
 )
-def test_features_that_do_not_fit_the_head(made: Callable[[Tensor], object], message: str) -> None:
-    encoder = Encoder(Returns(made), nn.Linear(6, 3))
+def test_features_that_do_not_fit_the_head(backbone: Callable[[Tensor], object], message: str) -> None:
+    encoder = Encoder(Returns(backbone), nn.Linear(6, 3))
     with pytest.raises((TypeError, ValueError), match=message):
         encoder.features(torch.randn(4, 6))
 
@@ -200,9 +200,9 @@ def test_the_fingerprint_changes_with_everything_that_is_a_tensor() -> None:
     for name, tensor in [*changed.named_parameters(), *changed.named_buffers()]:
         with torch.no_grad():
             tensor.view(-1)[-1:] += 1
-        found = changed.fingerprint()
-        assert found not in seen, name
-        seen.add(found)
+        fingerprint = changed.fingerprint()
+        assert fingerprint not in seen, name
+        seen.add(fingerprint)
     changed.normalize = False
     assert changed.fingerprint() not in seen
 

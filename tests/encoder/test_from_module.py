@@ -18,7 +18,7 @@ from tests.encoder import models
 def inside(module: nn.Module, head: nn.Linear, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What goes into the head within the module, what comes out of it, and the module's output."""
     seen: list[tuple[Tensor, Tensor]] = []
-    handle = head.register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
+    handle = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     with torch.no_grad():
         output = module(*args, **kwargs)
     handle.remove()
@@ -71,9 +71,9 @@ CASES: dict[str, tuple[nn.Module, str | None, str, Tensor]] = {
 @pytest.mark.parametrize("with_example", [False, True])
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_parts_are_those_inside_of_the_module(case: str, with_example: bool) -> None:
-    given, asked, name, inputs = CASES[case]
-    module = copy.deepcopy(given).eval()
-    encoder = Encoder.from_module(module, asked, example_inputs=inputs[:2] if with_example else None)
+    original, head_name, name, inputs = CASES[case]
+    module = copy.deepcopy(original).eval()
+    encoder = Encoder.from_module(module, head_name, example_inputs=inputs[:2] if with_example else None)
     head = module.get_submodule(name)
     assert encoder.head is head
     h, u, output = inside(module, head, inputs)  # type: ignore[arg-type]
@@ -86,11 +86,11 @@ def test_the_parts_are_those_inside_of_the_module(case: str, with_example: bool)
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_parameters_are_shared_and_the_module_is_left_alone(case: str) -> None:
-    given, asked, _, inputs = CASES[case]
-    module = copy.deepcopy(given).eval()
+    original, head_name, _, inputs = CASES[case]
+    module = copy.deepcopy(original).eval()
     before = {name: (id(x), x.clone()) for name, x in module.state_dict(keep_vars=True).items()}
     modules = {name: (id(x), x.training) for name, x in module.named_modules(remove_duplicate=False)}
-    encoder = Encoder.from_module(module, asked, example_inputs=inputs)
+    encoder = Encoder.from_module(module, head_name, example_inputs=inputs)
     encoder(inputs)
     assert {name: (id(x), x.training) for name, x in module.named_modules(remove_duplicate=False)} == modules
     after = module.state_dict(keep_vars=True)
@@ -141,8 +141,8 @@ def test_an_example_leaves_running_statistics_and_random_numbers_alone() -> None
 )
 @pytest.mark.parametrize("verified", [False, True])
 def test_a_cut_encoder_can_be_exported(case: str, verified: bool) -> None:
-    given, asked, _, inputs = CASES[case]
-    encoder = Encoder.from_module(copy.deepcopy(given).eval(), asked)
+    original, head_name, _, inputs = CASES[case]
+    encoder = Encoder.from_module(copy.deepcopy(original).eval(), head_name)
     if verified:
         encoder(inputs)
     batch = torch.export.Dim("batch", min=2)
@@ -152,14 +152,14 @@ def test_a_cut_encoder_can_be_exported(case: str, verified: bool) -> None:
 
 @pytest.mark.parametrize("case", ["chain", "residual, named"])
 def test_copies_and_pickles_stand_alone(case: str) -> None:
-    given, asked, _, inputs = CASES[case]
-    encoder = Encoder.from_module(copy.deepcopy(given).eval(), asked, example_inputs=inputs)
+    original, head_name, _, inputs = CASES[case]
+    encoder = Encoder.from_module(copy.deepcopy(original).eval(), head_name, example_inputs=inputs)
     expected = encoder(inputs)
-    for made in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
-        assert made.fingerprint() == encoder.fingerprint()
+    for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert copied.fingerprint() == encoder.fingerprint()
         with torch.no_grad():
-            made.head.weight.mul_(-1)
-        assert not torch.equal(made(inputs), expected)
+            copied.head.weight.mul_(-1)
+        assert not torch.equal(copied(inputs), expected)
         assert torch.equal(encoder(inputs), expected)
 
 

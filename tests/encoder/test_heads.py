@@ -146,7 +146,7 @@ def test_training_comes_from_the_generator_and_starts_where_it_is_told() -> None
     state = torch.get_rng_state()
 
     def trained(seed: int, init: nn.Linear | None = None, rate: float = 1e-3) -> Tensor:
-        made = train_head(
+        head = train_head(
             features,
             labels,
             ContrastiveLoss(),
@@ -156,7 +156,7 @@ def test_training_comes_from_the_generator_and_starts_where_it_is_told() -> None
             learning_rate=rate,
             generator=generator(seed),
         )
-        return made.weight.detach()
+        return head.weight.detach()
 
     assert torch.equal(trained(1), trained(1))
     assert not torch.equal(trained(1), trained(2))

@@ -34,8 +34,8 @@ def test_of_other_libraries(name: str, tmp_path: Path) -> None:
         # A published file knows nothing of the exponent.
         encoder = Encoder.from_checkpoint(tmp_path / "plain.pt", name, pooling=pooling).eval()
         with torch.no_grad():
-            given = feature_map(name, plain, encoder.backbone[0](IMAGES))  # type: ignore[index]
-            expected = GeM()(given) if pooling == "gem" else given.mean((2, 3))
+            maps = feature_map(name, plain, encoder.backbone[0](IMAGES))  # type: ignore[index]
+            expected = GeM()(maps) if pooling == "gem" else maps.mean((2, 3))
             torch.testing.assert_close(encoder.features(IMAGES), expected)
             torch.testing.assert_close(encoder.raw(IMAGES), plain.get_submodule("fc")(expected))
         # The encoder's own file does, and has to have it.
@@ -52,8 +52,8 @@ def test_of_ours(name: str) -> None:
     encoder = Encoder.from_name(name, dim=4, seed=0, pooling="average").eval()
     gem = Encoder.from_name(name, dim=4, seed=0).eval()
     with torch.no_grad():
-        given = gem.backbone.trunk(gem.backbone.scaling(IMAGES))  # type: ignore[operator]
-        torch.testing.assert_close(encoder.features(IMAGES), given.mean((2, 3)))
+        maps = gem.backbone.trunk(gem.backbone.scaling(IMAGES))  # type: ignore[operator]
+        torch.testing.assert_close(encoder.features(IMAGES), maps.mean((2, 3)))
     assert isinstance(Encoder.from_name(name, dim=4, pooling="gem").backbone.pool, GeM)
 
 

@@ -32,7 +32,7 @@ def test_the_backbone_computes_in_bfloat16_and_the_head_in_float32() -> None:
     encoder = an_encoder().eval()
     exact = encoder.features(X).detach()
     seen: list[torch.dtype] = []
-    encoder.backbone[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    encoder.backbone[1].register_forward_hook(lambda *arguments: seen.append(arguments[2].dtype))
     with computing_in(LOW, nn.Sequential(encoder)):
         features = encoder.features(X)
         u = encoder.raw(X)
@@ -51,7 +51,7 @@ def test_every_method_that_trains_a_backbone_does_so_in_bfloat16(name: str) -> N
     learner = methods.make(name).learner([encoder], Setup(ContrastiveLoss(), num_images=len(data)))
     learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), torch.Generator())
     seen: list[torch.dtype] = []
-    encoder.backbone[1].register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    encoder.backbone[1].register_forward_hook(lambda *arguments: seen.append(arguments[2].dtype))
     learner.train_mode()
     with computing_in(LOW, learner.module):
         learner.loss(data.inputs, data.labels).backward()  # type: ignore[no-untyped-call]
@@ -133,20 +133,20 @@ def test_what_would_be_imitated_is_computed_in_float32(
 ) -> None:
     exact = Case().run(tmp_path / "exact").history
     monkeypatch.setattr(precision, "has_bfloat16", lambda device: False)
-    asked = Case(options={"precision": "bfloat16"}).run(tmp_path / "asked").history
-    assert timeless(exact) == timeless(asked)
-    assert {entry["precision"] for entry in asked} == {"float32"}
+    imitated = Case(options={"precision": "bfloat16"}).run(tmp_path / "asked").history
+    assert timeless(exact) == timeless(imitated)
+    assert {entry["precision"] for entry in imitated} == {"float32"}
 
 
 @pytest.mark.parametrize("instructions", [(True, False), (False, True), (False, False), (None, None)])
 def test_either_kind_of_instructions_will_do(
     instructions: tuple[bool | None, bool | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, found in zip(
+    for name, has_it in zip(
         ("_is_avx512_bf16_supported", "_is_amx_tile_supported"), instructions, strict=True
     ):
         # An older or newer torch may not have them.
-        given = None if found is None else lambda found=found: found
-        monkeypatch.setattr(torch.cpu, name, given, raising=False)
+        replacement = None if has_it is None else lambda has_it=has_it: has_it
+        monkeypatch.setattr(torch.cpu, name, replacement, raising=False)
     assert has_bfloat16(torch.device("cpu")) is any(instructions)
     assert not has_bfloat16(torch.device("meta"))

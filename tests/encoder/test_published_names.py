@@ -61,9 +61,9 @@ def test_the_backbone_alone_with_another_head_and_pooling(lite: Path) -> None:
 def test_every_name_is_mapped_once() -> None:
     for name in ("tf_efficientnet_lite1", "tf_efficientnet_lite2", "tf_efficientnet_b1"):
         own = list(timm.create_model(name).state_dict())
-        found = efficientnet_names(own)
-        assert list(found) == own
-        assert len(set(found.values())) == len(own)
+        names_in_file = efficientnet_names(own)
+        assert list(names_in_file) == own
+        assert len(set(names_in_file.values())) == len(own)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050", "tf_efficientnetv2_b0"])

@@ -35,8 +35,8 @@ class Counting(nn.Module):
         self.batch_size = batch_size
         if not sentences:
             return torch.tensor([])
-        found = self(self.tokenize(sentences))["sentence_embedding"]
-        return found if convert_to_tensor else found.numpy()
+        embeddings = self(self.tokenize(sentences))["sentence_embedding"]
+        return embeddings if convert_to_tensor else embeddings.numpy()
 
     def get_sentence_embedding_dimension(self) -> int:
         return 4

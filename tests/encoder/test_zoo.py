@@ -155,16 +155,16 @@ def test_importing_encoders_is_light(root: Path) -> None:
 def test_pretrained_weights_are_asked_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no network, it is the libraries' own download that is reached."""
     models = pytest.importorskip("torchvision.models", reason="comes with the extra vision")
-    asked: list[object] = []
+    requested: list[object] = []
     real = models.get_model
 
     def get_model(name: str, weights: object = None, **options: object) -> nn.Module:
-        asked.append(weights)
+        requested.append(weights)
         return real(name, weights=None, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(models, "get_model", get_model)
     encoder = Encoder.from_name("torchvision:resnet18", pretrained=True, dim=4)
-    assert asked == [models.ResNet18_Weights.DEFAULT]
+    assert requested == [models.ResNet18_Weights.DEFAULT]
     assert encoder.dim == 4
     Encoder.from_name("resnet50-gem", pretrained=True, dim=4)
-    assert asked[1] == models.ResNet50_Weights.DEFAULT
+    assert requested[1] == models.ResNet50_Weights.DEFAULT

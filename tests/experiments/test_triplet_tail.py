@@ -41,14 +41,14 @@ def test_the_moments_of_random_triplets_are_those_of_a_million_draws(
 ) -> None:
     """4 random triplets of 1,000,000 draws each, 2 of 50,000 in short; 5 standard errors are allowed."""
     sets, draws = (4, DRAWS) if long_form else (2, 50_000)
-    found = of_draws(family, dim, sets, draws, torch.Generator().manual_seed(100 + dim))
-    assert found["mean"] < 5
-    assert found["variance"] < 5
+    moments = of_draws(family, dim, sets, draws, torch.Generator().manual_seed(100 + dim))
+    assert moments["mean"] < 5
+    assert moments["variance"] < 5
 
 
 def test_a_row_tells_of_moments_and_of_the_tail() -> None:
-    found = row("gaussian", 8, sets=2, exact_sets=5, draws=2000, seed=0)
-    assert found["E tau, standard errors"] < 5
-    assert found["Var tau, standard errors"] < 5
-    assert 0 <= found["P, median error"] <= found["P, largest error"] < 0.2
+    numbers = row("gaussian", 8, sets=2, exact_sets=5, draws=2000, seed=0)
+    assert numbers["E tau, standard errors"] < 5
+    assert numbers["Var tau, standard errors"] < 5
+    assert 0 <= numbers["P, median error"] <= numbers["P, largest error"] < 0.2
     assert row("vmf", 4, sets=1, exact_sets=1, draws=2000, seed=0)["P, largest error"] is None

@@ -24,39 +24,39 @@ from tests.experiments.synthetic_settings import synthetic
 @pytest.mark.parametrize("zero_shot", [False, True])
 def test_scores_of_arrays_are_those_of_the_class(zero_shot: bool) -> None:
     setting = synthetic(zero_shot)
-    found = scored(inputs(setting), slice(0, 100))
+    scores = scored(inputs(setting), slice(0, 100))
     name = "calibration" if zero_shot else "gallery"
     queries = (setting.h("validation")[:100], setting.labels("validation")[:100])
     trust = Trust.fit((setting.h(name), setting.labels(name)), queries, encoder=setting.head)
     if zero_shot:
         trust = trust.with_gallery(setting.h("gallery"), setting.labels("gallery"))
     answer = trust(setting.h("test"))
-    np.testing.assert_allclose(found.probability, answer.probability, rtol=1e-6)
-    np.testing.assert_allclose(found.scores["test"][NOVELTY], answer.novelty, rtol=1e-6, atol=1e-9)
-    assert found.announced == trust.calibration_error
+    np.testing.assert_allclose(scores.probability, answer.probability, rtol=1e-6)
+    np.testing.assert_allclose(scores.scores["test"][NOVELTY], answer.novelty, rtol=1e-6, atol=1e-9)
+    assert scores.announced == trust.calibration_error
     free = metrics.trivial_scores(
         (setting.h("gallery"), setting.labels("gallery")), setting.h("far/noise"), encoder=setting.head
     )
     for score, values in free.items():
-        np.testing.assert_allclose(found.scores["far/noise"][score], values.numpy(), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(scores.scores["far/noise"][score], values.numpy(), rtol=1e-6, atol=1e-9)
 
 
 def test_measures_are_those_of_other_libraries() -> None:
-    found = scored(inputs(synthetic(False)), slice(0, 100))
-    values = measures(found, TRUST)
-    test = found.scores["test"][TRUST]
-    assert values["R"] == pytest.approx(roc_auc_score(~found.right, test))
+    scores = scored(inputs(synthetic(False)), slice(0, 100))
+    values = measures(scores, TRUST)
+    test = scores.scores["test"][TRUST]
+    assert values["R"] == pytest.approx(roc_auc_score(~scores.right, test))
     detection, open_set = {}, []
-    for part in found.ood():
-        out = found.scores[part][TRUST]
+    for part in scores.ood():
+        out = scores.scores[part][TRUST]
         detection[part] = roc_auc_score(np.arange(len(test) + len(out)) >= len(test), np.append(test, out))
         weights = np.append(np.full(len(test), 1 / len(test)), np.full(len(out), 1 / len(out)))
-        right = np.append(found.right, np.zeros(len(out)))
+        right = np.append(scores.right, np.zeros(len(out)))
         open_set.append(roc_auc_score(right, -np.append(test, out), sample_weight=weights))
     assert values["near"] == pytest.approx(detection["near/held-out classes"])
     assert values["far"] == pytest.approx(detection["far/noise"])
     assert values["O"] == pytest.approx(np.mean(open_set))
-    assert values["error at 40 %"] == mixture_error(found, TRUST)
+    assert values["error at 40 %"] == mixture_error(scores, TRUST)
 
 
 def test_a_cell_and_its_tables(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_cell_and_its_tables(tmp_path: Path) -> None:
     assert result["test"] == 150
     assert set(result["by number of queries"]) == {"100"}
     assert result["differences"]["R"]["vote"]["low"] <= result["differences"]["R"]["vote"]["value"]
-    found = scored(arrays, slice(0, 100))
-    further = {"name": "synthetic", "wrong": 50, "promise": promise(found, (TRUST, "vote"))}
+    scores = scored(arrays, slice(0, 100))
+    further = {"name": "synthetic", "wrong": 50, "promise": promise(scores, (TRUST, "vote"))}
     assert further["promise"][TRUST]["broken"] <= 0.2
     further["posterior"] = ablation(setting, arrays, slice(0, 100))
     (tmp_path / "results" / "further").mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_a_cell_and_its_tables(tmp_path: Path) -> None:
     write_tables(tmp_path / "results", tmp_path / "tables")
     for name in ("trust", "trust_rivals", "trust_queries", "trust_promise", "trust_posterior"):
         assert "|" in (tmp_path / "tables" / f"{name}.md").read_text()
-    draw(found, "Synthetic", tmp_path / "trust.png")
+    draw(scores, "Synthetic", tmp_path / "trust.png")
     assert (tmp_path / "trust.png").read_bytes().startswith(b"\x89PNG")
 
 

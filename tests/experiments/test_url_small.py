@@ -36,11 +36,13 @@ def test_differences_are_paired_and_each_space_has_its_own_errors(tmp_path: Path
         tensor_file.save(place / SCORES, {"own": own.float(), "right": right, "classes": classes})
         values[entry] = metrics.ood_auroc(own[right].float(), own[~right].float())
     entries = {name: {"chosen": {"V1": {"setting": 0}}} for name in values}
-    found = url_small_questions.compared(run, "sample", entries, ("laplace", "own", "deterministic", "own"))
-    assert found is not None
-    assert found["difference"] == pytest.approx(values["laplace"] - values["deterministic"])
-    assert 0 < found["low"] < found["difference"] < found["high"]
-    assert found["seeds"] == 1
+    difference = url_small_questions.compared(
+        run, "sample", entries, ("laplace", "own", "deterministic", "own")
+    )
+    assert difference is not None
+    assert difference["difference"] == pytest.approx(values["laplace"] - values["deterministic"])
+    assert 0 < difference["low"] < difference["difference"] < difference["high"]
+    assert difference["seeds"] == 1
     assert url_small_questions.compared(run, "sample", {}, ("laplace", "own", "deterministic", "own")) is None
 
 

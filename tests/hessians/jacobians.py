@@ -62,11 +62,11 @@ def brute_force(
     model: nn.Module, inputs: Any, pairs: Pairs, loss: ContrastiveLoss, approximation: str
 ) -> dict[str, Reference]:
     """The diagonal of every parameter."""
-    u, found = jacobians(model, inputs)
+    u, by_parameter = jacobians(model, inputs)
     matrix = loss.output_hessian(u, pairs, approximation).dense().flatten(2).flatten(0, 1)
     shapes = {name: x.shape for name, x in model.named_parameters()}
     result = {}
-    for name, jacobian in found.items():
+    for name, jacobian in by_parameter.items():
         j = jacobian.flatten(0, 1)
         diagonal = ((matrix @ j) * j).sum(0).view(shapes[name])
         absolute = ((matrix.abs() @ j.abs()) * j.abs()).sum(0).view(shapes[name])
@@ -74,10 +74,12 @@ def brute_force(
     return result
 
 
-def assert_exact(found: dict[str, Tensor], expected: dict[str, Reference], tolerance: float = 1e-10) -> None:
+def assert_exact(
+    diagonals: dict[str, Tensor], expected: dict[str, Reference], tolerance: float = 1e-10
+) -> None:
     """Every entry to ``tolerance`` of the sum of its absolute contributions."""
-    assert list(found) == [name for name in expected if name in found]
-    for name, values in found.items():
+    assert list(diagonals) == [name for name in expected if name in diagonals]
+    for name, values in diagonals.items():
         diagonal, absolute = expected[name]
         assert values.shape == diagonal.shape, name
         assert not values.requires_grad
@@ -101,9 +103,9 @@ def check(
     """Compare ``ggn_diagonal`` with the definition, and return it."""
     pairs = Pairs.from_labels(LABELS if labels is None else labels)
     loss = make_loss(distance, normalize, power=power)
-    found = ggn_diagonal(model, inputs, pairs, loss, approximation, **options)
-    assert_exact(found, brute_force(model, inputs, pairs, loss, approximation))
-    return found
+    diagonals = ggn_diagonal(model, inputs, pairs, loss, approximation, **options)
+    assert_exact(diagonals, brute_force(model, inputs, pairs, loss, approximation))
+    return diagonals
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -172,19 +172,19 @@ def test_known_sums_take_the_place_of_the_search(loss: ContrastiveLoss) -> None:
     origin = None if loss.normalize else u.mean(0) + 1
     z = loss.on_sphere(u)[0] if origin is None else u - origin
     class_sums = torch.zeros(4, 3).double().index_add_(0, labels, torch.cat([torch.ones(40, 1), z], dim=1))
-    known = pairs.with_sums(
+    summed = pairs.with_sums(
         PairSums(class_sums, labels, by_all_pairs(z, labels, loss.margin), loss.margin, origin)
     )
     for one, other in zip(
         last_layer_ggn_diagonal(points, weight, bias, pairs, loss, "fixed"),
-        last_layer_ggn_diagonal(points, weight, bias, known, loss, "fixed"),
+        last_layer_ggn_diagonal(points, weight, bias, summed, loss, "fixed"),
         strict=True,
     ):
         close(one, other)
-    expected, summary = summarise(loss, u, pairs), summarise(loss, u, known)
+    expected, summary = summarise(loss, u, pairs), summarise(loss, u, summed)
     for one, other in zip(expected, summary, strict=True):
         close(torch.as_tensor(one), torch.as_tensor(other))
     with pytest.raises(ValueError, match="sums"):
-        Pairs.from_labels(labels[:3]).with_sums(known.sums)
+        Pairs.from_labels(labels[:3]).with_sums(summed.sums)
     with pytest.raises(ValueError, match="no sums for this loss"):
-        ContrastiveLoss(0.1).output_hessian(u, known, "fixed")
+        ContrastiveLoss(0.1).output_hessian(u, summed, "fixed")

@@ -282,8 +282,10 @@ def test_a_type_without_pairs_or_active_ones_adds_nothing(labels: list[int]) -> 
     value = loss(u, pairs)
     value.backward()
     assert value.item() == pytest.approx(2**0.5 if pairs.num_positives else 0.0)
-    found = (loss.output_hessian(u, pairs, kind).dense() for kind in ("full", "positive"))
-    torch.testing.assert_close(*found)  # both average over the positives alone, with weight 1 where w = 1/2
+    hessians = (loss.output_hessian(u, pairs, kind).dense() for kind in ("full", "positive"))
+    torch.testing.assert_close(
+        *hessians
+    )  # both average over the positives alone, with weight 1 where w = 1/2
     torch.testing.assert_close(u.grad, loss.gradient(u, pairs))
 
 

@@ -357,7 +357,7 @@ def test_large_features_are_right_or_refused(loss: ContrastiveLoss, approximatio
                 expected.enter_context(pytest.raises(ValueError, match=remedy))
             elif exponent > 15:  # either is right
                 expected.enter_context(contextlib.suppress(ValueError))
-            found, _ = last_layer_ggn_diagonal(scaled, weight, None, pairs, loss, approximation)
+            diagonal, _ = last_layer_ggn_diagonal(scaled, weight, None, pairs, loss, approximation)
             wide = (scaled.double(), weight.double(), None)
             exact, _ = last_layer_ggn_diagonal(*wide, pairs, loss, approximation)
-            assert float((found - exact).abs().max()) < 1e-4 * float(exact.abs().max()), exponent
+            assert float((diagonal - exact).abs().max()) < 1e-4 * float(exact.abs().max()), exponent

@@ -51,11 +51,11 @@ def test_kronecker_is_the_leading_singular_pair(approximation: str, problem: Pro
     rearranged = dense.permute(0, 2, 1, 3).reshape(outputs**2, inputs**2)
     singular = torch.linalg.svdvals(rearranged)
     factors = operator(problem, approximation).kronecker(tolerance=1e-14, max_iterations=2000)
-    found = factors.output.flatten()[:, None] * factors.input.flatten()
-    error = float((rearranged - found).norm())
+    actual = factors.output.flatten()[:, None] * factors.input.flatten()
+    error = float((rearranged - actual).norm())
     # The input factor is the best one for this output factor, whatever the signs in G.
     torch.testing.assert_close(
-        rearranged.square().sum() - found.square().sum(),
+        rearranged.square().sum() - actual.square().sum(),
         torch.tensor(error).double() ** 2,
         atol=1e-8,
         rtol=1e-6,

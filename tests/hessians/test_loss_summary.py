@@ -18,12 +18,12 @@ from tests.hessians.reference import Problem, problems
 @given(problem=problems(max_images=7, max_dim=3))
 def test_value_and_gradient_are_those_of_the_loss(negatives: str, problem: Problem) -> None:
     loss = replace(problem.loss, negatives=negatives)
-    found = summarise(loss, problem.u, problem.pairs)
+    summary = summarise(loss, problem.u, problem.pairs)
     value = replace(problem.loss, negatives="all")(problem.u, problem.pairs)
-    assert found.value == pytest.approx(float(value), abs=1e-9)
+    assert summary.value == pytest.approx(float(value), abs=1e-9)
     leaf = problem.u.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf, problem.pairs), leaf)
-    gradient = trained_gradient(loss, found, problem.pairs.num_negatives)
+    gradient = trained_gradient(loss, summary, problem.pairs.num_negatives)
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-8)
 
 
@@ -64,17 +64,17 @@ class Squares(PairLoss):
 def test_other_losses_go_through_autograd() -> None:
     u = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     pairs, loss = Pairs.from_labels([0, 0, 1, 1, 2]), Squares()
-    found = summarise(loss, u, pairs)
+    summary = summarise(loss, u, pairs)
     leaf = u.clone().requires_grad_()
     value = loss(leaf, pairs)
     (expected,) = torch.autograd.grad(value, leaf)
-    assert found.value == pytest.approx(float(value.detach()))
-    torch.testing.assert_close(trained_gradient(loss, found, pairs.num_negatives), expected)
+    assert summary.value == pytest.approx(float(value.detach()))
+    torch.testing.assert_close(trained_gradient(loss, summary, pairs.num_negatives), expected)
 
 
 @pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning")
 def test_no_pair_gives_nothing() -> None:
-    found = summarise(ContrastiveLoss(), torch.ones(1, 3), Pairs.from_labels([0]))
-    assert found.value == 0
-    assert found.active == 0
-    assert found.positive_gradient.tolist() == [[0.0, 0.0, 0.0]]
+    summary = summarise(ContrastiveLoss(), torch.ones(1, 3), Pairs.from_labels([0]))
+    assert summary.value == 0
+    assert summary.active == 0
+    assert summary.positive_gradient.tolist() == [[0.0, 0.0, 0.0]]

@@ -90,9 +90,9 @@ def test_a_norm_in_the_network_is_the_norm_in_the_loss(approximation: str) -> No
     outside = make_loss("euclidean", margin=1.3)
     without = make_loss("euclidean", normalize=False, margin=1.3)
     expected = ggn_diagonal(plain, images, pairs, outside, approximation)
-    found = ggn_diagonal(inside, images, pairs, without, approximation)
+    diagonal = ggn_diagonal(inside, images, pairs, without, approximation)
     reference = brute_force(plain, images, pairs, outside, approximation)
-    assert_exact(found, {name: Reference(expected[name], reference[name].absolute) for name in expected})
+    assert_exact(diagonal, {name: Reference(expected[name], reference[name].absolute) for name in expected})
 
 
 class LossOfBatch(nn.Module):
@@ -127,14 +127,14 @@ def test_full_is_the_diagonal_of_curvlinops_operator(
         operator = GGNLinearOperator(in_network, LossOfBatch(loss), list(model.parameters()), batch)
         dense = operator @ torch.eye(operator.shape[1], dtype=torch.float64)
     pairs = Pairs.from_labels(LABELS)
-    found = ggn_diagonal(model, images, pairs, loss)
+    diagonal = ggn_diagonal(model, images, pairs, loss)
     absolute = brute_force(model, images, pairs, loss, "full")
-    pieces = dense.diagonal().split([values.numel() for values in found.values()])
+    pieces = dense.diagonal().split([values.numel() for values in diagonal.values()])
     assert_exact(
-        found,
+        diagonal,
         {
             name: Reference(piece.view_as(values), absolute[name].absolute)
-            for (name, values), piece in zip(found.items(), pieces, strict=True)
+            for (name, values), piece in zip(diagonal.items(), pieces, strict=True)
         },
         # Un-squared, the reference differentiates the roots of small squared distances twice.
         1e-10 if power == 2 else 1e-7,
@@ -226,8 +226,8 @@ def test_parts_that_play_no_role_have_no_curvature() -> None:
     images = random_input(N, 1, 8, 8)
     # An nn.Sequential would call it: the auxiliary head belongs to the training loss only.
     model.forward = lambda x: nn.Sequential(*list(model)[:-1])(x)  # type: ignore[method-assign]
-    found = check(model, images)
-    assert not found["auxiliary.weight"].any()
+    diagonals = check(model, images)
+    assert not diagonals["auxiliary.weight"].any()
 
 
 def test_a_backbone_without_gradient_has_no_curvature() -> None:
@@ -241,9 +241,9 @@ def test_a_backbone_without_gradient_has_no_curvature() -> None:
                 x = self.backbone(x)
             return self.head(x)
 
-    found = check(randomise(Frozen()), random_input(N, 4))
-    assert not found["backbone.weight"].any()
-    assert found["head.weight"].any()
+    diagonals = check(randomise(Frozen()), random_input(N, 4))
+    assert not diagonals["backbone.weight"].any()
+    assert diagonals["head.weight"].any()
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
@@ -298,9 +298,9 @@ def test_the_order_of_the_images_plays_no_role(approximation: str) -> None:
     order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
     loss, labels = make_loss(), torch.tensor(LABELS)
     expected = ggn_diagonal(model, images, Pairs.from_labels(labels), loss, approximation)
-    found = ggn_diagonal(model, images[order], Pairs.from_labels(labels[order]), loss, approximation)
+    diagonal = ggn_diagonal(model, images[order], Pairs.from_labels(labels[order]), loss, approximation)
     reference = brute_force(model, images, Pairs.from_labels(labels), loss, approximation)
-    assert_exact(found, {name: Reference(expected[name], reference[name].absolute) for name in expected})
+    assert_exact(diagonal, {name: Reference(expected[name], reference[name].absolute) for name in expected})
 
 
 def test_some_parameters_are_a_part_of_all() -> None:
@@ -316,8 +316,8 @@ def test_single_precision_has_its_digits() -> None:
     model, images = randomise(VisionTransformer()), random_input(N, 1, 6, 6)
     pairs, loss = Pairs.from_labels(LABELS), make_loss()
     exact = brute_force(model, images, pairs, loss, "full")
-    found = ggn_diagonal(model.float(), images.float(), pairs, loss)
-    for name, values in found.items():
+    diagonal = ggn_diagonal(model.float(), images.float(), pairs, loss)
+    for name, values in diagonal.items():
         assert values.dtype == torch.float32
         error = (values.double() - exact[name].diagonal).abs()
         assert bool((error <= 1e-5 * exact[name].absolute + 1e-9 * exact[name].absolute.max()).all()), name

@@ -19,9 +19,9 @@ N = len(LABELS)
 def run(
     model: nn.Module, inputs: Any = None, labels: list[int] | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    given = random_input(N, 4) if inputs is None else inputs
+    batch = random_input(N, 4) if inputs is None else inputs
     return ggn_diagonal(
-        model, given, Pairs.from_labels(LABELS if labels is None else labels), make_loss(), **options
+        model, batch, Pairs.from_labels(LABELS if labels is None else labels), make_loss(), **options
     )
 
 

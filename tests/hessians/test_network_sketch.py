@@ -36,9 +36,9 @@ def test_the_mean_over_all_signs_is_the_diagonal(distance: str, approximation: s
     names = [name for name, _ in model.named_parameters()]
     traced = trace(model, Inputs.of(inputs), names, [])
     hessian = loss.output_hessian(traced.u, pairs, approximation)
-    found = sketched_diagonal(traced, names, hessian, all_signs())
+    actual = sketched_diagonal(traced, names, hessian, all_signs())
     for name, (diagonal, absolute) in brute_force(model, inputs, pairs, loss, approximation).items():
-        assert bool(((found[name] - diagonal).abs() <= 1e-12 * absolute).all()), name
+        assert bool(((actual[name] - diagonal).abs() <= 1e-12 * absolute).all()), name
 
 
 @pytest.mark.statistical
@@ -63,8 +63,8 @@ def test_the_mean_over_random_signs_is_near_the_diagonal(approximation: str) -> 
 def test_a_positive_semidefinite_sketch_is_never_negative() -> None:
     arguments = (small_network(), random_input(4, 3), Pairs.from_labels(LABELS), make_loss())
     generator = torch.Generator().manual_seed(0)
-    found = ggn_diagonal(*arguments, "clipped", "sketch", probes=1, generator=generator)
-    assert all(bool((values >= 0).all()) for values in found.values())
+    diagonal = ggn_diagonal(*arguments, "clipped", "sketch", probes=1, generator=generator)
+    assert all(bool((values >= 0).all()) for values in diagonal.values())
 
 
 def test_a_generator_makes_the_sketch_repeatable() -> None:

@@ -249,9 +249,9 @@ def test_two_workers(cluster: None, table: Path, model: Path, tmp_path: Path) ->
     def architecture() -> nn.Module:
         return Encoder(Dying(str(marker)), nn.Linear(WIDTH, DIM))
 
-    made = architecture()
-    assert isinstance(made, Encoder)
-    own = ModelFolder(fitted(made, h, labels), Preparation()).save(tmp_path / "own")
+    network = architecture()
+    assert isinstance(network, Encoder)
+    own = ModelFolder(fitted(network, h, labels), Preparation()).save(tmp_path / "own")
     corpus = embed_corpus(
         tmp_path / "marked.parquet", own, tmp_path / "after", architecture=architecture, progress=False
     )

@@ -37,8 +37,8 @@ def fitted(loss: PairLoss | None = None, **options: Any) -> LAM:
 
 def front_matter(folder: Path) -> dict[str, Any]:
     text = (folder / "README.md").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
-    return found
+    content: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return content
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron", "full", "lowrank"])
@@ -70,10 +70,10 @@ def test_the_configuration_and_the_card(tmp_path: Path) -> None:
     assert config["settings"]["n_effective"] == 40.0
     assert (config["encoder_reference"], config["licence"]) == ("owner/model", "cc-by-4.0")
 
-    told = front_matter(folder)
-    assert told["library_name"] == "laplacian_metric"
-    assert told["license"] == "cc-by-4.0"
-    assert told["base_model"] == "owner/model"
+    card = front_matter(folder)
+    assert card["library_name"] == "laplacian_metric"
+    assert card["license"] == "cc-by-4.0"
+    assert card["base_model"] == "owner/model"
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "\n# A posterior\n" in text
     for row in ("| recall@1 | 0.9123 |", "| R-AUROC | not defined |", "| a\\|b c | not defined |"):
@@ -101,11 +101,11 @@ def test_defaults_come_from_what_is_known(tmp_path: Path) -> None:
     images = torch.randn(8, 1, 28, 28)
     lam = LAM(encoder, ContrastiveLoss()).fit([(images, labels)], check_mode=False)
     z = torch.nn.functional.normalize(torch.randn(20, 3), dim=1)
-    found = metrics.evaluate(z, torch.arange(20) % 3, torch.rand(20), resamples=0)
-    folder = save_folder(lam, tmp_path / "from-name", metrics=found)
+    evaluation = metrics.evaluate(z, torch.arange(20) % 3, torch.rand(20), resamples=0)
+    folder = save_folder(lam, tmp_path / "from-name", metrics=evaluation)
     config = check_folder(folder)
     assert config["encoder_reference"] == 'Encoder.from_name("fashion-mnist")'
-    assert config["metrics"]["recall@1"] == found.values["recall@1"]
+    assert config["metrics"]["recall@1"] == evaluation.values["recall@1"]
     assert front_matter(folder)["license"] == "unknown"
     assert "\n# from-name\n" in (folder / "README.md").read_text(encoding="utf-8")
     assert check_folder(save_folder(fitted(), tmp_path / "b"))["encoder_reference"] == "not given"
@@ -277,7 +277,7 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the posterior of another encoder"):
         load_folder(folder, Encoder(nn.Identity(), nn.Linear(4, 3)))
     config, posterior = folder / "config.json", folder / "posterior.safetensors"
-    told, whole = config.read_text(encoding="utf-8"), posterior.read_bytes()
+    config_text, whole = config.read_text(encoding="utf-8"), posterior.read_bytes()
 
     posterior.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"posterior\.safetensors .* was altered"):
@@ -290,7 +290,7 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         rewrite(config, **changes)
         with pytest.raises(NewerArtifactError, match="reads up to format 2"):
             load_folder(folder, lam.encoder)
-        config.write_text(told, encoding="utf-8")
+        config.write_text(config_text, encoding="utf-8")
     for changes in (
         {"files": {}},
         {"metrics": {"recall@1": "high"}},
@@ -301,15 +301,15 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         rewrite(config, **changes)
         with pytest.raises(DamagedArtifactError, match=next(iter(changes))):
             load_folder(folder, lam.encoder)
-        config.write_text(told, encoding="utf-8")
+        config.write_text(config_text, encoding="utf-8")
     for text in ("{", "[]", '{"library_name": "transformers"}', "[" * 100_000):
         config.write_text(text, encoding="utf-8")
         with pytest.raises(ArtifactError, match=r"config\.json"):
             load_folder(folder, lam.encoder)
     # As version 1 wrote it.
-    config.write_text(told, encoding="utf-8")
-    sha256 = json.loads(told)["files"]["posterior.safetensors"]["sha256"]
-    versions = json.loads(told)["made_with"]
+    config.write_text(config_text, encoding="utf-8")
+    sha256 = json.loads(config_text)["files"]["posterior.safetensors"]["sha256"]
+    versions = json.loads(config_text)["made_with"]
     removed = dict.fromkeys(("files", "made_with", "version", "digest"), ...)
     rewrite(config, False, **removed, format=1, sha256=sha256, versions=versions)
     assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
@@ -317,7 +317,7 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         rewrite(config, False, **changes)
         with pytest.raises(ArtifactError, match=r"altered|sha256|update"):
             load_folder(folder, lam.encoder)
-    config.write_text(told, encoding="utf-8")
+    config.write_text(config_text, encoding="utf-8")
     assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
 
 
@@ -347,9 +347,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def test_three_files_are_uploaded(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
     folder = save_folder(fitted(), tmp_path / "mine")
     assert push(folder, "owner/mine", "a token", private=True, message="First") == "commit of owner/mine"
-    (_, made), (_, created), (_, uploaded) = calls
+    (_, repository), (_, created), (_, uploaded) = calls
     assert [name for name, _ in calls] == ["HfApi", "create_repo", "upload_folder"]
-    assert made == {"token": "a token"}
+    assert repository == {"token": "a token"}
     assert created == {"repo_id": "owner/mine", "repo_type": "model", "private": True, "exist_ok": True}
     assert uploaded == {
         "repo_id": "owner/mine",
@@ -393,8 +393,8 @@ def test_the_calls_are_those_that_the_library_takes() -> None:
         None, repo_id="", folder_path="", repo_type="model", commit_message="", allow_patterns=[]
     )
     inspect.signature(hub.HfApi).bind(token=None)
-    found = hub.utils.filter_repo_objects([*FILES, "notes.txt", "more/README.md"], allow_patterns=FILES)
-    assert list(found) == FILES
+    uploaded = hub.utils.filter_repo_objects([*FILES, "notes.txt", "more/README.md"], allow_patterns=FILES)
+    assert list(uploaded) == FILES
     patterns, names = [*FILES, "trust/*"], [*FILES, "trust/h.npy", "other/h.npy"]
     assert list(hub.utils.filter_repo_objects(names, allow_patterns=patterns)) == [*FILES, "trust/h.npy"]
 

@@ -80,11 +80,11 @@ def fit(
     return trainer
 
 
-def assert_same(found: OnlineLAM, expected: OnlineLAM) -> None:
-    assert found.steps == expected.steps
+def assert_same(actual: OnlineLAM, expected: OnlineLAM) -> None:
+    assert actual.steps == expected.steps
     for name, tensor in expected.running_state().items():
-        torch.testing.assert_close(found.running_state()[name], tensor, rtol=0, atol=0)
-    assert found.encoder.fingerprint() == expected.encoder.fingerprint()
+        torch.testing.assert_close(actual.running_state()[name], tensor, rtol=0, atol=0)
+    assert actual.encoder.fingerprint() == expected.encoder.fingerprint()
 
 
 def test_training_at_draws_is_that_of_online_lam() -> None:

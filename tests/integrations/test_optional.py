@@ -30,7 +30,7 @@ def test_importing_the_room_loads_no_library(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "missing", "made", "arguments", "message"),
+    ("name", "missing", "module_name", "arguments", "message"),
     [
         (
             "uncertainty_calculator",
@@ -63,20 +63,20 @@ def test_importing_the_room_loads_no_library(root: Path) -> None:
     ],
 )
 def test_what_to_install(
-    name: str, missing: tuple[str, ...], made: str, arguments: tuple[Any, ...], message: str
+    name: str, missing: tuple[str, ...], module_name: str, arguments: tuple[Any, ...], message: str
 ) -> None:
     module = module_without(name, *missing)
     with pytest.raises(ImportError, match=message):
-        getattr(module, made)(*arguments)
+        getattr(module, module_name)(*arguments)
 
 
 def test_a_library_that_is_there_but_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_library.py").write_text("import a_part_of_it_that_is_not_there", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    told = "x needs broken_library .it is there, but cannot be imported: No module named 'a_part_of_it"
-    with pytest.raises(ImportError, match=told):
+    message = "x needs broken_library .it is there, but cannot be imported: No module named 'a_part_of_it"
+    with pytest.raises(ImportError, match=message):
         require("broken_library", "x", "y")
-    with pytest.raises(ImportError, match=told.replace("x needs", "Missing needs")):
+    with pytest.raises(ImportError, match=message.replace("x needs", "Missing needs")):
         base_class("broken_library", "Base", "y")()
 
 

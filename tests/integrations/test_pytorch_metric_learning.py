@@ -55,19 +55,19 @@ def expected(z: Tensor, labels: Tensor, uncertainty: Tensor, **gallery: Any) -> 
 
 def test_the_metrics_are_ours_without_a_reference() -> None:
     z, labels, uncertainty, samples = case()
-    found = calculator().get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
+    accuracies = calculator().get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
     plain = AccuracyCalculator(exclude=("AMI", "NMI"), k="max_bin_count", device=CPU).get_accuracy(z, labels)
-    assert {name: found[name] for name in plain} == plain  # nothing of the library's own has changed
+    assert {name: accuracies[name] for name in plain} == plain  # nothing of the library's own has changed
     for name, value in expected(z, labels, uncertainty).items():
-        assert found[name] == pytest.approx(value, abs=1e-12), name
-    assert found["ece"] == pytest.approx(metrics.retrieval_ece(samples, labels), abs=1e-12)
-    assert set(found) - set(plain) == {*OURS, "ece"}
+        assert accuracies[name] == pytest.approx(value, abs=1e-12), name
+    assert accuracies["ece"] == pytest.approx(metrics.retrieval_ece(samples, labels), abs=1e-12)
+    assert set(accuracies) - set(plain) == {*OURS, "ece"}
 
 
 def test_the_metrics_are_ours_with_a_gallery() -> None:
     z, labels, uncertainty, samples = case()
     others, other_labels, _, other_samples = case(90, 3, seed=1)  # the fourth class is not in it
-    found = calculator().get_accuracy(
+    accuracies = calculator().get_accuracy(
         z,
         labels,
         others,
@@ -79,15 +79,15 @@ def test_the_metrics_are_ours_with_a_gallery() -> None:
     for name, value in expected(
         z, labels, uncertainty, database=others, database_labels=other_labels
     ).items():
-        assert found[name] == pytest.approx(value, abs=1e-12), name
+        assert accuracies[name] == pytest.approx(value, abs=1e-12), name
     ece = metrics.retrieval_ece(samples, labels, database=other_samples, database_labels=other_labels)
-    assert found["ece"] == pytest.approx(ece, abs=1e-12)
+    assert accuracies["ece"] == pytest.approx(ece, abs=1e-12)
 
 
 def test_queries_that_are_the_first_of_a_larger_reference() -> None:
     z, labels, uncertainty, samples = case(90)
     queries = 40
-    found = calculator().get_accuracy(
+    accuracies = calculator().get_accuracy(
         z[:queries],
         labels[:queries],
         z,
@@ -100,7 +100,7 @@ def test_queries_that_are_the_first_of_a_larger_reference() -> None:
     similarity = z[:queries] @ z.T - 9 * torch.eye(queries, 90)
     right = labels[similarity.argmax(1)] == labels[:queries]
     above = uncertainty[:queries][~right][:, None] > uncertainty[:queries][right][None]
-    assert found["r_auroc"] == pytest.approx(float(above.double().mean()), abs=1e-12)
+    assert accuracies["r_auroc"] == pytest.approx(float(above.double().mean()), abs=1e-12)
     # The calibration error of the consensus, as a loop that reads like its definition.
     votes = torch.stack([labels[(s[:queries] @ s.T - 9 * torch.eye(queries, 90)).argmax(1)] for s in samples])
     bins: dict[int, list[tuple[float, bool]]] = {}
@@ -110,13 +110,13 @@ def test_queries_that_are_the_first_of_a_larger_reference() -> None:
         outcome = share, bool(counts.argmax() == labels[query])
         bins.setdefault(min(9, 10 * int(counts.max()) // 7), []).append(outcome)
     gaps = [abs(sum(p - hit for p, hit in members)) for members in bins.values()]
-    assert found["ece"] == pytest.approx(sum(gaps) / queries, abs=1e-12)
+    assert accuracies["ece"] == pytest.approx(sum(gaps) / queries, abs=1e-12)
 
 
 @pytest.mark.parametrize("form", ["return_per_class", "avg_of_avgs"])
 def test_class_by_class(form: str) -> None:
     z, labels, uncertainty, samples = case()
-    found = calculator(**{form: True}).get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
+    accuracies = calculator(**{form: True}).get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
     similarity = z @ z.T - 9 * torch.eye(len(z))
     right = labels[similarity.argmax(1)] == labels
     values = []
@@ -125,26 +125,26 @@ def test_class_by_class(form: str) -> None:
         above = uncertainty[rows & ~right][:, None] > uncertainty[rows & right][None]
         values.append(float(above.double().mean()))
     if form == "return_per_class":
-        assert found["r_auroc"] == pytest.approx(values)
-        assert all(len(found[name]) == 4 for name in (*OURS, "ece", "precision_at_1"))
+        assert accuracies["r_auroc"] == pytest.approx(values)
+        assert all(len(accuracies[name]) == 4 for name in (*OURS, "ece", "precision_at_1"))
     else:
-        assert found["r_auroc"] == pytest.approx(sum(values) / 4)
+        assert accuracies["r_auroc"] == pytest.approx(sum(values) / 4)
 
 
 def test_classes_in_which_a_metric_is_not_defined_are_left_out_of_the_average() -> None:
     z = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0], [1.0, 0.15]]), dim=1)
     labels, uncertainty = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
-    found = calculator(avg_of_avgs=True).get_accuracy(z, labels, uncertainty=uncertainty)
-    assert found["r_auroc"] == 1.0  # class 0 has no error
+    accuracies = calculator(avg_of_avgs=True).get_accuracy(z, labels, uncertainty=uncertainty)
+    assert accuracies["r_auroc"] == 1.0  # class 0 has no error
 
 
 def test_a_query_without_a_positive_does_not_count() -> None:
     z, labels, uncertainty, samples = case()
     labels = labels.clone()
     labels[0] = 9
-    found = calculator().get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
+    accuracies = calculator().get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
     for name, value in expected(z, labels, uncertainty).items():
-        assert found[name] == pytest.approx(value, abs=1e-12), name
+        assert accuracies[name] == pytest.approx(value, abs=1e-12), name
     nothing = calculator().get_accuracy(
         z, torch.arange(60), uncertainty=uncertainty, samples=samples
     )  # no class has two
@@ -159,8 +159,8 @@ def test_labels_that_are_compared() -> None:
         return first[..., 1] == second[..., 1]
 
     compared = calculator(label_comparison_fn=same, exclude=("AMI", "NMI", "ece"))
-    found = compared.get_accuracy(z, pairs, uncertainty=uncertainty)
-    assert found["r_auroc"] == pytest.approx(metrics.r_auroc(z, labels % 2, uncertainty), abs=1e-12)
+    accuracies = compared.get_accuracy(z, pairs, uncertainty=uncertainty)
+    assert accuracies["r_auroc"] == pytest.approx(metrics.r_auroc(z, labels % 2, uncertainty), abs=1e-12)
     with pytest.raises(ValueError, match="ece is of classes"):
         calculator(label_comparison_fn=same).get_accuracy(z, pairs, uncertainty=uncertainty, samples=samples)
 
@@ -206,23 +206,23 @@ def fitted(seed: int = 0) -> tuple[LAM, TensorDataset, TensorDataset]:
 
 
 def lam_tester(lam: Any, **options: Any) -> LAMTester:
-    given = {
+    sets_given = {
         "dataloader_num_workers": 0,
         "batch_size": 16,
         "data_device": CPU,
         "accuracy_calculator": calculator(),
     }
-    return LAMTester(lam, **{**given, **options})
+    return LAMTester(lam, **{**sets_given, **options})
 
 
 def test_the_tester_finds_what_the_library_finds_and_adds_the_uncertainty() -> None:
     lam, first, second = fitted()
     sets, splits = {"first": first, "second": second}, [("second", ["first"]), ("first", ["first", "second"])]
     seen: dict[str, int] = {}
-    made = lam_tester(
+    tester = lam_tester(
         lam, samples=5, end_of_testing_hook=lambda t: seen.update({k: len(e) for k, e in t.embedded.items()})
     )
-    found = made.test(sets, 1, splits_to_eval=[(query, [*others]) for query, others in splits])
+    accuracies = tester.test(sets, 1, splits_to_eval=[(query, [*others]) for query, others in splits])
     plain = testers.GlobalEmbeddingSpaceTester(
         dataloader_num_workers=0,
         batch_size=16,
@@ -231,7 +231,7 @@ def test_the_tester_finds_what_the_library_finds_and_adds_the_uncertainty() -> N
     ).test(sets, 1, lam.encoder, splits_to_eval=splits)
     for split, values in plain.items():
         for name, value in values.items():
-            assert found[split][name] == pytest.approx(value, abs=1e-9), name
+            assert accuracies[split][name] == pytest.approx(value, abs=1e-9), name
     assert seen == {"first": 50, "second": 30}
 
     lam.encoder.eval()
@@ -244,15 +244,15 @@ def test_the_tester_finds_what_the_library_finds_and_adds_the_uncertainty() -> N
         e.samples, labels, database=others.samples, database_labels=gallery_labels
     )
     for name, value in values.items():
-        assert found["second"][f"{name}_level0"] == pytest.approx(value, abs=1e-6), name
-    torch.testing.assert_close(made.embedded["second"].kappa, e.kappa)
+        assert accuracies["second"][f"{name}_level0"] == pytest.approx(value, abs=1e-6), name
+    torch.testing.assert_close(tester.embedded["second"].kappa, e.kappa)
 
 
 def test_a_tester_with_the_library_s_own_calculator() -> None:
     lam, first, _ = fitted()
     plain = AccuracyCalculator(include=("precision_at_1",), device=CPU)
-    found = lam_tester(lam, accuracy_calculator=plain).test({"first": first}, 1)
-    assert set(found["first"]) == {"epoch", "precision_at_1_level0"}
+    accuracies = lam_tester(lam, accuracy_calculator=plain).test({"first": first}, 1)
+    assert set(accuracies["first"]) == {"epoch", "precision_at_1_level0"}
 
 
 def test_a_tester_that_fits_anew_at_every_test() -> None:
@@ -266,15 +266,15 @@ def test_a_tester_that_fits_anew_at_every_test() -> None:
         encoder = encoder_of({"trunk": trunk, "embedder": embedder})
         return LAM(encoder, ContrastiveLoss()).fit([(images, labels)], check_mode=False)
 
-    made = lam_tester(make)
-    before = made.test({"second": second}, 1, trunk, embedder)
+    tester = lam_tester(make)
+    before = tester.test({"second": second}, 1, trunk, embedder)
     with torch.no_grad():
         embedder.weight.add_(torch.randn(embedder.weight.shape, generator=torch.Generator().manual_seed(0)))
-    after = made.test({"second": second}, 2, trunk, embedder)
+    after = tester.test({"second": second}, 2, trunk, embedder)
     assert calls == [(False, embedder)] * 2
     assert before["second"]["ausc_level0"] != after["second"]["ausc_level0"]
     with pytest.raises(ValueError, match="trunk_model is missing"):
-        made.test({"second": second}, 3)
+        tester.test({"second": second}, 3)
 
 
 def test_other_models_and_other_embeddings_are_refused() -> None:

@@ -55,13 +55,13 @@ def clusters(classes: int = 4, each: int = 30, seed: int = 0) -> tuple[Any, Any]
     return X, np.array([f"class {number}" for number in y])
 
 
-def made(**options: Any) -> LaplaceEmbedding:
+def small_estimator(**options: Any) -> LaplaceEmbedding:
     return LaplaceEmbedding(**{"n_components": 3, "max_iter": 200, "random_state": 0, **options})
 
 
 def test_what_expected_failures_check_with_enough_components() -> None:
     X, y = clusters()
-    model = made(max_iter=20)
+    model = small_estimator(max_iter=20)
     before = dict(model.get_params())
     names = set(vars(model))
     model.fit(X, y)
@@ -80,7 +80,7 @@ def test_what_expected_failures_check_with_enough_components() -> None:
 
 def test_it_is_a_trained_head_with_a_posterior() -> None:
     X, y = clusters()
-    model = made(prior_precision=2.0, temperature=3.0).fit(X, y)
+    model = small_estimator(prior_precision=2.0, temperature=3.0).fit(X, y)
     features = torch.tensor(X)
     lam = LAM(
         Encoder(nn.Identity(), model.encoder_.head),
@@ -99,7 +99,7 @@ def test_it_is_a_trained_head_with_a_posterior() -> None:
 def test_training_finds_the_classes_in_the_noise() -> None:
     X, y = clusters()
     X_test, y_test = clusters(seed=1)
-    trained = made(random_state=0).fit(X, y)
+    trained = small_estimator(random_state=0).fit(X, y)
     plain = metrics.recall_at_k(
         torch.nn.functional.normalize(torch.tensor(X_test), dim=1),
         torch.tensor(np.unique(y_test, return_inverse=True)[1]),
@@ -116,7 +116,7 @@ def test_training_finds_the_classes_in_the_noise() -> None:
 def test_between_two_classes_it_is_less_sure() -> None:
     X, y = clusters(classes=2, each=60)
     X[:, 4:] /= 12
-    model = made(n_components=2).fit(X, y)
+    model = small_estimator(n_components=2).fit(X, y)
     means = np.stack([X[y == name].mean(0) for name in model.classes_])
     between = means.mean(0, keepdims=True)
     assert model.kappa(between)[0] < model.kappa(means).min()
@@ -125,22 +125,24 @@ def test_between_two_classes_it_is_less_sure() -> None:
 @pytest.mark.parametrize("options", [{"init": "random"}, {"structure": "kron"}, {"prior_precision": 0.5}, {}])
 def test_the_same_seed_gives_the_same_numbers(options: dict[str, Any]) -> None:
     X, y = clusters()
-    first, again, other = (made(random_state=seed, max_iter=30, **options).fit(X, y) for seed in (0, 0, 1))
+    first, again, other = (
+        small_estimator(random_state=seed, max_iter=30, **options).fit(X, y) for seed in (0, 0, 1)
+    )
     np.testing.assert_array_equal(first.transform(X), again.transform(X))
     np.testing.assert_array_equal(first.kappa(X), again.kappa(X))
     assert not np.array_equal(first.transform(X), other.transform(X))
     state = np.random.RandomState(0)
     np.testing.assert_array_equal(
-        made(random_state=state, max_iter=30, **options).fit(X, y).kappa(X), first.kappa(X)
+        small_estimator(random_state=state, max_iter=30, **options).fit(X, y).kappa(X), first.kappa(X)
     )
 
 
 def test_the_dtype_is_kept() -> None:
     X, y = clusters()
-    model = made(max_iter=5).fit(X.astype(np.float32), y)
+    model = small_estimator(max_iter=5).fit(X.astype(np.float32), y)
     assert model.transform(X.astype(np.float32)).dtype == np.float32
     assert model.transform(X).dtype == np.float32  # as the layer is
-    assert made(max_iter=5).fit(X, y).transform(X).dtype == np.float64
+    assert small_estimator(max_iter=5).fit(X, y).transform(X).dtype == np.float64
 
 
 def test_in_a_pipeline_and_a_grid_search() -> None:
@@ -161,7 +163,7 @@ def test_in_a_pipeline_and_a_grid_search() -> None:
 
 def test_copies_and_names() -> None:
     X, y = clusters()
-    model = made(max_iter=5).fit(X, y)
+    model = small_estimator(max_iter=5).fit(X, y)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.kappa(X), model.kappa(X))
     assert not hasattr(clone(model), "lam_")
@@ -176,7 +178,7 @@ def test_a_curvature_without_an_optimum_leaves_the_prior(monkeypatch: pytest.Mon
     monkeypatch.setattr(LAM, "optimize_prior_precision", none)
     X, y = clusters()
     with pytest.warns(UserWarning, match="the prior precision stays at 1: every entry"):
-        model = made(max_iter=5).fit(X, y)
+        model = small_estimator(max_iter=5).fit(X, y)
     assert model.lam_.prior_precision == 1
     assert np.isfinite(model.kappa(X)).all()
 
@@ -196,24 +198,24 @@ def test_a_curvature_without_an_optimum_leaves_the_prior(monkeypatch: pytest.Mon
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     X, y = clusters()
     with pytest.raises(ValueError, match=message):
-        made(**{"max_iter": 5, **options}).fit(X, y)
+        small_estimator(**{"max_iter": 5, **options}).fit(X, y)
 
 
 def test_wrong_data_are_refused() -> None:
     X, y = clusters()
     with pytest.raises(ValueError, match="requires y to be passed"):
-        made().fit(X, None)
+        small_estimator().fit(X, None)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
-        made().fit(X)
+        small_estimator().fit(X)
     with pytest.raises(ValueError, match="Input X contains NaN"):
-        made().fit(np.where(np.abs(X) > 1, np.nan, X), y)
+        small_estimator().fit(np.where(np.abs(X) > 1, np.nan, X), y)
     with pytest.raises(ValueError, match="labels has 1 class"):
-        made().fit(X, np.zeros(len(X), dtype=int))
+        small_estimator().fit(X, np.zeros(len(X), dtype=int))
     with pytest.raises(ValueError, match="Unknown label type: continuous"):
-        made().fit(X, X[:, 0])
+        small_estimator().fit(X, X[:, 0])
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        made().fit(X, y[1:])
-    model = made(max_iter=5).fit(X, y)
+        small_estimator().fit(X, y[1:])
+    model = small_estimator(max_iter=5).fit(X, y)
     with pytest.raises(ValueError, match="X has 7 features, but LaplaceEmbedding is expecting 8"):
         model.kappa(X[:, 1:])
 

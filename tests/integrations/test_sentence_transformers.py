@@ -166,15 +166,15 @@ def real() -> tuple[ModuleType, Any]:
 def test_with_a_real_model(real: tuple[ModuleType, Any]) -> None:
     library, sentences = real
     model = UncertainSentenceTransformer.fit(sentences, TEXTS, LABELS, dim=3, steps=50)
-    asked = ["a sleepy kitten", "the station in Rome", "a fresh loaf"]
-    z, uncertainty = model.encode(asked, return_uncertainty=True, show_progress_bar=False)
+    queries = ["a sleepy kitten", "the station in Rome", "a fresh loaf"]
+    z, uncertainty = model.encode(queries, return_uncertainty=True, show_progress_bar=False)
     nearest = (z @ model.encode(TEXTS).T).argmax(1)
     assert [LABELS[row] for row in nearest] == [0, 1, 2]
     strange = model.encode(
         ["quarterly interest rates", "SELECT * FROM t", "photosynthesis"], return_uncertainty=True
     )[1]
     assert strange.mean() > uncertainty.mean()
-    features = torch.as_tensor(sentences.encode(asked))
+    features = torch.as_tensor(sentences.encode(queries))
     np.testing.assert_allclose(uncertainty, model.lam.embed_features(features).uncertainty.numpy(), rtol=1e-4)
     assert model.encode("one text").shape == (3,)
     assert model.device == sentences.device
@@ -221,8 +221,10 @@ def test_the_prior_is_chosen() -> None:
     chosen = model.lam.prior_precision
     model.lam.optimize_prior_precision()
     assert model.lam.prior_precision == pytest.approx(chosen)
-    given = UncertainSentenceTransformer.fit(StandIn(), TEXTS, LABELS, dim=3, steps=2, prior_precision=7.0)
-    assert given.lam.prior_precision == 7.0
+    fixed_prior = UncertainSentenceTransformer.fit(
+        StandIn(), TEXTS, LABELS, dim=3, steps=2, prior_precision=7.0
+    )
+    assert fixed_prior.lam.prior_precision == 7.0
 
 
 def sentences(number: int, seed: int) -> tuple[list[str], list[int]]:

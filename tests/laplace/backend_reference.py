@@ -86,8 +86,8 @@ def ggn(
         def embed(chosen: dict[str, Tensor], images: Tensor = images) -> Tensor:
             return functional_call(model, {**every, **chosen}, images)
 
-        found = jacrev(embed)({name: every[name] for name in parameters})
-        jacobian = torch.cat([found[name].reshape(u.numel(), -1) for name in parameters], dim=1)
+        jacobians = jacrev(embed)({name: every[name] for name in parameters})
+        jacobian = torch.cat([jacobians[name].reshape(u.numel(), -1) for name in parameters], dim=1)
         total = (
             total + jacobian.T @ output_hessian(u, labels, loss, approximation, counts(batches)) @ jacobian
         )

@@ -58,11 +58,11 @@ class Layer:
 
     def counts(self, batches: Iterable[Sequence[int]] | None = None) -> tuple[PairCounts, PairCounts]:
         """All pairs inside the batches."""
-        found: tuple[PairCounts, PairCounts] = ({}, {})
+        pair_counts: tuple[PairCounts, PairCounts] = ({}, {})
         for batch in [range(len(self.labels))] if batches is None else batches:
             for i, j in itertools.combinations(sorted(map(int, batch)), 2):
-                found[int(self.labels[i] != self.labels[j])][i, j] = 1
-        return found
+                pair_counts[int(self.labels[i] != self.labels[j])][i, j] = 1
+        return pair_counts
 
     def ggn(
         self,

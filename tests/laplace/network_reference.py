@@ -56,16 +56,16 @@ def pooled() -> Encoder:
 
 def jacobian_of(lam: NetworkLAM, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """u (N, Z), and the Jacobian (N, Z, P) of every random parameter."""
-    u, found = jacobians(RawNetwork(lam.encoder), inputs)
+    u, jacobians_by_name = jacobians(RawNetwork(lam.encoder), inputs)
     names = [name for parameters in lam.layers.values() for name in parameters]
-    return u, {name: found[name] for name in names}
+    return u, {name: jacobians_by_name[name] for name in names}
 
 
 def covariance_of(lam: NetworkLAM, inputs: Any) -> tuple[Tensor, Tensor]:
     """u (N, Z) and J diag(S) J^T (N, Z, Z)."""
-    u, found = jacobian_of(lam, inputs)
+    u, jacobian = jacobian_of(lam, inputs)
     variance = lam.posterior.variance()
-    parts = [torch.einsum("nkp,p,nlp->nkl", j, variance[name].flatten(), j) for name, j in found.items()]
+    parts = [torch.einsum("nkp,p,nlp->nkl", j, variance[name].flatten(), j) for name, j in jacobian.items()]
     return u, torch.stack(parts).sum(0)
 
 
@@ -78,10 +78,10 @@ def curvature_of(lam: NetworkLAM, batches: list[tuple[Any, Tensor]], approximati
     )
     total: dict[str, Tensor] = {}
     for (inputs, _), pairs in zip(batches, counted, strict=True):
-        u, found = jacobian_of(lam, inputs)
+        u, jacobian = jacobian_of(lam, inputs)
         matrix = lam.loss.output_hessian(u, pairs.with_population(population), approximation).dense()
         matrix = matrix.flatten(2).flatten(0, 1)
-        for name, j in found.items():
+        for name, j in jacobian.items():
             j = j.flatten(0, 1)
             share = ((matrix @ j) * j).sum(0)
             total[name] = total[name] + share if name in total else share

@@ -49,9 +49,9 @@ def an_online(
 
 def running(online: OnlineLAM) -> Tensor:
     """The running curvature as it is stored: neither corrected nor clamped."""
-    found = online.state_dict()["running"]["curvature"]
-    assert isinstance(found, Tensor)
-    return found
+    curvature = online.state_dict()["running"]["curvature"]
+    assert isinstance(curvature, Tensor)
+    return curvature
 
 
 def with_head(encoder: Encoder, weight: Tensor, bias: Tensor | None) -> Encoder:

@@ -35,8 +35,8 @@ in_batches_or_not = pytest.mark.parametrize("batches", [None, BATCHES], ids=["de
 
 
 def settings(structure: str, approximation: str, **options: object) -> Settings:
-    given = {"generator": torch.Generator().manual_seed(0), "progress": False, **options}
-    return Settings(Structure(structure), Approximation(approximation), **given)
+    options_given = {"generator": torch.Generator().manual_seed(0), "progress": False, **options}
+    return Settings(Structure(structure), Approximation(approximation), **options_given)
 
 
 def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> None:
@@ -63,19 +63,19 @@ def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: lis
     matrix = expected(loss, approximation, batches)
     data = LAYER.data(loss)
 
-    def found(structure: str) -> Accumulated:
+    def curvature_of(structure: str) -> Accumulated:
         return accumulate(data, settings(structure, approximation), batches)
 
-    diagonal = found("diag")
+    diagonal = curvature_of("diag")
     assert [diagonal.num_positives, diagonal.num_negatives] == [len(c) for c in LAYER.counts(batches)]
     close(diagonal.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
-    close(dense(found("full").curvature), clamped(matrix))
-    close(dense(found("lowrank").curvature), clamped(matrix), 1e-8)
+    close(dense(curvature_of("full").curvature), clamped(matrix))
+    close(dense(curvature_of("lowrank").curvature), clamped(matrix), 1e-8)
     if approximation == "full":
         with pytest.raises(ValueError, match='take approximation="clipped"'):
-            found("kron")
+            curvature_of("kron")
         return
-    kron = found("kron").curvature
+    kron = curvature_of("kron").curvature
     assert isinstance(kron, KroneckerCurvature)
     output = (kron.output_vectors * kron.output_values) @ kron.output_vectors.T
     inputs = (kron.input_vectors * kron.input_values) @ kron.input_vectors.T
@@ -87,14 +87,14 @@ def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: lis
 def test_default_batches_are_their_share(loss: ContrastiveLoss) -> None:
     """ "full" and "clipped" go batch by batch, with the counts of all batches; "fixed" sees all pairs."""
     for approximation, structure in (("full", "diag"), ("clipped", "full"), ("positive", "kron")):
-        found = accumulate(LAYER.data(loss), settings(structure, approximation, batch_size=4))
-        rows = [rows for rows, _ in found.batches]
+        accumulated = accumulate(LAYER.data(loss), settings(structure, approximation, batch_size=4))
+        rows = [rows for rows, _ in accumulated.batches]
         assert [len(each) for each in rows] == [4, 4, 4]
         matrix = expected(loss, approximation, rows)
         if structure == "diag":
-            close(found.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
+            close(accumulated.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
         elif structure == "full":
-            close(dense(found.curvature), clamped(matrix))
+            close(dense(accumulated.curvature), clamped(matrix))
     whole = accumulate(LAYER.data(loss), settings("diag", "fixed", batch_size=4))
     assert [rows for rows, _ in whole.batches] == [None]
 
@@ -191,9 +191,9 @@ def test_listed_pairs_and_positions() -> None:
     loss, positive, negative = LOSSES["euclidean"], {(0, 3): 2, (1, 4): 1}, {(0, 1): 1, (3, 5): 3}
     matrix = LAYER.ggn(loss, "full", (positive, negative))
     data = replace(LAYER.data(loss), labels=listed_pairs(positive, negative, 12))
-    found = accumulate(data, settings("full", "full"))
-    close(dense(found.curvature), clamped(matrix))
-    assert (found.num_positives, found.num_negatives, len(found.batches)) == (3, 4, 1)
+    accumulated = accumulate(data, settings("full", "full"))
+    close(dense(accumulated.curvature), clamped(matrix))
+    assert (accumulated.num_positives, accumulated.num_negatives, len(accumulated.batches)) == (3, 4, 1)
     # Places: images of a class lie within a metre, other classes ten metres away.
     places = Pairs.from_positions(10.0 * LAYER.labels[:, None].double(), 1.0, 5.0)
     one, other = (
@@ -211,9 +211,9 @@ def test_without_a_norm_the_bias_is_unknown(approximation: str) -> None:
     loss = LOSSES["no norm"]
     with_bias = LAYER.ggn(loss, approximation).view(2, 4, 2, 4)
     assert with_bias[:, 3].abs().max() <= 1e-12 * with_bias.abs().max()
-    found = accumulate(LAYER.data(loss, bias=False), settings("full", approximation)).curvature
-    assert found.shape == (2, 3)
-    close(dense(found), clamped(LAYER.ggn(loss, approximation, bias=False)))
+    accumulated = accumulate(LAYER.data(loss, bias=False), settings("full", approximation)).curvature
+    assert accumulated.shape == (2, 3)
+    close(dense(accumulated), clamped(LAYER.ggn(loss, approximation, bias=False)))
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron", "lowrank", "full"])
@@ -237,12 +237,14 @@ def test_float32_sums_of_many_batches(structure: str) -> None:
 
 def test_dense_hessians_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """ "clipped" of the Arccos distance takes the eigenvectors of every batch: once, if memory allows."""
-    made, original = [], ContrastiveLoss.output_hessian
-    monkeypatch.setattr(ContrastiveLoss, "output_hessian", lambda *args: made.append(1) or original(*args))
+    computed, original = [], ContrastiveLoss.output_hessian
+    monkeypatch.setattr(
+        ContrastiveLoss, "output_hessian", lambda *args: computed.append(1) or original(*args)
+    )
     data = LAYER.data(LOSSES["arccos"])
     kept = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
-    assert len(made) == len(BATCHES)
+    assert len(computed) == len(BATCHES)
     monkeypatch.setattr("laplacian_metric.laplace.accumulate.DENSE_MEMORY", 0)
     again = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
-    assert len(made) > 3 * len(BATCHES)
+    assert len(computed) > 3 * len(BATCHES)
     assert torch.equal(kept.diagonal(), again.diagonal())

@@ -148,12 +148,12 @@ def test_kronecker_factors_are_the_nearest_of_a_batch(name: str, approximation: 
     model, batches = make_model(), make_batches((9,))
     la = metric_laplace(model, batches, LOSSES[name], approximation, "kron", n_effective=N_EFFECTIVE)
     wanted = N_EFFECTIVE * ggn(model, HEAD, batches, LOSSES[name], approximation)
-    found = la.H_facs.to_matrix()
+    actual = la.H_facs.to_matrix()
     rearranged = wanted[:12, :12].reshape(3, 4, 3, 4).permute(0, 2, 1, 3).reshape(9, 16)
     best = torch.linalg.svdvals(rearranged)[1:].norm()
-    assert (found - wanted)[:12, :12].norm() <= best * (1 + 1e-6)
-    torch.testing.assert_close(found[12:, 12:], wanted[12:, 12:])
-    assert torch.linalg.eigvalsh(found).min() >= -1e-10 * found.abs().max()
+    assert (actual - wanted)[:12, :12].norm() <= best * (1 + 1e-6)
+    torch.testing.assert_close(actual[12:, 12:], wanted[12:, 12:])
+    assert torch.linalg.eigvalsh(actual).min() >= -1e-10 * actual.abs().max()
 
 
 @pytest.mark.parametrize("name", ["arccos", "euclidean"])

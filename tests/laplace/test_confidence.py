@@ -40,8 +40,8 @@ def lam() -> LAM:
         head.weight.zero_()[:, :CLASSES] = corners.T
         head.bias.zero_()
     train = blobs(400, seed=0)
-    found = LAM(Encoder(nn.Identity(), head), ContrastiveLoss(margin=0.7), structure="full")
-    return found.fit_features(train, check_mode=False)
+    fitted = LAM(Encoder(nn.Identity(), head), ContrastiveLoss(margin=0.7), structure="full")
+    return fitted.fit_features(train, check_mode=False)
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +73,20 @@ def by_hand(confidence: MatchConfidence, lam: LAM, h: Tensor) -> float:
 
 def test_it_is_what_its_definition_says(lam: LAM, confidence: MatchConfidence) -> None:
     rows = torch.cat([blobs(8, seed=2).features, 3 * torch.randn(4, WIDTH, dtype=torch.float64)])
-    found = confidence(lam.head, rows)
+    actual = confidence(lam.head, rows)
     expected = torch.tensor([by_hand(confidence, lam, h) for h in rows], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-9)
     product = confidence.known(lam.head, rows) * confidence.match(lam.head, rows)
-    torch.testing.assert_close(found, product)
+    torch.testing.assert_close(actual, product)
 
 
 def test_threshold_and_tail_are_those_of_the_validation_images(lam: LAM) -> None:
     validation = blobs(200, seed=1)
     confidence = MatchConfidence.fit(lam.head, blobs(400, seed=0), validation, alpha=0.2)
-    known = confidence.known(lam.head, validation.features)
-    assert float((known < 1).double().mean()) == pytest.approx(0.2, abs=0.01)
+    probabilities = confidence.known(lam.head, validation.features)
+    assert float((probabilities < 1).double().mean()) == pytest.approx(0.2, abs=0.01)
     # The mean excess of an exponential tail is its scale.
-    assert float(-known[known < 1].log().mean()) == pytest.approx(1, rel=1e-6)
+    assert float(-probabilities[probabilities < 1].log().mean()) == pytest.approx(1, rel=1e-6)
 
 
 def test_kernel_and_spread_maximise_the_likelihood_of_right_neighbours(
@@ -160,52 +160,52 @@ def test_bad_input_is_named(lam: LAM, reference: int, validation: int, alpha: fl
 
 def test_a_lam_with_a_confidence_reports_it(lam: LAM, tmp_path: Path) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
-    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
-    before = found.embed_features(validation)
+    fitted = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    before = fitted.embed_features(validation)
     with pytest.deprecated_call(match="Trust"):
-        confidence = found.fit_confidence(train, validation)
-    e = found.embed_features(validation)
-    torch.testing.assert_close(e.uncertainty, 1 - confidence(found.head, validation.features))
+        confidence = fitted.fit_confidence(train, validation)
+    e = fitted.embed_features(validation)
+    torch.testing.assert_close(e.uncertainty, 1 - confidence(fitted.head, validation.features))
     torch.testing.assert_close(e.kappa, before.kappa, rtol=0, atol=0)
-    torch.testing.assert_close(found.embed(validation.features).uncertainty, e.uncertainty)
-    found.save(tmp_path / "lam.safetensors")
+    torch.testing.assert_close(fitted.embed(validation.features).uncertainty, e.uncertainty)
+    fitted.save(tmp_path / "lam.safetensors")
     again = LAM.load(tmp_path / "lam.safetensors", lam.encoder)
     torch.testing.assert_close(again.embed_features(validation).uncertainty, e.uncertainty, rtol=0, atol=0)
 
 
 def test_what_it_is_is_shown_in_a_line(lam: LAM) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
-    found = LAM(lam.encoder, lam.loss, structure="lowrank")
-    assert repr(found) == "LAM(lowrank, fixed, 3 x 12 weights, not fitted)"
-    confidence = found.fit_features(train, check_mode=False).fit_confidence(train, validation)
-    assert repr(found) == "LAM(lowrank, fixed, 3 x 12 weights, fitted to 400 images, with a confidence)"
+    fitted = LAM(lam.encoder, lam.loss, structure="lowrank")
+    assert repr(fitted) == "LAM(lowrank, fixed, 3 x 12 weights, not fitted)"
+    confidence = fitted.fit_features(train, check_mode=False).fit_confidence(train, validation)
+    assert repr(fitted) == "LAM(lowrank, fixed, 3 x 12 weights, fitted to 400 images, with a confidence)"
     assert repr(confidence).startswith("MatchConfidence(400 reference images of 4 classes, kernel ")
 
 
 def test_validation_images_that_are_reference_images_are_told(lam: LAM) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
-    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    fitted = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
     with pytest.warns(UserWarning, match="validation images are among the reference images"):
-        found.fit_confidence(train, train)
+        fitted.fit_confidence(train, train)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        found.fit_confidence(train, validation)
+        fitted.fit_confidence(train, validation)
     loader = [(validation.features, validation.labels)]
     with pytest.raises(TypeError, match=r"validation is a list: pass what lam\.features\(loader\) returns"):
-        found.fit_confidence(train, loader)  # type: ignore[arg-type]
+        fitted.fit_confidence(train, loader)  # type: ignore[arg-type]
 
 
 def test_a_confidence_of_another_posterior_is_refused(lam: LAM, tmp_path: Path) -> None:
     train, validation = blobs(400, seed=0), blobs(200, seed=1)
-    found = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
-    found.fit_confidence(train, validation)
-    found.prior_precision = 7.0
-    for act in (lambda: found.embed_features(validation), lambda: found.save(tmp_path / "lam.safetensors")):
+    fitted = LAM(lam.encoder, lam.loss, structure="full").fit_features(train, check_mode=False)
+    fitted.fit_confidence(train, validation)
+    fitted.prior_precision = 7.0
+    for act in (lambda: fitted.embed_features(validation), lambda: fitted.save(tmp_path / "lam.safetensors")):
         with pytest.raises(RuntimeError, match="after its confidence was calibrated"):
             act()
-    found.set_confidence(None)
+    fitted.set_confidence(None)
     torch.testing.assert_close(
-        found.embed_features(validation).uncertainty, 1 / found.embed_features(validation).kappa
+        fitted.embed_features(validation).uncertainty, 1 / fitted.embed_features(validation).kappa
     )
-    found.fit_features(train, check_mode=False)
-    assert found.confidence is None
+    fitted.fit_features(train, check_mode=False)
+    assert fitted.confidence is None

@@ -31,7 +31,7 @@ close = torch.testing.assert_close
 LAYER = Layer.random(12, 3, 2)
 
 
-def found(loss: ContrastiveLoss, batches: list[Tensor] | None) -> Accumulated:
+def accumulated(loss: ContrastiveLoss, batches: list[Tensor] | None) -> Accumulated:
     settings = Settings(Structure.DIAGONAL, Approximation.FIXED)
     return accumulate(LAYER.data(loss), settings, batches)
 
@@ -45,10 +45,10 @@ def test_value_and_gradient_of_what_was_trained(name: str, negatives: str) -> No
     pairs = Pairs.from_labels(LAYER.labels)
     u = LAYER.inputs() @ theta.T
     (gradient,) = torch.autograd.grad(loss(u, pairs), theta)
-    value, slope = loss_and_gradient(loss, LAYER.data(loss), found(loss, None), None)
+    value, slope = loss_and_gradient(loss, LAYER.data(loss), accumulated(loss, None), None)
     close(slope, gradient)
     assert value == pytest.approx(float(LOSSES[name](u, pairs).detach()))
-    _, without = loss_and_gradient(loss, LAYER.data(loss, bias=False), found(loss, None), None)
+    _, without = loss_and_gradient(loss, LAYER.data(loss, bias=False), accumulated(loss, None), None)
     close(without, gradient[:, :-1])
 
 
@@ -62,7 +62,7 @@ def test_over_batches(negatives: str) -> None:
     pairs = Pairs.from_indices(columns, 12)
     theta = torch.cat([LAYER.weight, LAYER.bias[:, None]], 1).requires_grad_()
     (gradient,) = torch.autograd.grad(loss(LAYER.inputs() @ theta.T, pairs), theta)
-    value, slope = loss_and_gradient(loss, LAYER.data(loss), found(loss, batches), None)
+    value, slope = loss_and_gradient(loss, LAYER.data(loss), accumulated(loss, batches), None)
     close(slope, gradient)
     assert value == pytest.approx(float(LOSSES["arccos"](LAYER.u, pairs)))
 

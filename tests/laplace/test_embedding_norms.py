@@ -43,11 +43,11 @@ def raw(encoder: Encoder, images: Tensor) -> Tensor:
 
 
 def said(lam: LAM, images: Tensor) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         lam.embed(images)
         lam.embed_features(lam.encoder.features(images))
-    return [str(each.message) for each in found if each.category is PreparationWarning]
+    return [str(each.message) for each in caught if each.category is PreparationWarning]
 
 
 def test_the_length_of_a_fit_is_the_root_mean_square(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
@@ -84,15 +84,15 @@ def test_a_posterior_that_was_kept_up_in_training_notices_it_too(images: tuple[T
 
 def test_images_as_they_should_be_and_strangers_are_not(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
     digits = embedded_sample("mnist", "test").floats()[:50]
-    for known in (images[0], digits, images[0][:1], images[0] * 0.5):
-        assert said(lam, known) == []
+    for trained_on in (images[0], digits, images[0][:1], images[0] * 0.5):
+        assert said(lam, trained_on) == []
 
 
 @given(factor=st.floats(0.01, 100.0), number=st.integers(1, 9))
 def test_half_of_the_images_have_to_be_longer(factor: float, number: int) -> None:
     u = torch.ones(number, 2, dtype=torch.float64)
     u[: number // 2 + 1] *= factor
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_if_longer(u, 2**0.5)
     few = torch.ones(number, 2, dtype=torch.float64)
@@ -101,7 +101,7 @@ def test_half_of_the_images_have_to_be_longer(factor: float, number: int) -> Non
         warnings.simplefilter("error")
         warn_if_longer(few, 2**0.5)
     if abs(factor - FAR) > 1e-6:
-        assert bool(found) == (factor > FAR)
+        assert bool(caught) == (factor > FAR)
 
 
 @pytest.mark.parametrize("length", [None, 0.0])

@@ -150,8 +150,8 @@ def test_every_concentration_from_a_hundredth_to_a_million(any_gaussian: dict[st
     assert int(chosen.sum()) > 10_000
     close(kappa[chosen], expected.kappa[chosen], rtol=1e-4, atol=0)
     # The direction of a mean that is nearly 0 is known to fewer digits.
-    known = chosen & (expected.length > 0.1)
-    close(direction[known], expected.mean[known], rtol=0, atol=1e-5)
+    has_direction = chosen & (expected.length > 0.1)
+    close(direction[has_direction], expected.mean[has_direction], rtol=0, atol=1e-5)
     assert kappa.isfinite().all()
 
 
@@ -285,13 +285,13 @@ def test_a_full_disk_leaves_the_old_file_and_the_new_one_tells_what_it_is(
     onnx = pytest.importorskip("onnx")
     lam, path = small(), tmp_path / "lam.onnx"
     path.write_bytes(b"old")
-    made: list[object] = []
+    programs: list[object] = []
     convert = torch.onnx.export
 
     def once(*args: object, **options: object) -> object:
-        if not made:
-            made.append(convert(*args, **options))  # type: ignore[arg-type]
-        return made[0]
+        if not programs:
+            programs.append(convert(*args, **options))  # type: ignore[arg-type]
+        return programs[0]
 
     def full_disk(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -323,8 +323,8 @@ def _check_file(onnx: Any, path: Path, lam: LAM, root: Path) -> None:
         "mean": ["batch", 4],
         "kappa": ["batch"],
     }
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    assert told["laplacian_metric.encoder"] == lam.encoder.fingerprint()
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    assert properties["laplacian_metric.encoder"] == lam.encoder.fingerprint()
     assert str(root).encode() not in path.read_bytes()
 
 

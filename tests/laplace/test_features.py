@@ -48,10 +48,10 @@ class Counting(nn.Module):
 
 
 def encoder(seed: int = 0) -> Encoder:
-    made = Encoder(Counting(seed), nn.Linear(WIDTH, 2))
-    made.head.weight.data.fill_(0.5)
-    made.head.bias.data.zero_()
-    return made.train()
+    network = Encoder(Counting(seed), nn.Linear(WIDTH, 2))
+    network.head.weight.data.fill_(0.5)
+    network.head.bias.data.zero_()
+    return network.train()
 
 
 def loader(batch_size: int = 5, labels: Tensor = LABELS, num: int = NUM) -> DataLoader[Any]:
@@ -70,18 +70,18 @@ def stopping(after: int, error: type[BaseException] = RuntimeError) -> Iterator[
         yield batch
 
 
-def check(found: Dataset, num: int = NUM) -> None:
-    torch.testing.assert_close(found.features, expected(num))
-    assert torch.equal(found.labels, LABELS[:num])
-    assert len(found) == num
+def check(features: Dataset, num: int = NUM) -> None:
+    torch.testing.assert_close(features.features, expected(num))
+    assert torch.equal(features.labels, LABELS[:num])
+    assert len(features) == num
 
 
 def test_in_memory() -> None:
     one = encoder()
-    found = collect_features(one, loader())
-    check(found)
-    assert found.folder is None
-    assert not found.features.requires_grad
+    features = collect_features(one, loader())
+    check(features)
+    assert features.folder is None
+    assert not features.features.requires_grad
     assert one.backbone.images == NUM
     assert all(part.training for part in one.modules())
     check(collect_features(one, [(IMAGES, LABELS.tolist())]))
@@ -91,12 +91,12 @@ def test_in_memory() -> None:
 def test_a_temporary_file_vanishes_with_the_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # The first batches are in memory before the limit is reached.
-    found = collect_features(encoder(), loader(), memory_limit=11 * WIDTH * 4)
-    assert found.folder is not None
-    assert found.folder.parent == tmp_path
-    check(found)
-    rows = found.features[3:]
-    del found
+    features = collect_features(encoder(), loader(), memory_limit=11 * WIDTH * 4)
+    assert features.folder is not None
+    assert features.folder.parent == tmp_path
+    check(features)
+    rows = features.features[3:]
+    del features
     gc.collect()
     torch.testing.assert_close(rows, expected()[3:])
     del rows
@@ -253,9 +253,9 @@ def test_another_encoder_or_other_images(tmp_path: Path, caplog: pytest.LogCaptu
     with pytest.raises(ValueError, match="the features of 23 images, and the loader has only 10"):
         collect_features(encoder(), loader(num=10), folder=tmp_path)
     with caplog.at_level(logging.WARNING):
-        found = collect_features(encoder(), loader(labels=9 - LABELS), folder=tmp_path)
+        features = collect_features(encoder(), loader(labels=9 - LABELS), folder=tmp_path)
     assert "are not those of the earlier pass" in caplog.text
-    assert torch.equal(found.labels, 9 - LABELS)
+    assert torch.equal(features.labels, 9 - LABELS)
 
 
 def test_other_images_with_the_same_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -263,9 +263,9 @@ def test_other_images_with_the_same_labels(tmp_path: Path, caplog: pytest.LogCap
     collect_features(encoder(), loader(), folder=tmp_path)
     prepared = DataLoader(TensorDataset(2 * IMAGES, LABELS), 5)
     with caplog.at_level(logging.WARNING):
-        found = collect_features(encoder(), prepared, folder=tmp_path)
+        features = collect_features(encoder(), prepared, folder=tmp_path)
     assert "the loader's features are not those of the earlier pass" in caplog.text
-    torch.testing.assert_close(found.features, 2 * expected())
+    torch.testing.assert_close(features.features, 2 * expected())
     tiny = DataLoader(TensorDataset(2 * IMAGES + 1e-6, LABELS), 5)
     again = encoder()
     collect_features(again, tiny, folder=tmp_path)
@@ -286,8 +286,8 @@ def test_tuples_and_dictionaries() -> None:
 
     summed = Encoder(Sum(), nn.Linear(PIXELS, 2))
     for inputs in ((IMAGES, IMAGES), {"a": IMAGES, "b": IMAGES}):
-        found = collect_features(summed, [(inputs, LABELS)])
-        torch.testing.assert_close(found.features, 2 * IMAGES)
+        features = collect_features(summed, [(inputs, LABELS)])
+        torch.testing.assert_close(features.features, 2 * IMAGES)
 
 
 BATCH = (IMAGES, LABELS)
@@ -353,10 +353,14 @@ def test_a_data_set_is_read_in_batches_as_a_loader_would() -> None:
     images = data.load("sample-mnist", "test").select(torch.arange(30))
     net = nn.Sequential(nn.Conv2d(1, 2, 5, stride=5), nn.Flatten(), nn.Linear(50, 3))
     one = Encoder.from_module(net.eval())
-    found = collect_features(one, images)
-    assert torch.equal(found.labels, images.labels)
-    torch.testing.assert_close(found.features, one.features(images.floats()))
-    assert (found.title, found.class_names, found.ids) == (images.title, images.class_names, images.ids)
+    features = collect_features(one, images)
+    assert torch.equal(features.labels, images.labels)
+    torch.testing.assert_close(features.features, one.features(images.floats()))
+    assert (features.title, features.class_names, features.ids) == (
+        images.title,
+        images.class_names,
+        images.ids,
+    )
     with pytest.raises(TypeError, match="sample-mnist:test holds no features"):
         images.features  # noqa: B018
     lam = LAM(one, ContrastiveLoss(margin=0.7)).fit(images, check_mode=False)

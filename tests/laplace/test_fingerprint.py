@@ -36,15 +36,15 @@ def test_embeddings_carry_it_and_a_file_keeps_it(structure: str, tmp_path: Path)
 
 def test_every_setting_changes_it() -> None:
     lam = fitted()
-    found = {lam.fingerprint()}
+    fingerprints = {lam.fingerprint()}
     for name, value in (("n_effective", 500.0), ("temperature", 7.0), ("prior_precision", 3.5)):
         setattr(lam, name, value)
-        found.add(lam.fingerprint())
+        fingerprints.add(lam.fingerprint())
     rows = Dataset(LAYER.features, LAYER.labels)
     lam.fit_confidence(rows, rows)
-    found.add(lam.fingerprint())
-    found.add(fitted("lowrank").fingerprint())
-    assert len(found) == 6
+    fingerprints.add(lam.fingerprint())
+    fingerprints.add(fitted("lowrank").fingerprint())
+    assert len(fingerprints) == 6
     lam.set_confidence(None)
     lam.n_effective = lam.prior_precision = None
     lam.temperature = 1.0

@@ -141,9 +141,9 @@ def test_what_is_refused_is_refused_at_once() -> None:
             call(FEATURES.long())
         with pytest.raises(ValueError, match="NaN or infinite"):
             call(FEATURES / 0)
-    for asked in (head.sample_weights, lambda k: head.draws(FEATURES, k)):
+    for draw in (head.sample_weights, lambda k: head.draws(FEATURES, k)):
         with pytest.raises(ValueError, match="samples is 0: a whole number from 1 on"):
-            asked(0)
+            draw(0)
 
 
 def test_half_precision_is_computed_in_float32() -> None:

@@ -44,8 +44,8 @@ def of_features(dtype: torch.dtype = torch.float32, bias: bool = True) -> ModelF
 def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias: bool) -> None:
     model = of_features(dtype, bias)
     rows = features()
-    held = Dataset(rows.features.to(dtype), rows.labels)
-    model.lam.fit_confidence(Dataset(held.features[:40], held.labels[:40]), held)
+    held_out = Dataset(rows.features.to(dtype), rows.labels)
+    model.lam.fit_confidence(Dataset(held_out.features[:40], held_out.labels[:40]), held_out)
     again = ModelFolder.load(model.save(tmp_path / "model"))
     assert again.takes_features
     assert again.preparation is None
@@ -53,7 +53,7 @@ def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias
     assert again.about == {"data": "mine", "place": "photos", "nothing": None}
     assert again.seen["train"].tolist() == [0, 1, 2]
     assert again.lam.fingerprint() == model.lam.fingerprint()
-    mine, theirs = (one.lam.embed_features(held.features) for one in (model, again))
+    mine, theirs = (one.lam.embed_features(held_out.features) for one in (model, again))
     assert torch.equal(mine.kappa, theirs.kappa)
     assert torch.equal(mine.uncertainty, theirs.uncertainty)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]

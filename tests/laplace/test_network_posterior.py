@@ -107,8 +107,8 @@ def test_curvature_of_all_layers(approximation: str, make: Any, shape: tuple[int
     assert set(expected) == {name for name, _ in encoder.named_parameters()}
     for layer, names in lam.layers.items():
         values = torch.cat([expected[name] for name in names]).clamp(min=0)
-        found = lam.fitted.curvature[layer].diagonal()[0]
-        torch.testing.assert_close(found, values, rtol=1e-9, atol=1e-10 * float(values.max()))
+        diagonal = lam.fitted.curvature[layer].diagonal()[0]
+        torch.testing.assert_close(diagonal, values, rtol=1e-9, atol=1e-10 * float(values.max()))
 
 
 def test_batches_stand_for_their_share() -> None:
@@ -456,13 +456,13 @@ def test_two_processes_with_the_same_batches(monkeypatch: pytest.MonkeyPatch) ->
     encoder, batches = mlp(), split(random(12, 4))
     expected = fitted(encoder, [*batches, *batches], layers="all")
     monkeypatch.setattr(module, "reducer", lambda: lambda tensor: 2 * tensor)
-    found = fitted(encoder, batches, layers="all")
-    assert found.fitted is not None
+    posterior = fitted(encoder, batches, layers="all")
+    assert posterior.fitted is not None
     assert expected.fitted is not None
     for name in ("num_images", "num_positives", "num_negatives", "num_batches"):
-        assert getattr(found.fitted, name) == getattr(expected.fitted, name)
+        assert getattr(posterior.fitted, name) == getattr(expected.fitted, name)
     for name, value in expected.diagnostics().to_dict().items():
-        assert found.diagnostics().to_dict()[name] == pytest.approx(value, rel=1e-10)
+        assert posterior.diagnostics().to_dict()[name] == pytest.approx(value, rel=1e-10)
 
 
 # --- files ---

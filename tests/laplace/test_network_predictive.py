@@ -111,9 +111,10 @@ def some_variance(network: nn.Module) -> dict[str, Tensor]:
 
 
 def dense(network: RawNetwork, inputs: Any, variance: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    u, found = jacobians(network, inputs)
+    u, jacobian = jacobians(network, inputs)
     parts = [
-        torch.einsum("nkp,p,nlp->nkl", found[name], s.flatten(), found[name]) for name, s in variance.items()
+        torch.einsum("nkp,p,nlp->nkl", jacobian[name], s.flatten(), jacobian[name])
+        for name, s in variance.items()
     ]
     return u, torch.stack(parts).sum(0)
 
@@ -122,30 +123,30 @@ def dense(network: RawNetwork, inputs: Any, variance: dict[str, Tensor]) -> tupl
 @pytest.mark.parametrize("budget", [256 << 20, 20_000, 1])
 def test_covariances_are_those_of_the_whole_jacobian(name: str, budget: int) -> None:
     """All images and layers at once; in blocks; and one image, one layer and one output at a time."""
-    make, given = CASES[name]
-    network, inputs = RawNetwork(make()), given()
+    make, make_inputs = CASES[name]
+    network, inputs = RawNetwork(make()), make_inputs()
     variance = some_variance(network)
     with evaluating(network):
-        found = Linearised(network, variance, budget).gaussians(inputs)
+        actual = Linearised(network, variance, budget).gaussians(inputs)
     u, expected = dense(network, inputs, variance)
-    torch.testing.assert_close(found.mean, u, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual.mean, u, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(
-        found.covariance, expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max())
+        actual.covariance, expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max())
     )
-    assert torch.equal(found.covariance, found.covariance.mT)
+    assert torch.equal(actual.covariance, actual.covariance.mT)
 
 
 @pytest.mark.parametrize("name", ["residual", "vision", "text masked"])
 def test_covariances_of_some_parameters(name: str) -> None:
     """Every second parameter: weights without their biases, biases without their weights."""
-    make, given = CASES[name]
-    network, inputs = RawNetwork(make()), given()
+    make, make_inputs = CASES[name]
+    network, inputs = RawNetwork(make()), make_inputs()
     for start in (0, 1):
         variance = dict(list(some_variance(network).items())[start::2])
         with evaluating(network):
-            found = Linearised(network, variance).gaussians(inputs).covariance
+            actual = Linearised(network, variance).gaussians(inputs).covariance
         expected = dense(network, inputs, variance)[1]
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max()))
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max()))
 
 
 def test_a_rule_that_does_not_hold_is_left_to_autograd(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,14 +209,14 @@ def test_memory_is_announced_and_kept_to(caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.parametrize("name", ["mlp", "residual", "vision", "text masked", "weight norm"])
 def test_a_linearised_sample_is_the_jacobian_times_the_deviation(name: str) -> None:
-    make, given = CASES[name]
-    network, inputs = RawNetwork(make()), given()
+    make, make_inputs = CASES[name]
+    network, inputs = RawNetwork(make()), make_inputs()
     deviation = {key: random(*x.shape, seed=5) for key, x in list(network.named_parameters())[1:]}
     with evaluating(network):
-        found = Linearised(network, deviation).sample(inputs, deviation)
+        actual = Linearised(network, deviation).sample(inputs, deviation)
     u, j = jacobians(network, inputs)
     expected = u + torch.stack([j[key] @ x.flatten() for key, x in deviation.items()]).sum(0)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("predictive", ["linearised", "sampled"])
@@ -224,9 +225,11 @@ def test_all_images_and_batches_share_the_draws(predictive: str) -> None:
     lam = fitted(convolutional(), x, predictive=predictive, samples=5)
 
     def drawn(inputs: Any, seed: int = 4, samples: int = 6) -> Tensor:
-        found = lam.embed(inputs, samples=samples, generator=torch.Generator().manual_seed(seed)).samples
-        assert found is not None
-        return found
+        embedded_draws = lam.embed(
+            inputs, samples=samples, generator=torch.Generator().manual_seed(seed)
+        ).samples
+        assert embedded_draws is not None
+        return embedded_draws
 
     one = drawn(x)
     assert one.shape == (6, 7, 3)
@@ -246,11 +249,11 @@ def test_linearised_samples_have_the_covariance_of_the_gaussians() -> None:
         u = torch.stack([network.sample(x, deviation) for deviation in draws])
     mean, covariance = covariance_of(lam, x)
     centred = u - mean
-    found = torch.einsum("snk,snl->nkl", centred, centred) / len(u)
+    empirical = torch.einsum("snk,snl->nkl", centred, centred) / len(u)
     # The standard deviation of a sample covariance is at most sqrt(2/S) of the variances: 3.7 %.
     spread = covariance.diagonal(dim1=1, dim2=2)
     bound = 4.5 * math.sqrt(2 / len(u)) * (spread[:, :, None] * spread[:, None, :]).sqrt()
-    assert ((found - covariance).abs() < bound).all()
+    assert ((empirical - covariance).abs() < bound).all()
 
 
 # --- the sampled predictive ---
@@ -300,8 +303,8 @@ def test_one_layer_sampled_is_lam_sampled() -> None:
     x = random(7, 4)
     lam = fitted(mlp(), x, layers=1, predictive="sampled", samples=1500, prior_precision=30.0)
     head = LAM(lam.encoder, LOSS, prior_precision=30.0).fit([(x, LABELS)], check_mode=False)
-    found = lam.embed(x, generator=torch.Generator().manual_seed(0)).kappa
-    torch.testing.assert_close(found, head.embed(x).kappa, rtol=0.15, atol=0)
+    kappa = lam.embed(x, generator=torch.Generator().manual_seed(0)).kappa
+    torch.testing.assert_close(kappa, head.embed(x).kappa, rtol=0.15, atol=0)
 
 
 def test_recall_lost() -> None:

@@ -83,14 +83,14 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
     for own, plain in zip(online.encoder.parameters(), encoder.parameters(), strict=True):
         close(own, plain, rtol=1e-9, atol=1e-11)
     close(running(online), average, rtol=1e-8, atol=1e-10)
-    found = online.posterior().fitted
-    assert found is not None
+    fitted_posterior = online.posterior().fitted
+    assert fitted_posterior is not None
     weight = 1 - 0.8**6
-    close(found.curvature.diagonal(), (average / weight).clamp(min=0), rtol=1e-8, atol=1e-10)
-    close(found.gradient, slope / weight, rtol=1e-8, atol=1e-10)
-    assert found.loss_value == pytest.approx(value / weight, rel=1e-9)
-    assert found.length == pytest.approx(math.sqrt(square / weight), rel=1e-9)
-    assert (found.num_batches, found.num_images) == (6, IMAGES)
+    close(fitted_posterior.curvature.diagonal(), (average / weight).clamp(min=0), rtol=1e-8, atol=1e-10)
+    close(fitted_posterior.gradient, slope / weight, rtol=1e-8, atol=1e-10)
+    assert fitted_posterior.loss_value == pytest.approx(value / weight, rel=1e-9)
+    assert fitted_posterior.length == pytest.approx(math.sqrt(square / weight), rel=1e-9)
+    assert (fitted_posterior.num_batches, fitted_posterior.num_images) == (6, IMAGES)
 
 
 @every_approximation
@@ -110,9 +110,9 @@ def test_without_learning_it_is_the_corrected_average_of_the_batches_at_the_draw
         online.step(images, labels)
     weights = torch.tensor([0.2 * 0.8 ** (7 - i) for i in range(8)], dtype=float64)
     mean = torch.einsum("b,bkh->kh", weights / weights.sum(), torch.stack(parts))
-    found = online.posterior().fitted
-    assert found is not None
-    close(found.curvature.diagonal(), mean.clamp(min=0), rtol=1e-10, atol=1e-12)
+    fitted_posterior = online.posterior().fitted
+    assert fitted_posterior is not None
+    close(fitted_posterior.curvature.diagonal(), mean.clamp(min=0), rtol=1e-10, atol=1e-12)
 
 
 def test_negative_entries_stay_in_the_average() -> None:
@@ -169,10 +169,10 @@ def test_unequal_batches_have_no_bias(approximation: str) -> None:
     close(mean, lam.fitted.curvature.diagonal(), rtol=6e-3, atol=1e-6)
     own = [curvature_of(encoder, x, Pairs.from_labels(y), approximation, loss) for x, y in data]
     assert float((torch.stack(own).mean(0) / mean - 1).abs().max()) > 0.2
-    found = online.posterior().fitted
-    assert found is not None
-    assert found.num_positives == pytest.approx(90 * lam.fitted.num_positives)
-    assert found.num_negatives == pytest.approx(90 * lam.fitted.num_negatives)
+    fitted_posterior = online.posterior().fitted
+    assert fitted_posterior is not None
+    assert fitted_posterior.num_positives == pytest.approx(90 * lam.fitted.num_positives)
+    assert fitted_posterior.num_negatives == pytest.approx(90 * lam.fitted.num_negatives)
 
 
 @pytest.mark.statistical
@@ -301,9 +301,9 @@ def test_a_miner_chooses_what_is_trained_on() -> None:
     seen.clear()
     expected = LOSS(encoder.raw(images), mined)
     assert online.step(images, labels) == pytest.approx(float(expected.detach()), rel=1e-12)
-    ((points, given),) = seen
+    ((points, mined_labels),) = seen
     close(points, encoder(images).detach())
-    assert torch.equal(given, labels)
+    assert torch.equal(mined_labels, labels)
     assert not points.requires_grad
     plain.step(images, labels)
     close(running(online), running(plain), rtol=0, atol=0)
@@ -446,10 +446,10 @@ def test_where_scale_and_prior_come_from() -> None:
     assert (online.n_effective, online.temperature, online.prior_precision) == (400.0, 2.0, 2.0)
     assert an_online(prior_precision=None).prior_precision == 1.0
     assert an_online(prior_precision=None, weight_decay=0.1).prior_precision == pytest.approx(50.0)
-    given = an_online(num_images=None, n_effective=77.0)
-    assert (given.num_images, given.n_effective) == (77, 77.0)
-    given.step(*a_batch())
-    lam = given.posterior()
+    fixed = an_online(num_images=None, n_effective=77.0)
+    assert (fixed.num_images, fixed.n_effective) == (77, 77.0)
+    fixed.step(*a_batch())
+    lam = fixed.posterior()
     assert (lam.n_effective, lam.temperature, lam.prior_precision) == (77.0, 1.0, 30.0)
 
 

@@ -44,23 +44,23 @@ def work(rank: int, port: int, folder: str) -> None:
     online = an_online(generator=a_generator(rank))
     for step in range(STEPS):
         online.step(*shard(step, rank))
-    found: dict[str, Any] = {
+    outcomes: dict[str, Any] = {
         "weights": [parameter.detach().clone() for parameter in online.encoder.parameters()],
         "running": online.state_dict()["running"],
         "variance": online.posterior().posterior.marginal_variance(),
     }
-    found["nan"] = refusal(online, rank)
-    found["after"] = [parameter.detach() for parameter in online.encoder.parameters()]
-    found["encoder"] = disagreement(encoder=an_encoder(seed=rank))
-    found["memory"] = disagreement(memory=0.1 + 0.1 * rank)
+    outcomes["nan"] = refusal(online, rank)
+    outcomes["after"] = [parameter.detach() for parameter in online.encoder.parameters()]
+    outcomes["encoder"] = disagreement(encoder=an_encoder(seed=rank))
+    outcomes["memory"] = disagreement(memory=0.1 + 0.1 * rank)
     inner = an_encoder()
     wrapped = Encoder(DistributedDataParallel(inner.backbone), inner.head)
     ddp = an_online(encoder=wrapped, generator=a_generator(rank))
     for step in range(STEPS):
         ddp.step(*shard(step, rank))
-    found["ddp"] = [parameter.detach() for parameter in ddp.encoder.parameters()]
-    found["mined"], found["triplets"] = mined_run(rank)
-    torch.save(found, Path(folder) / f"{rank}.pt")
+    outcomes["ddp"] = [parameter.detach() for parameter in ddp.encoder.parameters()]
+    outcomes["mined"], outcomes["triplets"] = mined_run(rank)
+    torch.save(outcomes, Path(folder) / f"{rank}.pt")
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -135,7 +135,7 @@ def one_process() -> tuple[Encoder, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     if not distributed.is_available() or not distributed.is_gloo_available():
         pytest.skip("this build of torch has no gloo")
     folder = tmp_path_factory.mktemp("processes")
@@ -146,8 +146,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-def test_both_have_one_posterior_which_is_that_of_two_shards(found: list[dict[str, Any]]) -> None:
-    first, second = found
+def test_both_have_one_posterior_which_is_that_of_two_shards(outcomes: list[dict[str, Any]]) -> None:
+    first, second = outcomes
     for part in ("weights", "running", "variance"):
         close(first[part], second[part], rtol=0, atol=0)
     encoder, precision = one_process()
@@ -155,24 +155,24 @@ def test_both_have_one_posterior_which_is_that_of_two_shards(found: list[dict[st
     close(1 / first["variance"], precision, rtol=1e-8, atol=1e-8)
 
 
-def test_what_one_cannot_use_all_refuse(found: list[dict[str, Any]]) -> None:
-    assert "process 1 of 2 cannot go on" in found[0]["nan"]
-    close(found[0]["after"], found[1]["after"], rtol=0, atol=0)
-    assert "step 5: 1 of 14 embeddings have NaN or infinite entries" in found[1]["nan"]
+def test_what_one_cannot_use_all_refuse(outcomes: list[dict[str, Any]]) -> None:
+    assert "process 1 of 2 cannot go on" in outcomes[0]["nan"]
+    close(outcomes[0]["after"], outcomes[1]["after"], rtol=0, atol=0)
+    assert "step 5: 1 of 14 embeddings have NaN or infinite entries" in outcomes[1]["nan"]
 
 
 @pytest.mark.parametrize("what", ["encoder", "memory"])
-def test_processes_that_differ_are_refused_by_all(found: list[dict[str, Any]], what: str) -> None:
-    for part in found:
+def test_processes_that_differ_are_refused_by_all(outcomes: list[dict[str, Any]], what: str) -> None:
+    for part in outcomes:
         assert "the processes do not fit the same" in part[what]
 
 
-def test_a_wrapped_backbone_is_left_to_its_wrapper(found: list[dict[str, Any]]) -> None:
-    for part in found:
-        close(part["ddp"], found[0]["weights"], rtol=1e-9, atol=1e-11)
+def test_a_wrapped_backbone_is_left_to_its_wrapper(outcomes: list[dict[str, Any]]) -> None:
+    for part in outcomes:
+        close(part["ddp"], outcomes[0]["weights"], rtol=1e-9, atol=1e-11)
 
 
-def test_mined_triplets_differ_and_the_weights_do_not(found: list[dict[str, Any]]) -> None:
-    close(found[0]["mined"], found[1]["mined"], rtol=0, atol=0)
+def test_mined_triplets_differ_and_the_weights_do_not(outcomes: list[dict[str, Any]]) -> None:
+    close(outcomes[0]["mined"], outcomes[1]["mined"], rtol=0, atol=0)
     # Of one batch, with generators that stand alike.
-    assert not torch.equal(found[0]["triplets"], found[1]["triplets"])
+    assert not torch.equal(outcomes[0]["triplets"], outcomes[1]["triplets"])

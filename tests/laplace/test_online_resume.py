@@ -40,7 +40,7 @@ def steps(online: OnlineLAM, first: int, last: int) -> list[float]:
 def test_ten_steps_are_five_and_five(make: Callable[..., OnlineLAM], tmp_path: Path) -> None:
     whole, part = make(), make()
     expected = steps(whole, 0, 10)
-    found = steps(part, 0, 5)
+    losses = steps(part, 0, 5)
     torch.save(part.state_dict(), tmp_path / "state.pt")
     steps(part, 5, 8)  # what is saved does not change with later steps
     # Everything else about the new run: other weights, another generator.
@@ -48,8 +48,8 @@ def test_ten_steps_are_five_and_five(make: Callable[..., OnlineLAM], tmp_path: P
     steps(again, 20, 23)
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert again.steps == 5
-    found += steps(again, 5, 10)
-    assert found == expected
+    losses += steps(again, 5, 10)
+    assert losses == expected
     assert again.encoder.fingerprint() == whole.encoder.fingerprint()
     assert torch.equal(running(again), running(whole))
     assert torch.equal(again.generator.get_state(), whole.generator.get_state())

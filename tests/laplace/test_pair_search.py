@@ -50,15 +50,15 @@ def curvature(lam: LAM) -> LayerCurvature:
 def test_exact_is_all_pairs(name: str, approximation: str) -> None:
     """5,000 images by the search, and by pairs that know their labels, which go row by row."""
     loss = LOSSES[name]
-    found = fitted(LARGE, loss, approximation=approximation)
+    posterior = fitted(LARGE, loss, approximation=approximation)
     rows = fitted(LARGE, loss, approximation=approximation, labels=Pairs.from_labels(LARGE.labels))
-    close(curvature(found).diagonal(), curvature(rows).diagonal(), rtol=1e-9, atol=1e-12)
-    assert found.fitted is not None
+    close(curvature(posterior).diagonal(), curvature(rows).diagonal(), rtol=1e-9, atol=1e-12)
+    assert posterior.fitted is not None
     assert rows.fitted is not None
-    close(found.fitted.loss_value, rows.fitted.loss_value)
-    close(found.fitted.gradient, rows.fitted.gradient, rtol=1e-8, atol=1e-10)
-    assert found.fitted.num_negatives == rows.fitted.num_negatives
-    assert found.diagnostics().precision_error == 0
+    close(posterior.fitted.loss_value, rows.fitted.loss_value)
+    close(posterior.fitted.gradient, rows.fitted.gradient, rtol=1e-8, atol=1e-10)
+    assert posterior.fitted.num_negatives == rows.fitted.num_negatives
+    assert posterior.diagnostics().precision_error == 0
 
 
 @pytest.mark.statistical
@@ -179,8 +179,8 @@ def test_notes_of_other_pairs_are_not_taken(tmp_path: Path, monkeypatch: pytest.
     other = Layer.random(5000, 5, 3, classes=12, seed=2)
     fitted(LARGE, loss, features=Dataset(LARGE.features, LARGE.labels, folder=tmp_path))
     assert (tmp_path / pair_search.FILE).is_file()
-    found = fitted(other, loss, features=Dataset(other.features, other.labels, folder=tmp_path))
-    close(curvature(found).diagonal(), curvature(fitted(other, loss)).diagonal())
+    posterior = fitted(other, loss, features=Dataset(other.features, other.labels, folder=tmp_path))
+    close(curvature(posterior).diagonal(), curvature(fitted(other, loss)).diagonal())
     (tmp_path / pair_search.FILE).write_bytes(b"no tensors")
     fitted(LARGE, loss, features=Dataset(LARGE.features, LARGE.labels, folder=tmp_path))
 
@@ -198,9 +198,9 @@ def test_refusals() -> None:
 def test_sums_of_a_few_points() -> None:
     u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     labels: Tensor = torch.tensor([0, 0, 1])
-    found = search_pairs(ContrastiveLoss(1.0), u, labels, u, SearchOptions())
-    close(found.sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
-    close(found.sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
+    sums = search_pairs(ContrastiveLoss(1.0), u, labels, u, SearchOptions())
+    close(sums.sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
+    close(sums.sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
 
 
 def anonymous_bytes() -> int:

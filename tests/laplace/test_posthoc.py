@@ -42,8 +42,8 @@ def test_the_precision_is_data_and_prior(approximation: str) -> None:
         setattr(lam, name, value)
         expected = lam.n_effective / lam.temperature * diagonal + lam.prior_precision
         close(lam.posterior.marginal_variance(), 1 / expected)
-    given = fitted(approximation=approximation, n_effective=500, temperature=7.0, prior_precision=3.5)
-    close(given.posterior.marginal_variance(), lam.posterior.marginal_variance())
+    fixed = fitted(approximation=approximation, n_effective=500, temperature=7.0, prior_precision=3.5)
+    close(fixed.posterior.marginal_variance(), lam.posterior.marginal_variance())
     lam.n_effective = lam.prior_precision = None
     assert (lam.n_effective, lam.prior_precision) == (24, 1)
     decayed = fitted(approximation=approximation, weight_decay=1e-2, temperature=2.0)

@@ -48,11 +48,11 @@ def test_the_evidence(make: Make, problem: Problem, prior: float) -> None:
     data = torch.linalg.eigvalsh(dense).clamp(min=0) * scale
     occam = float(torch.log1p(data / prior).sum())
     expected = -scale * value - (prior * square + occam) / 2
-    found = log_marginal_likelihood(curvature, scale, prior, square, value)
+    likelihood = log_marginal_likelihood(curvature, scale, prior, square, value)
     size = abs(scale * value) + prior * square + occam + curvature.num_parameters * abs(math.log(prior))
     # Eigenvalues are rounded to the digits of the largest: where they are 0, that counts against a small prior.
     size += curvature.num_parameters * 1e-6 * float(data.max()) / prior
-    assert found == pytest.approx(expected, abs=1e-9 * size)
+    assert likelihood == pytest.approx(expected, abs=1e-9 * size)
 
 
 def test_the_evidence_is_an_integral() -> None:
@@ -64,10 +64,10 @@ def test_the_evidence_is_an_integral() -> None:
     exponent = -scale * value - prior / 2 * float(theta.square().sum())
     exponent = exponent - (deviation.square() * (scale * curvature + prior)).sum(-1) / 2
     density = exponent.exp().sum() * (steps[1] - steps[0]) ** 2 * prior / (2 * math.pi)
-    found = log_marginal_likelihood(
+    likelihood = log_marginal_likelihood(
         DiagonalCurvature(curvature[None].double()), scale, prior, float(theta.square().sum()), value
     )
-    assert found == pytest.approx(float(density.log()), abs=1e-6)
+    assert likelihood == pytest.approx(float(density.log()), abs=1e-6)
 
 
 @every_structure
@@ -75,12 +75,12 @@ def test_the_evidence_is_an_integral() -> None:
 @pytest.mark.parametrize("start", [1e-5, 1.0, 1e5])
 def test_the_optimum(make: Make, square: float, start: float) -> None:
     curvature = make(SMALL)[0]
-    found = optimal_prior(curvature, 2.0, square, start)
+    prior = optimal_prior(curvature, 2.0, square, start)
     best = minimize_scalar(
         lambda log_prior: -log_marginal_likelihood(curvature, 2.0, math.exp(log_prior), square, 0.0),
-        bracket=(math.log(found) - 3, math.log(found) + 2),
+        bracket=(math.log(prior) - 3, math.log(prior) + 2),
     )
-    assert math.log(found) == pytest.approx(best.x, abs=1e-5)
+    assert math.log(prior) == pytest.approx(best.x, abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, float64])

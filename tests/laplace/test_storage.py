@@ -120,21 +120,21 @@ def test_what_is_loaded_is_what_was_saved(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {},
         {"n_effective": 12.5, "temperature": 0.1, "prior_precision": 1e-7, "weight_decay": 1e-4},
         {"weight_decay": 0.1 + 0.2},
     ],
 )
-def test_settings_stay_as_they_were_given(given: dict[str, float], tmp_path: Path) -> None:
+def test_settings_stay_as_they_were_given(settings: dict[str, float], tmp_path: Path) -> None:
     """None stays None: what is left open goes on to follow the data and the weight decay."""
-    lam = a_lam(**given)
+    lam = a_lam(**settings)
     lam.save(tmp_path / "lam")
-    told = describe(tmp_path / "lam")["settings"]
-    assert told == {
+    stored = describe(tmp_path / "lam")["settings"]
+    assert stored == {
         "approximation": "fixed", "structure": "diag", "rank": 50, "n_effective": None, "temperature": 1.0,
-        "prior_precision": None, "weight_decay": None, "pairs": "auto", **given,
+        "prior_precision": None, "weight_decay": None, "pairs": "auto", **settings,
     }  # fmt: skip
     again = LAM.load(tmp_path / "lam", an_encoder())
     assert (again.n_effective, again.prior_precision) == (lam.n_effective, lam.prior_precision)
@@ -153,30 +153,30 @@ def test_the_file_is_described_without_reading_its_tensors(tmp_path: Path) -> No
     lam = a_lam(structure="lowrank", rank=2)
     assert lam.fitted is not None
     lam.save(tmp_path / "lam")
-    told = describe(str(tmp_path / "lam"))
-    assert told["format"] == 1
-    assert told["loss"] == {
+    description = describe(str(tmp_path / "lam"))
+    assert description["format"] == 1
+    assert description["loss"] == {
         "class": "hessians.ContrastiveLoss",
         "fields": {
             "margin": 0.9, "distance": "euclidean", "negative_weight": 0.25, "normalize": True, "negatives": "all",
             "power": 2,
         },
     }  # fmt: skip
-    assert told["tensors"] == {
+    assert description["tensors"] == {
         "curvature.factor": {"shape": [2, 3, 9], "dtype": "F32"},
         "curvature.rest": {"shape": [3, 9], "dtype": "F32"},
         "gradient": {"shape": [3, 9], "dtype": "F32"},
     }
-    assert told["fit"]["num_images"] == 60
-    assert told["fit"]["num_positives"] == lam.fitted.num_positives
-    assert told["encoder"]["fingerprint"] == lam.encoder.fingerprint()
-    assert told["versions"]["torch"] == torch.__version__
-    json.dumps(told, allow_nan=False)
+    assert description["fit"]["num_images"] == 60
+    assert description["fit"]["num_positives"] == lam.fitted.num_positives
+    assert description["encoder"]["fingerprint"] == lam.encoder.fingerprint()
+    assert description["versions"]["torch"] == torch.__version__
+    json.dumps(description, allow_nan=False)
     # Zeros for all numbers, and the header is what it was.
     size = int.from_bytes((tmp_path / "lam").read_bytes()[:8], "little") + 8
     whole = (tmp_path / "lam").read_bytes()
     (tmp_path / "zeros").write_bytes(whole[:size] + bytes(len(whole) - size))
-    assert describe(tmp_path / "zeros") == told
+    assert describe(tmp_path / "zeros") == description
 
 
 def test_shapes_are_described_as_they_are_not_as_they_lie(tmp_path: Path) -> None:

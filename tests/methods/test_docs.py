@@ -10,8 +10,8 @@ from tests.pages import run_page
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    found = run_page(root / "docs" / "methods.md")
-    both, e = found["both"], found["e"]
+    names = run_page(root / "docs" / "methods.md")
+    both, e = names["both"], names["e"]
     assert (int(both.aleatoric.argmax()), int(both.epistemic.argmax())) == (1, 2)
     assert isinstance(e, StochasticEmbedding)
     assert e.samples is not None

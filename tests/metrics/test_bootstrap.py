@@ -18,19 +18,19 @@ from laplacian_metric.metrics.statistics import auroc, mean
 
 def test_the_interval_of_a_mean_is_close_to_the_normal_one() -> None:
     values = torch.rand(2000, generator=torch.Generator().manual_seed(0)).double()
-    found = bootstrap(partial(mean, values), 2000, resamples=4000)
+    interval = bootstrap(partial(mean, values), 2000, resamples=4000)
     reach = 1.96 * float(values.std()) / math.sqrt(2000)
     # The ends of a percentile interval of 4,000 draws have a standard error of about a twentieth of its reach.
-    assert found.low == pytest.approx(float(values.mean()) - reach, abs=0.2 * reach)
-    assert found.high == pytest.approx(float(values.mean()) + reach, abs=0.2 * reach)
-    assert (found.level, found.resamples, found.undefined) == (0.95, 4000, 0)
+    assert interval.low == pytest.approx(float(values.mean()) - reach, abs=0.2 * reach)
+    assert interval.high == pytest.approx(float(values.mean()) + reach, abs=0.2 * reach)
+    assert (interval.level, interval.resamples, interval.undefined) == (0.95, 4000, 0)
 
 
 def test_scipy_finds_about_the_same_for_an_auroc() -> None:
     generator = torch.Generator().manual_seed(0)
     inside, outside = torch.randn(150, generator=generator), torch.randn(100, generator=generator) + 0.7
     targets = torch.cat([torch.zeros(150), torch.ones(100)])
-    found = bootstrap(partial(auroc, torch.cat([inside, outside]), targets), (150, 100), resamples=2000)
+    interval = bootstrap(partial(auroc, torch.cat([inside, outside]), targets), (150, 100), resamples=2000)
 
     def statistic(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
         return stats.mannwhitneyu(b, a, axis=axis).statistic / (150 * 100)
@@ -42,7 +42,7 @@ def test_scipy_finds_about_the_same_for_an_auroc() -> None:
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
+    assert (interval.low, interval.high) == pytest.approx((theirs.low, theirs.high), abs=0.01)
 
 
 def test_each_draw_has_as_many_items_of_each_stratum() -> None:
@@ -75,10 +75,10 @@ def test_the_generator_decides_and_blocks_do_not_matter(monkeypatch: pytest.Monk
 
 def test_draws_in_which_a_statistic_is_undefined_are_counted() -> None:
     scores, targets = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
-    found = bootstrap(partial(auroc, scores, targets), 2, resamples=400)
+    interval = bootstrap(partial(auroc, scores, targets), 2, resamples=400)
     # A draw of two has both kinds half of the time.
-    assert 150 < found.undefined < 250
-    assert (found.low, found.high) == (1, 1)
+    assert 150 < interval.undefined < 250
+    assert (interval.low, interval.high) == (1, 1)
     never = bootstrap(partial(auroc, scores, torch.zeros(2)), 2, resamples=10)
     assert never.undefined == 10
     assert math.isnan(never.low)
@@ -96,8 +96,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     inside = 0
     for _ in range(300):
         values = (torch.rand(150, generator=generator) < 0.7).double()
-        found = bootstrap(partial(mean, values), 150, resamples=300, level=0.9, generator=generator)
-        inside += found.low <= 0.7 <= found.high
+        interval = bootstrap(partial(mean, values), 150, resamples=300, level=0.9, generator=generator)
+        inside += interval.low <= 0.7 <= interval.high
     # 0.9 with four standard errors of a share of 300, and 0.03 for the grid of a share of 150.
     assert abs(inside / 300 - 0.9) < 4 * math.sqrt(0.09 / 300) + 0.03
 
@@ -115,19 +115,19 @@ def test_seeds_are_compared_in_pairs() -> None:
     # Seeds differ far more than methods: only the pairing shows the difference.
     first = [0.70, 0.80, 0.90, 0.60, 0.75]
     second = [0.68, 0.79, 0.88, 0.58, 0.74]
-    found = compare_paired(first, second)
+    comparison = compare_paired(first, second)
     theirs = stats.ttest_rel(first, second).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high))
-    assert found.difference == pytest.approx(0.016)
-    assert found.differs
+    assert (comparison.low, comparison.high) == pytest.approx((theirs.low, theirs.high))
+    assert comparison.difference == pytest.approx(0.016)
+    assert comparison.differs
     assert not compare_paired(first, [0.75, 0.70, 0.80, 0.90, 0.60]).differs
 
 
 def test_a_comparison_by_hand() -> None:
     # Differences 1 and 3: mean 2, standard deviation sqrt(2), t quantile of one degree of freedom 12.7062.
-    found = compare_paired([2.0, 4.0], [1.0, 1.0])
-    assert (found.difference, found.num_seeds) == (2, 2)
-    assert (found.low, found.high) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
+    comparison = compare_paired([2.0, 4.0], [1.0, 1.0])
+    assert (comparison.difference, comparison.num_seeds) == (2, 2)
+    assert (comparison.low, comparison.high) == pytest.approx((2 - 12.7062, 2 + 12.7062), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -202,16 +202,16 @@ def test_ece_by_rank_is_its_definition(number: int, data: st.DataObject) -> None
     for rank, item in enumerate(order.argsort(descending=True).tolist()):
         bins.setdefault(rank * 10 // number, []).append(float(values[item]))
     expected = sum(abs(sum(inside) - len(inside) * (b + 0.5) / 10) for b, inside in bins.items()) / number
-    found = float(rank_calibration_gap(order.double(), values, torch.ones(number).double()))
-    assert found == pytest.approx(expected)
+    gap = float(rank_calibration_gap(order.double(), values, torch.ones(number).double()))
+    assert gap == pytest.approx(expected)
 
 
 def test_equal_uncertainties_share_their_average_precision() -> None:
     values = torch.tensor([1.0, 0.0] * 10).double()
     same = torch.zeros(20).double()
     # All bins have the mean 1/2 whatever the order of the queries: the gaps are |0.5 - (b - 0.5)/10|.
-    found = float(rank_calibration_gap(same, values, torch.ones(20).double()))
-    assert found == pytest.approx(sum(abs(0.5 - (b - 0.5) / 10) for b in range(1, 11)) / 10)
+    gap = float(rank_calibration_gap(same, values, torch.ones(20).double()))
+    assert gap == pytest.approx(sum(abs(0.5 - (b - 0.5) / 10) for b in range(1, 11)) / 10)
 
 
 def test_ece_at_k_of_embeddings() -> None:

@@ -21,14 +21,14 @@ def _clusters(number: int, seed: int, noise: float = 0.6) -> tuple[Tensor, Tenso
 
 
 def test_votes_are_those_of_a_loop() -> None:
-    (queries, labels), (gallery, known) = _clusters(9, 1), _clusters(40, 2)
-    known = 3 * known + 5  # labels need not begin at 0
-    votes, classes = weighted_votes(queries, gallery, known, k=7, temperature=0.2)
+    (queries, labels), (gallery, gallery_labels) = _clusters(9, 1), _clusters(40, 2)
+    gallery_labels = 3 * gallery_labels + 5  # labels need not begin at 0
+    votes, classes = weighted_votes(queries, gallery, gallery_labels, k=7, temperature=0.2)
     assert classes.tolist() == [5, 8, 11, 14]
     for i, query in enumerate(queries):
         cosines = [
             (float(query.double() @ other.double()), int(label))
-            for other, label in zip(gallery, known, strict=True)
+            for other, label in zip(gallery, gallery_labels, strict=True)
         ]
         nearest = sorted(cosines, reverse=True)[:7]
         total = sum(math.exp(cosine / 0.2) for cosine, _ in nearest)
@@ -36,25 +36,27 @@ def test_votes_are_those_of_a_loop() -> None:
             share = sum(math.exp(cosine / 0.2) for cosine, other in nearest if other == label) / total
             assert float(votes[i, place]) == pytest.approx(share, abs=1e-6)
     correct = knn_correct(
-        queries, 3 * labels + 5, database=gallery, database_labels=known, k=7, temperature=0.2
+        queries, 3 * labels + 5, database=gallery, database_labels=gallery_labels, k=7, temperature=0.2
     )
     assert torch.equal(correct, classes[votes.argmax(1)] == 3 * labels + 5)
 
 
 def test_a_small_gallery_votes_whole_and_one_neighbour_is_recall() -> None:
-    (queries, labels), (gallery, known) = _clusters(50, 1), _clusters(30, 2)
-    whole = metrics.knn_accuracy(queries, labels, database=gallery, database_labels=known, k=200)
-    assert whole == metrics.knn_accuracy(queries, labels, database=gallery, database_labels=known, k=30)
-    one = metrics.knn_accuracy(queries, labels, database=gallery, database_labels=known, k=1)
-    assert one == metrics.recall_at_k(queries, labels, database=gallery, database_labels=known)
+    (queries, labels), (gallery, gallery_labels) = _clusters(50, 1), _clusters(30, 2)
+    whole = metrics.knn_accuracy(queries, labels, database=gallery, database_labels=gallery_labels, k=200)
+    assert whole == metrics.knn_accuracy(
+        queries, labels, database=gallery, database_labels=gallery_labels, k=30
+    )
+    one = metrics.knn_accuracy(queries, labels, database=gallery, database_labels=gallery_labels, k=1)
+    assert one == metrics.recall_at_k(queries, labels, database=gallery, database_labels=gallery_labels)
 
 
 def test_linear_probe_does_not_depend_on_the_scale_of_features() -> None:
-    (queries, labels), (gallery, known) = _clusters(60, 1, 0.2), _clusters(80, 2, 0.2)
-    accuracy = metrics.linear_probe(queries, labels, database=gallery, database_labels=known)
+    (queries, labels), (gallery, gallery_labels) = _clusters(60, 1, 0.2), _clusters(80, 2, 0.2)
+    accuracy = metrics.linear_probe(queries, labels, database=gallery, database_labels=gallery_labels)
     scale = torch.tensor([1e3, 1.0, 1e-3, 5.0, 1.0, 1.0])
     again = metrics.linear_probe(
-        queries * scale + 7, labels, database=gallery * scale + 7, database_labels=known
+        queries * scale + 7, labels, database=gallery * scale + 7, database_labels=gallery_labels
     )
     assert accuracy == pytest.approx(again, abs=0.02)
     assert accuracy > 0.85
@@ -77,12 +79,12 @@ def test_nmi_is_the_mutual_information_of_the_table() -> None:
 
 
 def test_the_evaluator_has_them_with_intervals() -> None:
-    (queries, labels), (gallery, known) = _clusters(60, 1), _clusters(80, 2)
+    (queries, labels), (gallery, gallery_labels) = _clusters(60, 1), _clusters(80, 2)
     evaluation = metrics.evaluate(
         queries,
         labels,
         database=gallery,
-        database_labels=known,
+        database_labels=gallery_labels,
         neighbours=20,
         features=queries,
         database_features=gallery,
@@ -90,7 +92,7 @@ def test_the_evaluator_has_them_with_intervals() -> None:
         resamples=50,
         generator=torch.Generator().manual_seed(0),
     )
-    options = {"database": gallery, "database_labels": known}
+    options = {"database": gallery, "database_labels": gallery_labels}
     assert evaluation["knn@20"] == metrics.knn_accuracy(queries, labels, **options, k=20)  # type: ignore[arg-type]
     assert evaluation["linear probe"] == metrics.linear_probe(queries, labels, **options)  # type: ignore[arg-type]
     assert evaluation["nmi"] == metrics.clustering_nmi(queries, labels)

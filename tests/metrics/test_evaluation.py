@@ -17,7 +17,7 @@ from tests.metrics.reference import clustered, unit
 
 
 @pytest.fixture(scope="module")
-def given() -> dict[str, Any]:
+def arguments() -> dict[str, Any]:
     """A set with errors and two queries that cannot be answered, and all that can be given with it."""
     z, labels = clustered(200, 3, 8, 0.4)
     labels[:2] = torch.tensor([50, 60])
@@ -37,8 +37,8 @@ def given() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(given: dict[str, Any]) -> metrics.Evaluation:
-    return metrics.evaluate(**given, resamples=200)
+def evaluation(arguments: dict[str, Any]) -> metrics.Evaluation:
+    return metrics.evaluate(**arguments, resamples=200)
 
 
 def open_set(right: Tensor, inside: Tensor, outside: Tensor) -> tuple[float, float]:
@@ -55,20 +55,22 @@ def open_set(right: Tensor, inside: Tensor, outside: Tensor) -> tuple[float, flo
     return area, float(torch.from_numpy(wrong)[kept].double().mean())
 
 
-def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metrics.Evaluation) -> None:
-    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
+def test_it_is_what_the_single_functions_say(
+    arguments: dict[str, Any], evaluation: metrics.Evaluation
+) -> None:
+    z, labels, uncertainty = arguments["embeddings"], arguments["labels"], arguments["uncertainty"]
     expected = {
         "map@r": metrics.map_at_r(z, labels),
         "r_precision": metrics.r_precision(z, labels),
         "r_auroc": metrics.r_auroc(z, labels, uncertainty),
         "ausc": metrics.ausc(z, labels, uncertainty),
-        "retrieval_ece": metrics.retrieval_ece(given["samples"], labels),
-        "ood_auroc": metrics.ood_auroc(uncertainty, given["ood_uncertainty"]),
-        "ood_average_precision": metrics.ood_average_precision(uncertainty, given["ood_uncertainty"]),
-        "crop_test": metrics.crop_test(uncertainty, given["crop_uncertainty"]),
-        "rank_correlation": metrics.rank_correlation(uncertainty, given["label_entropy"]),
+        "retrieval_ece": metrics.retrieval_ece(arguments["samples"], labels),
+        "ood_auroc": metrics.ood_auroc(uncertainty, arguments["ood_uncertainty"]),
+        "ood_average_precision": metrics.ood_average_precision(uncertainty, arguments["ood_uncertainty"]),
+        "crop_test": metrics.crop_test(uncertainty, arguments["crop_uncertainty"]),
+        "rank_correlation": metrics.rank_correlation(uncertainty, arguments["label_entropy"]),
     }
-    for k in given["ks"]:
+    for k in arguments["ks"]:
         expected[f"recall@{k}"] = metrics.recall_at_k(z, labels, k)
         expected[f"map@{k}"] = metrics.map_at_k(z, labels, k)
         expected[f"ece@{k}"] = metrics.ece_at_k(z, labels, uncertainty, k)
@@ -78,30 +80,35 @@ def test_it_is_what_the_single_functions_say(given: dict[str, Any], found: metri
     right = metrics.rank(z, labels).hits[:, 0]
     expected["surest_error"] = 1 - float(curve.curve[60])
     expected["ood_open_set_auroc"], expected["ood_open_set_surest_error"] = open_set(
-        right, uncertainty, given["ood_uncertainty"]
+        right, uncertainty, arguments["ood_uncertainty"]
     )
-    assert found.values == pytest.approx(expected, abs=1e-12)
-    assert found["recall@5"] == found.values["recall@5"]
+    assert evaluation.values == pytest.approx(expected, abs=1e-12)
+    assert evaluation["recall@5"] == evaluation.values["recall@5"]
 
 
-def test_the_counts(found: metrics.Evaluation) -> None:
-    assert (found.num_queries, found.num_answerable, found.num_unanswerable) == (200, 198, 2)
-    assert (found.gallery_size, found.num_samples, found.num_out, found.num_tied_queries) == (200, 7, 90, 0)
+def test_the_counts(evaluation: metrics.Evaluation) -> None:
+    assert (evaluation.num_queries, evaluation.num_answerable, evaluation.num_unanswerable) == (200, 198, 2)
+    assert (
+        evaluation.gallery_size,
+        evaluation.num_samples,
+        evaluation.num_out,
+        evaluation.num_tied_queries,
+    ) == (200, 7, 90, 0)
 
 
-def test_every_interval_holds_its_value(found: metrics.Evaluation) -> None:
-    assert set(found.intervals) == set(found.values)
-    for name, interval in found.intervals.items():
+def test_every_interval_holds_its_value(evaluation: metrics.Evaluation) -> None:
+    assert set(evaluation.intervals) == set(evaluation.values)
+    for name, interval in evaluation.intervals.items():
         # Calibration errors are biased upwards in a bootstrap: only their order can be asked for.
         assert interval.low <= interval.high
         if "ece" not in name and name != "brier":
-            assert interval.low <= found[name] <= interval.high
+            assert interval.low <= evaluation[name] <= interval.high
 
 
-def test_it_can_be_written_to_a_file(found: metrics.Evaluation) -> None:
-    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert record["values"]["map@5"] == found["map@5"]
-    assert record["intervals"]["map@5"]["low"] == found.intervals["map@5"].low
+def test_it_can_be_written_to_a_file(evaluation: metrics.Evaluation) -> None:
+    record = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
+    assert record["values"]["map@5"] == evaluation["map@5"]
+    assert record["intervals"]["map@5"]["low"] == evaluation.intervals["map@5"].low
     assert record["counts"] == {
         "queries": 200,
         "answerable": 198,
@@ -113,8 +120,8 @@ def test_it_can_be_written_to_a_file(found: metrics.Evaluation) -> None:
         "images": {"ood": 90},
     }
     assert (
-        metrics.Evaluation.model_validate_json(found.model_dump_json(by_alias=True)).to_dict()
-        == found.to_dict()
+        metrics.Evaluation.model_validate_json(evaluation.model_dump_json(by_alias=True)).to_dict()
+        == evaluation.to_dict()
     )
 
 
@@ -129,29 +136,33 @@ def test_what_is_not_defined_is_none_in_a_file() -> None:
 
 
 def test_precision_blocks_and_order_change_nothing(
-    given: dict[str, Any], found: metrics.Evaluation, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], evaluation: metrics.Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
     shuffled = {
         name: value[:, order] if name == "samples" else value[order]
-        for name, value in given.items()
+        for name, value in arguments.items()
         if isinstance(value, Tensor) and len(value) != 90
     }
-    doubled = {**given, "embeddings": given["embeddings"].double(), "samples": given["samples"].double()}
-    assert metrics.evaluate(**doubled, resamples=0).values == found.values
-    assert metrics.evaluate(**{**given, **shuffled}, resamples=0).values == pytest.approx(
-        found.values, abs=1e-12
+    doubled = {
+        **arguments,
+        "embeddings": arguments["embeddings"].double(),
+        "samples": arguments["samples"].double(),
+    }
+    assert metrics.evaluate(**doubled, resamples=0).values == evaluation.values
+    assert metrics.evaluate(**{**arguments, **shuffled}, resamples=0).values == pytest.approx(
+        evaluation.values, abs=1e-12
     )
     monkeypatch.setattr("laplacian_metric.core.search.MAX_ROWS", 3)
-    assert metrics.evaluate(**given, resamples=0).values == pytest.approx(found.values, abs=1e-12)
+    assert metrics.evaluate(**arguments, resamples=0).values == pytest.approx(evaluation.values, abs=1e-12)
 
 
-def test_a_gallery_of_its_own(given: dict[str, Any]) -> None:
+def test_a_gallery_of_its_own(arguments: dict[str, Any]) -> None:
     z, labels, samples, uncertainty = (
-        given[name] for name in ("embeddings", "labels", "samples", "uncertainty")
+        arguments[name] for name in ("embeddings", "labels", "samples", "uncertainty")
     )
     data = {"database": z[80:], "database_labels": labels[80:]}
-    found = metrics.evaluate(
+    evaluation = metrics.evaluate(
         z[:80],
         labels[:80],
         uncertainty[:80],
@@ -159,43 +170,49 @@ def test_a_gallery_of_its_own(given: dict[str, Any]) -> None:
         samples=samples[:, :80],
         database_samples=samples[:, 80:],
     )
-    assert found.gallery_size == 120
+    assert evaluation.gallery_size == 120
     # Sums over as many ranks at a time differ in their last digit.
-    assert found["map@r"] == pytest.approx(metrics.map_at_r(z[:80], labels[:80], **data), rel=1e-12)
-    assert found["r_auroc"] == metrics.r_auroc(z[:80], labels[:80], uncertainty[:80], **data)
-    assert found["retrieval_ece"] == metrics.retrieval_ece(
+    assert evaluation["map@r"] == pytest.approx(metrics.map_at_r(z[:80], labels[:80], **data), rel=1e-12)
+    assert evaluation["r_auroc"] == metrics.r_auroc(z[:80], labels[:80], uncertainty[:80], **data)
+    assert evaluation["retrieval_ece"] == metrics.retrieval_ece(
         samples[:, :80], labels[:80], database=samples[:, 80:], database_labels=labels[80:]
     )
 
 
-def test_places(given: dict[str, Any]) -> None:
-    z, labels = given["embeddings"], given["labels"]
+def test_places(arguments: dict[str, Any]) -> None:
+    z, labels = arguments["embeddings"], arguments["labels"]
     positives = metrics.Positives.within(0.5, labels[:, None].double())
-    found = metrics.evaluate(z, positives, given["uncertainty"], ks=(1,), resamples=0)
-    assert found["map@r"] == metrics.map_at_r(z, labels)
-    assert not found.intervals
+    evaluation = metrics.evaluate(z, positives, arguments["uncertainty"], ks=(1,), resamples=0)
+    assert evaluation["map@r"] == metrics.map_at_r(z, labels)
+    assert not evaluation.intervals
 
 
-def test_several_uncertainties_share_a_search(given: dict[str, Any]) -> None:
-    z, labels = given["embeddings"], given["labels"]
+def test_several_uncertainties_share_a_search(arguments: dict[str, Any]) -> None:
+    z, labels = arguments["embeddings"], arguments["labels"]
     ranking = metrics.rank(z, labels, 5)
-    for uncertainty in (given["uncertainty"], metrics.nearest_distance(z)):
-        found = metrics.evaluate_ranking(ranking, uncertainty, ks=(5,), resamples=50)
-        assert found["r_auroc"] == metrics.r_auroc(z, labels, uncertainty)
-        assert found.intervals["r_auroc"].low <= found["r_auroc"] <= found.intervals["r_auroc"].high
-        assert "map@r" not in found.values
+    for uncertainty in (arguments["uncertainty"], metrics.nearest_distance(z)):
+        evaluation = metrics.evaluate_ranking(ranking, uncertainty, ks=(5,), resamples=50)
+        assert evaluation["r_auroc"] == metrics.r_auroc(z, labels, uncertainty)
+        assert (
+            evaluation.intervals["r_auroc"].low
+            <= evaluation["r_auroc"]
+            <= evaluation.intervals["r_auroc"].high
+        )
+        assert "map@r" not in evaluation.values
 
 
-def test_a_mixture_has_intervals_too(given: dict[str, Any]) -> None:
-    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
+def test_a_mixture_has_intervals_too(arguments: dict[str, Any]) -> None:
+    z, labels, uncertainty = arguments["embeddings"], arguments["labels"], arguments["uncertainty"]
     outside = unit(200, 3, dtype=torch.float32)
     ranking, rows = metrics.rank_mixture(z, labels, outside, labels)
-    found = metrics.evaluate_ranking(ranking, torch.cat([uncertainty, uncertainty + 1])[rows], resamples=50)
-    assert found["r_auroc"] == metrics.mixture_r_auroc(
+    evaluation = metrics.evaluate_ranking(
+        ranking, torch.cat([uncertainty, uncertainty + 1])[rows], resamples=50
+    )
+    assert evaluation["r_auroc"] == metrics.mixture_r_auroc(
         z, labels, uncertainty, outside, labels, uncertainty + 1
     )
-    assert (found.num_queries, found.gallery_size) == (396, 400)
-    assert found.intervals["r_auroc"].low < found.intervals["r_auroc"].high
+    assert (evaluation.num_queries, evaluation.gallery_size) == (396, 400)
+    assert evaluation.intervals["r_auroc"].low < evaluation.intervals["r_auroc"].high
 
 
 def test_ties_are_counted_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +228,10 @@ def test_ties_are_counted_in_any_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics.evaluate(z, labels, ks=(1,), resamples=0).num_tied_queries == 40
 
 
-def test_scores_sets_and_probabilities_side_by_side(given: dict[str, Any]) -> None:
-    z, labels, uncertainty = given["embeddings"], given["labels"], given["uncertainty"]
-    sets = {"digits": given["ood_uncertainty"], "letters": given["ood_uncertainty"][:50] + 1}
-    other = metrics.Uncertainties(1 - uncertainty, {"digits": -sets["digits"]}, given["crop_uncertainty"])
+def test_scores_sets_and_probabilities_side_by_side(arguments: dict[str, Any]) -> None:
+    z, labels, uncertainty = arguments["embeddings"], arguments["labels"], arguments["uncertainty"]
+    sets = {"digits": arguments["ood_uncertainty"], "letters": arguments["ood_uncertainty"][:50] + 1}
+    other = metrics.Uncertainties(1 - uncertainty, {"digits": -sets["digits"]}, arguments["crop_uncertainty"])
     both = metrics.evaluate(
         z,
         labels,
@@ -243,8 +260,8 @@ def test_scores_sets_and_probabilities_side_by_side(given: dict[str, Any]) -> No
     assert alone["r_auroc"] == both["r_auroc"]
 
 
-def test_without_a_search_ood_images_are_still_detected(given: dict[str, Any]) -> None:
-    inside, outside = given["uncertainty"], given["ood_uncertainty"]
+def test_without_a_search_ood_images_are_still_detected(arguments: dict[str, Any]) -> None:
+    inside, outside = arguments["uncertainty"], arguments["ood_uncertainty"]
     alone = metrics.evaluate_ranking(None, inside, ood_uncertainty=outside, resamples=20)
     assert alone.values == {
         "ood_auroc": metrics.ood_auroc(inside, outside),
@@ -254,38 +271,38 @@ def test_without_a_search_ood_images_are_still_detected(given: dict[str, Any]) -
     assert set(alone.intervals) == set(alone.values)
 
 
-def test_a_damaged_evaluation_is_refused(found: metrics.Evaluation) -> None:
-    record = found.to_dict()
+def test_a_damaged_evaluation_is_refused(evaluation: metrics.Evaluation) -> None:
+    record = evaluation.to_dict()
     for place, value in (("scores", {"own": {"ausc": "high"}}), ("counts", {"queries": "many"})):
         with pytest.raises(ValueError, match=f"{place}\\.{next(iter(value))}"):
             metrics.Evaluation.model_validate_json(json.dumps({**record, place: value}))
 
 
 def test_without_anything_else_only_the_ranking_is_judged() -> None:
-    found = metrics.evaluate(unit(6, 2), [0, 0, 0, 1, 1, 1], ks=(1,), resamples=0)
-    assert sorted(found.values) == ["map@1", "map@r", "r_precision", "recall@1"]
+    evaluation = metrics.evaluate(unit(6, 2), [0, 0, 0, 1, 1, 1], ks=(1,), resamples=0)
+    assert sorted(evaluation.values) == ["map@1", "map@r", "r_precision", "recall@1"]
     with pytest.raises(KeyError, match="r_auroc was not evaluated, there are: recall@1"):
-        found["r_auroc"]
+        evaluation["r_auroc"]
 
 
 def test_the_trivial_baseline_of_real_images() -> None:
     """Neighbours in pixel space: the nearer, the more often right; and digits are farther than clothes."""
-    known, unknown = embedded_sample("fashion-mnist", "test"), embedded_sample("mnist", "test")
-    mean = known.images.flatten(1).double().mean(0)
+    clothes, unknown = embedded_sample("fashion-mnist", "test"), embedded_sample("mnist", "test")
+    mean = clothes.images.flatten(1).double().mean(0)
     inside, outside = (
-        torch.nn.functional.normalize(s.images.flatten(1).double() - mean, dim=1) for s in (known, unknown)
+        torch.nn.functional.normalize(s.images.flatten(1).double() - mean, dim=1) for s in (clothes, unknown)
     )
-    found = metrics.evaluate(
+    evaluation = metrics.evaluate(
         inside,
-        known.labels,
+        clothes.labels,
         metrics.nearest_distance(inside),
         ood_uncertainty=metrics.nearest_distance(outside, database=inside),
         resamples=0,
     )
-    assert 0.6 < found["recall@1"] < 0.9
-    assert found["r_auroc"] > 0.6
-    assert found["ood_auroc"] > 0.9
-    assert found["ausc_random"] < found["ausc"] < found["ausc_oracle"]
+    assert 0.6 < evaluation["recall@1"] < 0.9
+    assert evaluation["r_auroc"] > 0.6
+    assert evaluation["ood_auroc"] > 0.9
+    assert evaluation["ausc_random"] < evaluation["ausc"] < evaluation["ausc_oracle"]
 
 
 @pytest.mark.parametrize(

@@ -19,25 +19,25 @@ def points(number: int, dim: int = 4) -> Tensor:
 def test_by_the_cosine_it_is_the_search(rows: int) -> None:
     z, labels = points(40), torch.arange(40) % 5
     labels[0] = 99  # has no positive
-    found = rank_by(lambda chosen: z[chosen] @ z.T, labels, k=10, rows=rows)
+    ranking = rank_by(lambda chosen: z[chosen] @ z.T, labels, k=10, rows=rows)
     expected = metrics.rank(z, labels, 10, at_r=True)
     for name in ("hits", "positives", "nearest", "ties", "hits_at_r", "precision_at_r"):
-        assert torch.equal(getattr(found, name).double(), getattr(expected, name).double()), name
-    assert found.num_unanswerable == 1
-    values = metrics.evaluate_ranking(found, ks=(1, 5, 10), resamples=0).values
+        assert torch.equal(getattr(ranking, name).double(), getattr(expected, name).double()), name
+    assert ranking.num_unanswerable == 1
+    values = metrics.evaluate_ranking(ranking, ks=(1, 5, 10), resamples=0).values
     assert values == metrics.evaluate_ranking(expected, ks=(1, 5, 10), resamples=0).values
 
 
 def test_equal_scores_are_in_the_order_of_the_index_and_counted() -> None:
-    found = rank_by(lambda chosen: torch.zeros(len(chosen), 4), [0, 0, 0, 0], k=2)
-    assert found.nearest.tolist() == [1, 0, 0, 0]
-    assert found.ties.tolist() == [2, 2, 2, 2]
+    ranking = rank_by(lambda chosen: torch.zeros(len(chosen), 4), [0, 0, 0, 0], k=2)
+    assert ranking.nearest.tolist() == [1, 0, 0, 0]
+    assert ranking.ties.tolist() == [2, 2, 2, 2]
 
 
 def test_its_own_score_does_not_count_even_where_others_are_lost() -> None:
     scores = torch.full((3, 3), -torch.inf)
-    found = rank_by(lambda chosen: scores[chosen].clone(), [0, 0, 1], k=1)
-    assert found.nearest.tolist() == [1, 0, 0]
+    ranking = rank_by(lambda chosen: scores[chosen].clone(), [0, 0, 1], k=1)
+    assert ranking.nearest.tolist() == [1, 0, 0]
 
 
 def test_what_orders_nothing_is_refused() -> None:

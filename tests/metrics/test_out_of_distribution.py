@@ -22,18 +22,18 @@ scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 
 @given(scores, scores)
 def test_auroc_is_its_definition_and_sklearns(inside: list[float], outside: list[float]) -> None:
-    found = metrics.ood_auroc(torch.tensor(inside), torch.tensor(outside))
-    assert found == pytest.approx(reference.auroc(inside, outside))
+    computed = metrics.ood_auroc(torch.tensor(inside), torch.tensor(outside))
+    assert computed == pytest.approx(reference.auroc(inside, outside))
     targets = [0] * len(inside) + [1] * len(outside)
-    assert found == pytest.approx(roc_auc_score(targets, inside + outside))
-    assert metrics.ood_auroc(torch.tensor(outside), torch.tensor(inside)) == pytest.approx(1 - found)
+    assert computed == pytest.approx(roc_auc_score(targets, inside + outside))
+    assert metrics.ood_auroc(torch.tensor(outside), torch.tensor(inside)) == pytest.approx(1 - computed)
 
 
 @given(scores, scores)
 def test_average_precision_is_sklearns(inside: list[float], outside: list[float]) -> None:
     targets = [0] * len(inside) + [1] * len(outside)
-    found = metrics.ood_average_precision(torch.tensor(inside), torch.tensor(outside))
-    assert found == pytest.approx(average_precision_score(targets, inside + outside))
+    precision = metrics.ood_average_precision(torch.tensor(inside), torch.tensor(outside))
+    assert precision == pytest.approx(average_precision_score(targets, inside + outside))
 
 
 def test_average_precision_by_hand() -> None:
@@ -85,17 +85,19 @@ def test_crops_by_hand() -> None:
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=20))
 def test_rank_correlation_is_scipys(pairs: list[tuple[int, int]]) -> None:
     first, second = (list(side) for side in zip(*pairs, strict=True))
-    found = metrics.rank_correlation(torch.tensor(first), torch.tensor(second))
+    correlation = metrics.rank_correlation(torch.tensor(first), torch.tensor(second))
     if len(set(first)) == 1 or len(set(second)) == 1:
-        assert math.isnan(found)
+        assert math.isnan(correlation)
     else:
-        assert found == pytest.approx(spearmanr(first, second).statistic)
+        assert correlation == pytest.approx(spearmanr(first, second).statistic)
 
 
 def test_rank_correlation_by_hand() -> None:
     # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3, 4.
-    found = metrics.rank_correlation(torch.tensor([0.1, 0.5, 0.5, 9.0]), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    assert found == pytest.approx((2.25 + 2.25) / math.sqrt(4.5 * 5))
+    correlation = metrics.rank_correlation(
+        torch.tensor([0.1, 0.5, 0.5, 9.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    )
+    assert correlation == pytest.approx((2.25 + 2.25) / math.sqrt(4.5 * 5))
     with pytest.raises(ValueError, match="reference has 2 entries for 3 uncertainties"):
         metrics.rank_correlation(torch.zeros(3), torch.zeros(2))
 
@@ -170,8 +172,8 @@ def test_weights_are_repeats() -> None:
     generator = torch.Generator().manual_seed(0)
     score, target = (torch.randint(high, (30,), generator=generator).double() for high in (5, 2))
     weights = torch.randint(4, (3, 30), generator=generator)
-    found = auroc(score, target, weights.double())
-    for row, value in zip(weights, found, strict=True):
+    computed = auroc(score, target, weights.double())
+    for row, value in zip(weights, computed, strict=True):
         theirs = roc_auc_score(target.repeat_interleave(row), score.repeat_interleave(row))
         assert float(value) == pytest.approx(theirs)
 

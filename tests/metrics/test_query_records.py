@@ -38,9 +38,9 @@ def test_a_record_gives_the_numbers_of_the_evaluation() -> None:
         ks=(1, 2, 5, 10),
         resamples=0,
     )
-    found = QueryRecord.model_validate_json(record(ranking, uncertainty).model_dump_json()).values()
-    assert found.keys() == evaluation.values.keys()
-    assert found == pytest.approx(evaluation.values)
+    values = QueryRecord.model_validate_json(record(ranking, uncertainty).model_dump_json()).values()
+    assert values.keys() == evaluation.values.keys()
+    assert values == pytest.approx(evaluation.values)
     assert evaluation.num_unanswerable == 1
 
 

@@ -27,11 +27,11 @@ def noisy() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_a_perfect_uncertainty(noisy: tuple[Tensor, Tensor, Tensor]) -> None:
     z, labels, wrong = noisy
-    found = metrics.sparsify(metrics.rank(z, labels), wrong.double())
+    curve = metrics.sparsify(metrics.rank(z, labels), wrong.double())
     assert metrics.r_auroc(z, labels, wrong.double()) == 1
     assert metrics.r_auroc(z, labels, -wrong.double()) == 0
-    assert (found.area, found.gap) == (found.oracle, 0)
-    assert found.oracle > found.random
+    assert (curve.area, curve.gap) == (curve.oracle, 0)
+    assert curve.oracle > curve.random
 
 
 def test_a_constant_uncertainty_is_a_random_one(noisy: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -39,8 +39,8 @@ def test_a_constant_uncertainty_is_a_random_one(noisy: tuple[Tensor, Tensor, Ten
     assert metrics.r_auroc(z, labels, torch.ones(3000)) == 0.5
     recall = 1 - float(wrong.double().mean())
     assert metrics.ausc(z, labels, torch.ones(3000)) == pytest.approx(recall, abs=1e-12)
-    found = metrics.sparsify(metrics.rank(z, labels), torch.zeros(3000))
-    assert found.random == pytest.approx(recall, abs=1e-12)
+    curve = metrics.sparsify(metrics.rank(z, labels), torch.zeros(3000))
+    assert curve.random == pytest.approx(recall, abs=1e-12)
 
 
 @pytest.mark.statistical
@@ -145,6 +145,6 @@ def test_infinite_uncertainty_is_the_greatest() -> None:
 )
 def test_bad_input_is_named(uncertainty: Tensor, message: str) -> None:
     z = torch.eye(4)
-    for metric in (metrics.r_auroc, metrics.ausc, lambda *given: metrics.ece_at_k(*given, k=1)):
+    for metric in (metrics.r_auroc, metrics.ausc, lambda *arguments: metrics.ece_at_k(*arguments, k=1)):
         with pytest.raises(ValueError, match=message):
             metric(z, [0, 0, 1, 1], uncertainty)

@@ -37,8 +37,8 @@ def test_mahalanobis_is_the_smallest_over_classes(shrinkage: float) -> None:
     covariance = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / 4 * np.eye(4)
     inverse = np.linalg.inv(covariance)
     expected = [min(mahalanobis(x, m, inverse) for m in means) for x in test.double().numpy()]
-    found = metrics.mahalanobis_distance(test, train, labels, shrinkage=shrinkage)
-    assert found.tolist() == pytest.approx(expected)
+    distances = metrics.mahalanobis_distance(test, train, labels, shrinkage=shrinkage)
+    assert distances.tolist() == pytest.approx(expected)
 
 
 def test_fewer_images_than_dimensions_need_shrinkage() -> None:

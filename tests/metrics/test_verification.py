@@ -24,9 +24,9 @@ NUMBERS = st.lists(st.integers(-3, 3), min_size=2, max_size=25)
 def test_kendalls_tau_is_that_of_scipy(data: st.DataObject) -> None:
     first = data.draw(NUMBERS)
     second = data.draw(st.lists(st.integers(-3, 3), min_size=len(first), max_size=len(first)))
-    found = kendall_tau(torch.tensor(first).double(), torch.tensor(second).double())
+    correlation = kendall_tau(torch.tensor(first).double(), torch.tensor(second).double())
     expected = stats.kendalltau(first, second).statistic
-    assert found == pytest.approx(expected, nan_ok=True, abs=1e-12)
+    assert correlation == pytest.approx(expected, nan_ok=True, abs=1e-12)
 
 
 def test_kendalls_tau_by_hand_and_where_there_is_none() -> None:
@@ -46,23 +46,23 @@ def test_kendalls_tau_by_hand_and_where_there_is_none() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=30))
 def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, bool]]) -> None:
     scores, matching = (torch.tensor(column) for column in zip(*rows, strict=True))
-    found = pair_average_precision(scores.double(), matching.bool())
+    precision = pair_average_precision(scores.double(), matching.bool())
     if not any(match for _, match in rows):
-        assert math.isnan(found)
+        assert math.isnan(precision)
         return
-    assert found == pytest.approx(average_precision_score(matching.numpy(), scores.numpy()))
+    assert precision == pytest.approx(average_precision_score(matching.numpy(), scores.numpy()))
 
 
 def test_bins_are_of_equal_size_and_in_order() -> None:
     values = torch.tensor([0.3, 0.1, 0.2, 0.1, 0.9, 0.5, 0.4])
-    found: list[list[int]] = []
+    orders: list[list[int]] = []
 
     def seen(rows: torch.Tensor) -> float:
-        found.append(rows.tolist())
+        orders.append(rows.tolist())
         return float(len(rows))
 
     assert binned(values, seen, 3) == [3.0, 2.0, 2.0]
-    assert found == [[1, 3, 2], [0, 6], [5, 4]]
+    assert orders == [[1, 3, 2], [0, 6], [5, 4]]
     with pytest.raises(ValueError, match="7 items cannot be put into 8 bins"):
         binned(values, seen, 8)
     with pytest.raises(ValueError, match="uncertainty has NaN in 1 of 2"):
@@ -81,19 +81,19 @@ def test_the_vote_is_that_of_scikit_learn(dim: int) -> None:
     z, labels = points(300, dim), torch.arange(300) % 4
     gallery, queries = z[:200], z[200:]
     members, _ = nearest(lambda rows: -distances(queries[rows], gallery), 100, 200, 5)
-    found = vote(labels[members])
+    actual = vote(labels[members])
     model = KNeighborsClassifier(5).fit(gallery.numpy(), labels[:200].numpy())
     expected = torch.from_numpy(model.predict(queries.numpy()))
     votes = torch.nn.functional.one_hot(labels[members], 4).sum(1).sort(1, descending=True).values
     clear = votes[:, 0] > votes[:, 1]
     assert 50 < int(clear.sum()) < 100
-    assert torch.equal(found[clear], expected[clear])
+    assert torch.equal(actual[clear], expected[clear])
     # Of classes with as many votes, the one whose member is nearest.
     for row in (~clear).nonzero().flatten().tolist():
         most = int(votes[row, 0])
         tied = [label for label in range(4) if int((labels[members[row]] == label).sum()) == most]
         first = next(int(label) for label in labels[members[row]] if int(label) in tied)
-        assert int(found[row]) == first
+        assert int(actual[row]) == first
 
 
 def test_own_and_twins_are_passed_over_and_equal_ones_are_in_order() -> None:
@@ -118,12 +118,12 @@ def test_own_and_twins_are_passed_over_and_equal_ones_are_in_order() -> None:
 
 def test_ranking_by_distance_is_the_search_on_the_sphere_and_does_not_see_shifts() -> None:
     z, labels = torch.nn.functional.normalize(points(80, 3)), torch.arange(80) % 5
-    found, expected = rank_by_distance(z, labels, 10), metrics.rank(z, labels, 10)
+    ranking, expected = rank_by_distance(z, labels, 10), metrics.rank(z, labels, 10)
     for name in ("hits", "positives", "nearest"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    torch.testing.assert_close(found.distance, expected.distance)
+        assert torch.equal(getattr(ranking, name), getattr(expected, name)), name
+    torch.testing.assert_close(ranking.distance, expected.distance)
     moved = rank_by_distance(z + 3, labels, 10)
-    assert torch.equal(moved.hits, found.hits)
+    assert torch.equal(moved.hits, ranking.hits)
     with pytest.raises(ValueError, match="k is 80, but a point has 79 others"):
         rank_by_distance(z, labels, 80)
     with pytest.raises(ValueError, match="labels has 3 entries for 80 points"):

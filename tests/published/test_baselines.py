@@ -52,8 +52,8 @@ class SharedNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros((), dtype=float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.scale * self.norm(x) + self.shift
-        return found
+        scaled: Tensor = self.scale * self.norm(x) + self.shift
+        return scaled
 
 
 def test_shared_batch_norm_stays_at_scale_one_however_long_it_is_trained() -> None:
@@ -183,8 +183,8 @@ def test_ensemble_members_in_a_plain_list_stay_in_training_mode() -> None:
     class Ensemble(nn.Module):
         def __init__(self, registered: bool) -> None:
             super().__init__()
-            made = [nn.BatchNorm1d(3, dtype=float64) for _ in range(2)]
-            self.members = nn.ModuleList(made) if registered else made
+            layers = [nn.BatchNorm1d(3, dtype=float64) for _ in range(2)]
+            self.members = nn.ModuleList(layers) if registered else layers
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([member(x) for member in self.members]).mean(0)
@@ -227,5 +227,5 @@ def test_latent_sizes_that_differ_between_methods_decide_a_comparison() -> None:
     """Ten classes in 16 dimensions and in 3 of them: without any method, mAP@5 differs by more than 0.3."""
     labels = torch.arange(400) % 10
     u = normal(10, 16, seed=3)[labels] + normal(400, 16)
-    found = {dim: metrics.map_at_k(unit(u[:, :dim]), labels, 5) for dim in (3, 16)}
-    assert found[16] - found[3] > 0.3
+    precisions = {dim: metrics.map_at_k(unit(u[:, :dim]), labels, 5) for dim in (3, 16)}
+    assert precisions[16] - precisions[3] > 0.3

@@ -35,14 +35,16 @@ def flipped(margin: float = 0.7) -> PublishedContrastiveLoss:
 def diagonal_of(
     layer: LastLayer, loss: ContrastiveLoss, approximation: str, pairs: Pairs | None = None
 ) -> Tensor:
-    given = Pairs.from_labels(layer.labels) if pairs is None else pairs
-    w, b = last_layer_ggn_diagonal(layer.features, layer.weight, layer.bias, given, loss, approximation)
+    chosen_pairs = Pairs.from_labels(layer.labels) if pairs is None else pairs
+    w, b = last_layer_ggn_diagonal(
+        layer.features, layer.weight, layer.bias, chosen_pairs, loss, approximation
+    )
     assert b is not None
     return torch.cat([w, b[:, None]], dim=1)
 
 
-def error(found: Tensor, right: Tensor) -> float:
-    return float((found - right).norm() / right.norm())
+def error(computed: Tensor, right: Tensor) -> float:
+    return float((computed - right).norm() / right.norm())
 
 
 # --- the sign of the Arccos cross term ---
@@ -83,8 +85,8 @@ def test_cross_sign_is_wrong_by_more_than_what_is_right(approximation: str) -> N
         return [error(wrong, right) for wrong, right in both]
 
     noise, classes = errors(None), errors(0.7)
-    assert all(1.2 < found < 1.6 for found in noise)
-    assert all(found > 7 for found in classes)
+    assert all(1.2 < ratio < 1.6 for ratio in noise)
+    assert all(ratio > 7 for ratio in classes)
 
 
 def test_cross_sign_ours_is_autograd_and_published_is_not() -> None:
@@ -212,7 +214,7 @@ def test_random_triplets_are_a_noisy_estimate_of_what_all_pairs_are_exactly(
         layer, ContrastiveLoss(), approximation, Pairs.from_indices(every_triplet(layer.labels), 64)
     )
     for triplets, expected in errors.items():
-        found = [
+        diagonals = [
             error(
                 diagonal_of(
                     layer,
@@ -224,7 +226,7 @@ def test_random_triplets_are_a_noisy_estimate_of_what_all_pairs_are_exactly(
             )
             for seed in range(30)
         ]
-        assert sum(found) / 30 == pytest.approx(expected, rel=0.03)
+        assert sum(diagonals) / 30 == pytest.approx(expected, rel=0.03)
 
 
 def test_random_triplets_look_at_the_same_pairs_again() -> None:

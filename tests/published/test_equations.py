@@ -25,9 +25,9 @@ def negative_at(squared: float, margin: float) -> dict[str, float]:
 
 def test_equations_1_18_20_21_put_the_margin_on_two_different_things() -> None:
     """m = 0.7: a negative at distance 0.8 is active by Eq. 1 and 20 and outside by Eq. 18 and 19."""
-    found = negative_at(0.64, 0.7)
-    assert found["1 and 20"] == pytest.approx(0.03)
-    assert (found["18"], found["21"], found["ours"]) == (0, 0, 0)
+    negative = negative_at(0.64, 0.7)
+    assert negative["1 and 20"] == pytest.approx(0.03)
+    assert (negative["18"], negative["21"], negative["ours"]) == (0, 0, 0)
     first = torch.tensor([[1.0, 0.0]], dtype=float64)
     angle = 2 * torch.asin(torch.tensor(0.4, dtype=float64))  # a chord of 0.8
     second = torch.stack([angle.cos(), angle.sin()])[None]
@@ -36,8 +36,8 @@ def test_equations_1_18_20_21_put_the_margin_on_two_different_things() -> None:
 
 def test_equations_20_and_21_differ_by_a_constant_that_jumps_at_the_margin() -> None:
     """At distance 0.6 their difference is m/2, and Eq. 21 drops from 0.455 to 0 where a pair leaves the margin."""
-    found = negative_at(0.36, 0.7)
-    assert found["21"] - found["1 and 20"] == pytest.approx(0.35)
+    negative = negative_at(0.36, 0.7)
+    assert negative["21"] - negative["1 and 20"] == pytest.approx(0.35)
     edge = 0.7**2
     assert negative_at(edge - 1e-9, 0.7)["21"] == pytest.approx(0.455)
     assert negative_at(edge + 1e-9, 0.7)["21"] == 0
@@ -87,8 +87,10 @@ def test_equation_121_weighs_a_bin_by_one_over_its_size() -> None:
     gaps, sizes = torch.tensor([0.1, 0.5], dtype=float64), torch.tensor([90.0, 10.0], dtype=float64)
     votes = torch.tensor([9] * 90 + [5] * 10)
     right = torch.tensor([1.0] * 72 + [0.0] * 18 + [1.0] * 10)
-    found = Consensus(torch.zeros(100, dtype=torch.long), votes, right, torch.ones(100, dtype=torch.bool), 10)
-    assert found.error == pytest.approx(0.14)
+    agreement = Consensus(
+        torch.zeros(100, dtype=torch.long), votes, right, torch.ones(100, dtype=torch.bool), 10
+    )
+    assert agreement.error == pytest.approx(0.14)
     assert float((gaps * sizes / 100).sum()) == pytest.approx(0.14)
     assert float((gaps / sizes).sum()) == pytest.approx(0.0511, abs=1e-4)
 

@@ -18,13 +18,13 @@ from tests.published.reference import float64, generator, normal, unit
 
 def error_without_the_last_edge(confidence: Tensor, right: Tensor) -> float:
     """Ten bins [a, b), weighed by what they hold: a confidence of 1 is in none of them."""
-    gaps, held = 0.0, 0
+    gaps, covered = 0.0, 0
     for low in range(10):
         inside = (confidence >= low / 10 - 1e-12) & (confidence < (low + 1) / 10 - 1e-12)
         if inside.any():
             gaps += int(inside.sum()) * float((right[inside].mean() - confidence[inside].mean()).abs())
-            held += int(inside.sum())
-    return gaps / held if held else math.nan
+            covered += int(inside.sum())
+    return gaps / covered if covered else math.nan
 
 
 def consensus(votes: Tensor, right: Tensor, samples: int) -> Consensus:
@@ -36,16 +36,16 @@ def test_calibration_without_confidence_one_reports_005_for_0455() -> None:
     """90 queries on which 20 samples agree, half of them wrongly, and 10 with 17 of 20 votes, 9 of which are right."""
     votes = torch.cat([torch.full((90,), 20), torch.full((10,), 17)])
     right = torch.cat([torch.arange(90) % 2, (torch.arange(10) < 9).long()]).double()
-    found = consensus(votes, right, 20)
-    assert error_without_the_last_edge(found.confidence, right) == pytest.approx(0.05)
-    assert found.error == pytest.approx(0.455)
+    agreement = consensus(votes, right, 20)
+    assert error_without_the_last_edge(agreement.confidence, right) == pytest.approx(0.05)
+    assert agreement.error == pytest.approx(0.455)
     assert 0.9 * abs(1 - 0.5) + 0.1 * abs(0.85 - 0.9) == pytest.approx(0.455)
 
 
 def test_calibration_of_a_method_that_is_always_sure_is_undefined_as_published() -> None:
-    found = consensus(torch.full((4,), 20), torch.tensor([1.0, 0, 0, 0]), 20)
-    assert math.isnan(error_without_the_last_edge(found.confidence, found.right))
-    assert found.error == 0.75
+    agreement = consensus(torch.full((4,), 20), torch.tensor([1.0, 0, 0, 0]), 20)
+    assert math.isnan(error_without_the_last_edge(agreement.confidence, agreement.right))
+    assert agreement.error == 0.75
 
 
 # --- queries without a positive ---

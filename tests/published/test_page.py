@@ -75,10 +75,10 @@ def test_every_option_exists(page: str) -> None:
     for call, options in re.findall(r"`make\((\"[\w-]+\"), ([^)]+)\)`", page):
         make(call.strip('"'), **dict(_option(part) for part in options.split(", ")))
     for kind in (PublishedContrastiveLoss, Switches, TrainingOptions):
-        known = {field.name for field in fields(kind)}
-        asked = re.findall(rf"`{kind.__name__}\((\w+)=\)`", page)
-        assert asked
-        assert set(asked) <= known
+        field_names = {field.name for field in fields(kind)}
+        named = re.findall(rf"`{kind.__name__}\((\w+)=\)`", page)
+        assert named
+        assert set(named) <= field_names
 
 
 def _option(text: str) -> tuple[str, str | int]:

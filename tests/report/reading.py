@@ -20,7 +20,7 @@ class Reader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
-        self.held: list[tuple[str, str]] = []
+        self.elements: list[tuple[str, str]] = []
         self.open: list[str] = []
         self.feed(page)
         self.close()
@@ -39,7 +39,9 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] in ("script", "style"):
             kind = self.open[-1]
-            self.held.append(("data" if kind == "script" and self.tags[-1][1].get("type") else kind, data))
+            self.elements.append(
+                ("data" if kind == "script" and self.tags[-1][1].get("type") else kind, data)
+            )
         else:
             self.texts.append(data)
 
@@ -54,7 +56,7 @@ class Reader(HTMLParser):
 
     def holding(self, kind: str) -> list[str]:
         """The contents of all scripts, styles, or elements with data."""
-        return [text for found, text in self.held if found == kind]
+        return [text for tag, text in self.elements if tag == kind]
 
     def data(self) -> list[Any]:
         """What the elements with data hold."""
@@ -63,7 +65,7 @@ class Reader(HTMLParser):
     @property
     def policy(self) -> str:
         """The content security policy."""
-        found = [a["content"] for a in self.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
-        assert len(found) == 1
-        assert found[0] is not None
-        return found[0]
+        policies = [a["content"] for a in self.of("meta") if a.get("http-equiv") == "Content-Security-Policy"]
+        assert len(policies) == 1
+        assert policies[0] is not None
+        return policies[0]

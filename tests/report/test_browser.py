@@ -63,9 +63,11 @@ def page(driver: Any, folder: Path) -> Iterator[Any]:
     driver.get(address)
     yield driver
     assert driver.get_log("browser") == []
-    asked = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     urls = [
-        entry["params"]["request"]["url"] for entry in asked if entry["method"] == "Network.requestWillBeSent"
+        entry["params"]["request"]["url"]
+        for entry in messages
+        if entry["method"] == "Network.requestWillBeSent"
     ]
     assert [url for url in urls if not url.startswith("data:")] == [address]
     assert driver.execute_script("return document.querySelectorAll('[onerror], img[src=x]').length") == 0

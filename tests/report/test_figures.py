@@ -64,8 +64,8 @@ def axes() -> Axes:
 
 
 def line(drawn: Axes, label: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    found = next(one for one in drawn.lines if str(one.get_label()).startswith(label))
-    return np.asarray(found.get_xdata()), np.asarray(found.get_ydata())
+    labelled_line = next(one for one in drawn.lines if str(one.get_label()).startswith(label))
+    return np.asarray(labelled_line.get_xdata()), np.asarray(labelled_line.get_ydata())
 
 
 def legend(drawn: Axes) -> list[str]:
@@ -214,10 +214,10 @@ def test_the_cap_holds_its_share(kappa: float) -> None:
 
 
 def test_no_concentration_and_unknown_concentration() -> None:
-    found = angular_deviation(np.array([0.0, np.inf, np.nan]), 3)
-    assert found[0] == pytest.approx(angular_deviation(np.array([1e-7]), 3)[0], abs=1e-5)
-    assert found[1] == 0
-    assert math.isnan(found[2])
+    degrees = angular_deviation(np.array([0.0, np.inf, np.nan]), 3)
+    assert degrees[0] == pytest.approx(angular_deviation(np.array([1e-7]), 3)[0], abs=1e-5)
+    assert degrees[1] == 0
+    assert math.isnan(degrees[2])
     np.testing.assert_allclose(angular_deviation(np.array([4.0, 0.0]), 2), [0.5, np.pi])
 
 
@@ -326,8 +326,8 @@ def test_a_circle_has_rings_of_classes_with_arcs() -> None:
     points = np.stack([np.cos(angle), np.sin(angle)], axis=1) * 2
     covariances = np.tile(np.eye(2) * 0.04, (3, 1, 1))
     cloud = Cloud(points, covariances, None, np.array([0, 1, 1]))
-    found, deviation = arcs(cloud)
-    np.testing.assert_allclose(found, angle)
+    arc_angles, deviation = arcs(cloud)
+    np.testing.assert_allclose(arc_angles, angle)
     np.testing.assert_allclose(deviation, 0.1)  # 0.2/2
     drawn = axes()
     draw_circle(drawn, cloud)
@@ -411,8 +411,8 @@ def test_nothing_to_draw_is_said() -> None:
 
 def test_every_method_has_a_style_of_its_own() -> None:
     names = [*methods.names(), *(f"other {number}" for number in range(20))]
-    found = styles(names)
-    assert len({(style.colour, str(style.dashes)) for style in found.values()}) == len(names)
-    assert len({found[name].colour for name in methods.names()}) == len(methods.names())
+    chosen_styles = styles(names)
+    assert len({(style.colour, str(style.dashes)) for style in chosen_styles.values()}) == len(names)
+    assert len({chosen_styles[name].colour for name in methods.names()}) == len(methods.names())
     # The same alone and among others.
-    assert all(styles([name])[name] == found[name] for name in methods.names())
+    assert all(styles([name])[name] == chosen_styles[name] for name in methods.names())

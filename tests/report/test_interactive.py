@@ -75,8 +75,8 @@ def page(text: str = "coat") -> str:
 @given(st.text(min_size=1).filter(lambda text: plain(text) != ""))
 def test_no_text_becomes_markup(text: str) -> None:
     usual, other = Reader(page()), Reader(page(plain(text)))
-    assert [(tag, sorted(found)) for tag, found in other.tags] == [
-        (tag, sorted(found)) for tag, found in usual.tags
+    assert [(tag, sorted(names)) for tag, names in other.tags] == [
+        (tag, sorted(names)) for tag, names in usual.tags
     ]
     assert other.data()[0]["points"][0]["lines"] == [plain(text)]
 
@@ -91,7 +91,7 @@ def test_a_hostile_label_stays_text() -> None:
     points, rows = reader.data()
     assert {line for point in points["points"] for line in point["lines"]} == {HOSTILE}
     assert len(rows["rows"]) == 100
-    buttons = [found["aria-label"] for found in reader.of("button")]
+    buttons = [button["aria-label"] for button in reader.of("button")]
     assert buttons == [f"Larger view of {HOSTILE}"] * 3
 
 
@@ -165,10 +165,10 @@ def test_the_policy_allows_this_script_and_this_style_alone() -> None:
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    for _, found in reader.tags:
-        assert not any(name.startswith("on") for name in found)
-        assert not {"style", "href", "id"} & set(found)
-        assert (found.get("src") or "data:").startswith("data:")
+    for _, attrs in reader.tags:
+        assert not any(name.startswith("on") for name in attrs)
+        assert not {"style", "href", "id"} & set(attrs)
+        assert (attrs.get("src") or "data:").startswith("data:")
 
 
 def test_the_script_puts_nothing_into_the_page_but_text() -> None:
@@ -194,24 +194,24 @@ def test_an_enhancement_cannot_end_early(text: str) -> None:
 
 def test_a_card_says_right_and_wrong_in_words_symbols_and_colours() -> None:
     reader = Reader(gallery().html())
-    classes = [found.get("class") for tag, found in reader.tags if tag == "li"]
+    classes = [attrs.get("class") for tag, attrs in reader.tags if tag == "li"]
     assert classes == ["card", "right", "wrong", "card", "card"]
     assert "✓ right" in reader.text
     assert "✗ wrong" in reader.text
     assert "25.8°" in reader.text  # the arc cosine of 0.9
-    assert all("hidden" in found for found in reader.of("button"))
-    assert all(found["alt"] for found in reader.of("img"))
+    assert all("hidden" in attrs for attrs in reader.of("button"))
+    assert all(attrs["alt"] for attrs in reader.of("img"))
 
 
 def test_points_are_larger_and_paler_where_the_uncertainty_is_greater() -> None:
     reader = Reader(scatter().html())
-    marks = [found for found in reader.of("path") if "transform" in found]
-    scales = [float(str(found["transform"]).split("scale(")[1].rstrip(")")) for found in marks]
+    marks = [mark for mark in reader.of("path") if "transform" in mark]
+    scales = [float(str(mark["transform"]).split("scale(")[1].rstrip(")")) for mark in marks]
     assert scales == sorted(scales, reverse=True)
     assert scales[0] == pytest.approx(3 + 6 * 0.9)
-    opacity = [float(str(found["fill-opacity"])) for found in marks if found["fill"] != "none"]
+    opacity = [float(str(mark["fill-opacity"])) for mark in marks if mark["fill"] != "none"]
     assert opacity == sorted(opacity)
-    assert [found["fill"] == "none" for found in marks] == [False, True, False]
+    assert [mark["fill"] == "none" for mark in marks] == [False, True, False]
     assert "(OOD)" in reader.text
 
 
@@ -220,8 +220,10 @@ def test_the_map_keeps_the_shape_and_stays_inside() -> None:
     places = np.array([(point["x"], point["y"]) for point in data["points"]])
     assert (places >= 0).all()
     assert (places <= [WIDTH, HEIGHT]).all()
-    given = np.array([(4.0, 1.0), (2.0, 3.0), (0.0, 0.0)])  # the least certain first
-    sides = [np.linalg.norm(np.diff(points[[0, 1, 2, 0]], axis=0), axis=1) for points in (places, given)]
+    coordinates = np.array([(4.0, 1.0), (2.0, 3.0), (0.0, 0.0)])  # the least certain first
+    sides = [
+        np.linalg.norm(np.diff(points[[0, 1, 2, 0]], axis=0), axis=1) for points in (places, coordinates)
+    ]
     np.testing.assert_allclose(sides[0] / sides[0][0], sides[1] / sides[1][0], atol=0.01)
     assert places[1, 1] == places[:, 1].min()  # upwards is up
 
@@ -260,13 +262,13 @@ def test_blocks_name_what_is_wrong_with_them() -> None:
 
 
 def by_loop(
-    uncertainty: list[float], wrong: list[bool], outside: list[float], asked: int
+    uncertainty: list[float], wrong: list[bool], outside: list[float], percent: int
 ) -> tuple[float, ...]:
     """What is answered, found by trying every threshold: refuse as many as asked for, but no more."""
     number = len(uncertainty)
     for threshold in sorted(set(uncertainty)):
         kept = [error for score, error in zip(uncertainty, wrong, strict=True) if score <= threshold]
-        if number - len(kept) <= asked * number // 100:
+        if number - len(kept) <= percent * number // 100:
             refused = sum(score > threshold for score in outside) / len(outside)
             return threshold, len(kept), sum(kept), refused
     raise AssertionError
@@ -283,10 +285,10 @@ def test_every_row_is_what_its_threshold_does(queries: list[tuple[float, bool]])
     outside = [0.2, 0.5, math.inf]
     rows = refusals(uncertainty, wrong, {"out": outside})
     assert len(rows) == 100
-    for asked in (0, 1, 33, 50, 99):
-        row = rows[asked]
-        found = (row.threshold, row.answered, row.wrong, row.ood["out"])
-        assert found == pytest.approx(by_loop(uncertainty, wrong, outside, asked))
+    for percent in (0, 1, 33, 50, 99):
+        row = rows[percent]
+        counted = (row.threshold, row.answered, row.wrong, row.ood["out"])
+        assert counted == pytest.approx(by_loop(uncertainty, wrong, outside, percent))
 
 
 def test_without_ties_it_is_the_sparsification_curve() -> None:
@@ -312,10 +314,10 @@ def test_the_table_and_the_data_of_the_slider_say_the_same() -> None:
     (data,) = reader.data()
     assert [row["texts"] for row in data["rows"]] == [block.readings(row) for row in block.rows]
     assert len(reader.of("tr")) == 11
-    for asked in range(0, 100, 10):
-        for text in block.readings(block.rows[asked]):
+    for percent in range(0, 100, 10):
+        for text in block.readings(block.rows[percent]):
             assert text in reader.texts
-    (control,) = (found for found in reader.of("div") if found.get("class") == "control")
+    (control,) = (element for element in reader.of("div") if element.get("class") == "control")
     assert "hidden" in control
     places = np.array([(row["x"], row["y"]) for row in data["rows"]])
     assert (np.diff(places[:, 0]) > 0).all()

@@ -22,33 +22,33 @@ from tests.report.synthetic import failure, latent, result, write
 
 def test_a_result_is_read_whole(tmp_path: Path) -> None:
     content = result("fashion_mnist/pfe", 1)
-    found = read_result(write(tmp_path, content))
-    assert (found.cell, found.seed, found.done, found.commit) == ("fashion_mnist/pfe", 1, True, "abc1234")
-    assert found.retrieval["test"]["map@5"] == content["retrieval"]["test"]["map@5"]
-    assert found.retrieval["own_similarity"] == {}
+    record = read_result(write(tmp_path, content))
+    assert (record.cell, record.seed, record.done, record.commit) == ("fashion_mnist/pfe", 1, True, "abc1234")
+    assert record.retrieval["test"]["map@5"] == content["retrieval"]["test"]["map@5"]
+    assert record.retrieval["own_similarity"] == {}
     own = content["scores"]["own"]
-    assert found.scores["own"].values["ausc"] == own["ausc"]
-    assert math.isnan(found.scores["own"].values["rank_correlation"])
-    assert found.scores["own"].ood["svhn"]["auroc"] == own["out"]["svhn"]["auroc"]
-    assert found.calibration is not None
-    assert math.isnan(found.calibration.bins[0].accuracy)
-    assert found.calibration.bins[3].confidence == content["calibration"]["table"][3]["confidence"]
+    assert record.scores["own"].values["ausc"] == own["ausc"]
+    assert math.isnan(record.scores["own"].values["rank_correlation"])
+    assert record.scores["own"].ood["svhn"]["auroc"] == own["out"]["svhn"]["auroc"]
+    assert record.calibration is not None
+    assert math.isnan(record.calibration.bins[0].accuracy)
+    assert record.calibration.bins[3].confidence == content["calibration"]["table"][3]["confidence"]
     assert (
-        found.curves.roc["mnist"].true_positive_rate.tolist()
+        record.curves.roc["mnist"].true_positive_rate.tolist()
         == content["curves"]["roc"]["mnist"]["true_positive_rate"]
     )
-    assert found.curves.sparsification["own"].tolist() == content["curves"]["sparsification"]["own"]
-    assert found.extremes["mnist"].highest == tuple(content["extremes"]["mnist"]["highest"])
-    assert found.training is not None
-    assert found.training.best_epoch == 7
-    assert found.training.history[2].loss == content["training"]["history"][2]["loss"]
-    assert set(found.training.history[2].validation) == {"map@1", "map@5"}
-    assert found.latent is not None
-    assert found.latent.test.covariances is not None
-    assert found.latent.test.covariances.shape == (40, 3, 3)
-    assert found.latent.ood["mnist"].labels is None
+    assert record.curves.sparsification["own"].tolist() == content["curves"]["sparsification"]["own"]
+    assert record.extremes["mnist"].highest == tuple(content["extremes"]["mnist"]["highest"])
+    assert record.training is not None
+    assert record.training.best_epoch == 7
+    assert record.training.history[2].loss == content["training"]["history"][2]["loss"]
+    assert set(record.training.history[2].validation) == {"map@1", "map@5"}
+    assert record.latent is not None
+    assert record.latent.test.covariances is not None
+    assert record.latent.test.covariances.shape == (40, 3, 3)
+    assert record.latent.ood["mnist"].labels is None
     np.testing.assert_array_equal(
-        found.latent.test.covariances[5].ravel(), content["latent"]["covariances"][5]
+        record.latent.test.covariances[5].ravel(), content["latent"]["covariances"][5]
     )
 
 
@@ -56,22 +56,22 @@ def test_covariances_may_be_nested(tmp_path: Path) -> None:
     content = result("a", 0)
     flat = content["latent"]["covariances"]
     content["latent"]["covariances"] = np.reshape(flat, (40, 3, 3)).tolist()
-    found = read_result(write(tmp_path, content)).latent
-    assert found is not None
-    assert found.test.covariances is not None
-    np.testing.assert_array_equal(found.test.covariances.reshape(40, 9), flat)
+    latent_numbers = read_result(write(tmp_path, content)).latent
+    assert latent_numbers is not None
+    assert latent_numbers.test.covariances is not None
+    np.testing.assert_array_equal(latent_numbers.test.covariances.reshape(40, 9), flat)
 
 
 def test_what_a_method_does_not_have_may_be_null(tmp_path: Path) -> None:
     content = result("a", 0) | {"training": None, "calibration": None, "latent": None, "extremes": {}}
-    found = read_result(write(tmp_path, content))
-    assert (found.training, found.calibration, found.latent) == (None, None, None)
-    assert math.isnan(find("ECE").value(found))
+    record = read_result(write(tmp_path, content))
+    assert (record.training, record.calibration, record.latent) == (None, None, None)
+    assert math.isnan(find("ECE").value(record))
 
 
 def test_a_failed_result_needs_little_and_keeps_its_error(tmp_path: Path) -> None:
-    found = read_result(write(tmp_path, failure("a/b", 2, "boom")))
-    assert (found.done, found.error, found.seed) == (False, "boom", 2)
+    record = read_result(write(tmp_path, failure("a/b", 2, "boom")))
+    assert (record.done, record.error, record.seed) == (False, "boom", 2)
 
 
 def change(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
@@ -185,15 +185,17 @@ def test_an_error_is_one_line_without_folders() -> None:
 @settings(max_examples=20)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6))
 def test_spread_and_interval_against_numpy_and_scipy(values: list[float]) -> None:
-    found = spread([*values, math.nan, math.inf])
-    assert found.number == len(values)
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-12)
-    assert found.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-12)
-    interval = found.interval(0.9)
+    summary = spread([*values, math.nan, math.inf])
+    assert summary.number == len(values)
+    assert summary.mean == pytest.approx(np.mean(values), abs=1e-12)
+    assert summary.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-12)
+    interval = summary.interval(0.9)
     assert interval is not None
-    if found.deviation > 1e-6:
-        error = found.deviation / math.sqrt(len(values))
-        assert interval == pytest.approx(stats.t.interval(0.9, len(values) - 1, found.mean, error), abs=1e-9)
+    if summary.deviation > 1e-6:
+        error = summary.deviation / math.sqrt(len(values))
+        assert interval == pytest.approx(
+            stats.t.interval(0.9, len(values) - 1, summary.mean, error), abs=1e-9
+        )
 
 
 def test_one_value_has_no_deviation_and_none_no_mean() -> None:
@@ -209,16 +211,16 @@ def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
     for part in ("own_similarity", "expected_similarity"):
         content["retrieval"][part] = {**content["retrieval"]["test"], **errors}
     content["scores"]["own"]["rank_correlation"] = 0.3
-    found = read_result(write(tmp_path, content))
+    record = read_result(write(tmp_path, content))
     for name in names():
-        assert math.isfinite(find(name, out="mnist").value(found)), name
+        assert math.isfinite(find(name, out="mnist").value(record)), name
     content["scores"]["own"]["ece_at_5"], content["retrieval"]["test"]["map@5"] = 0.45, 0.9
     excess = find("ECE@5, excess").value(read_result(write(tmp_path, content)))
     assert excess == pytest.approx(0.05)
-    assert math.isnan(find("AUROC", out="nothing").value(found))
-    assert math.isnan(find("AUROC", out="mnist").value(found, "no such score"))
-    assert math.isnan(find("ECE").value(found, "feature norm"))
-    assert find("R-AUROC").value(found, "feature norm") == content["scores"]["feature norm"]["r_auroc"]
+    assert math.isnan(find("AUROC", out="nothing").value(record))
+    assert math.isnan(find("AUROC", out="mnist").value(record, "no such score"))
+    assert math.isnan(find("ECE").value(record, "feature norm"))
+    assert find("R-AUROC").value(record, "feature norm") == content["scores"]["feature norm"]["r_auroc"]
 
 
 def test_a_metric_of_strangers_needs_their_name() -> None:

@@ -63,9 +63,9 @@ def test_the_sphere_has_the_colours_and_the_order_of_the_map(
     own = latent._classes
 
     def noted(*arguments: Any) -> Any:
-        found = own(*arguments)
-        drawn.extend((label, colour) for label, _, _, colour, _ in found if label >= 0)
-        return found
+        drawn_element = own(*arguments)
+        drawn.extend((label, colour) for label, _, _, colour, _ in drawn_element if label >= 0)
+        return drawn_element
 
     monkeypatch.setattr(latent, "_classes", noted)
     run_report(evaluated(dim=3), resamples=0)
@@ -99,7 +99,7 @@ def test_the_whole_page(page: Page) -> None:
         "About this run",
     ]
     assert len(reader.holding("script")) == 1
-    assert all(found.get("alt") for found in reader.of("img"))
+    assert all(image.get("alt") for image in reader.of("img"))
     assert "/pictures/somebody" not in html
     assert "lam report --data set" in reader.text
     assert "7.png" in reader.text
@@ -137,11 +137,11 @@ def test_the_summary_has_the_numbers_and_intervals_of_the_metrics(run: Evaluated
 
 
 def test_strangers_are_told_as_scikit_learn_says(run: Evaluated) -> None:
-    found = measure(run, resamples=20)
+    numbers = measure(run, resamples=20)
     inside, outside = run.embedding.uncertainty, run.ood["digits"][0].uncertainty
     score = torch.cat([inside, outside]).double().numpy()
     is_out = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
-    evaluation = found.evaluation
+    evaluation = numbers.evaluation
     assert evaluation["auroc digits"] == pytest.approx(roc_auc_score(is_out, score))
     assert evaluation["average precision digits"] == pytest.approx(average_precision_score(is_out, score))
     interval = evaluation.intervals["auroc digits"]
@@ -156,8 +156,8 @@ def test_strangers_are_told_as_scikit_learn_says(run: Evaluated) -> None:
 
 
 def test_galleries_show_the_right_images(run: Evaluated) -> None:
-    found = measure(run, resamples=0)
-    made = make_galleries(run, found)
+    numbers = measure(run, resamples=0)
+    galleries = make_galleries(run, numbers)
     z, labels = run.embedding.point.double().numpy(), np.asarray(run.labels)
     uncertainty = run.embedding.uncertainty.numpy()
     cosine = z @ z.T
@@ -170,9 +170,9 @@ def test_galleries_show_the_right_images(run: Evaluated) -> None:
         "Surest": order[::-1][:6],
         "Wrong, and yet sure": [row for row in order[::-1] if wrong[row]][:12],
     }
-    assert [gallery.title for gallery in made.known] == list(expected)
+    assert [gallery.title for gallery in galleries.known] == list(expected)
     names = run.class_names or ()
-    for gallery in made.known:
+    for gallery in galleries.known:
         rows = list(expected[gallery.title])
         assert [card.name for card in gallery.cards] == [f"{row}.png" for row in rows]
         for card, row in zip(gallery.cards, rows, strict=True):
@@ -184,7 +184,7 @@ def test_galleries_show_the_right_images(run: Evaluated) -> None:
             assert [one.image for one in card.neighbours] == [
                 encode(run.thumbnails[other], 256) for other in nearest[row]
             ]
-    strangers = made.ood["digits"]
+    strangers = galleries.ood["digits"]
     surest = run.ood["digits"][0].uncertainty.argsort()[:6].tolist()
     assert [card.image for card in strangers.cards] == [
         encode(run.ood["digits"][1][row], 256) for row in surest
@@ -197,9 +197,9 @@ def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> Non
     assert len(drawn.rows) == 30
     assert {name: len(rows) for name, rows in drawn.ood.items()} == {"digits": 15}
     assert len(set(drawn.rows.tolist())) == 30
-    known = drawn.plot.points[:30]
+    points = drawn.plot.points[:30]
     names = run.class_names or ()
-    for point, row in zip(known, drawn.rows.tolist(), strict=True):
+    for point, row in zip(points, drawn.rows.tolist(), strict=True):
         assert point.lines[0] == names[int(run.labels[row])]
         assert point.lines[-1] == f"{row}.png"
         assert point.image == encode(run.thumbnails[row], 256)
@@ -209,7 +209,7 @@ def test_the_map_shows_each_image_once_with_its_own_label(run: Evaluated) -> Non
     # Their uncertainty is their place among the known images.
     uncertainty = run.embedding.uncertainty
     below = (uncertainty[None] < uncertainty[:, None]).double().mean(1)
-    for point, row in zip(known, drawn.rows.tolist(), strict=True):
+    for point, row in zip(points, drawn.rows.tolist(), strict=True):
         assert point.uncertainty == pytest.approx(float(below[row]) + 0.5 / len(uncertainty))
 
 
@@ -231,9 +231,9 @@ def test_the_page_says_that_it_holds_images_and_stays_small() -> None:
     html = page.html()
     size = re.search(r"which take about ([\d.]+) MB", html)
     assert size is not None
-    held = sum(len(uri) for uri in re.findall(r"data:image/(?:jpeg|png);base64,[\w+/=]+", html))
+    embedded_bytes = sum(len(uri) for uri in re.findall(r"data:image/(?:jpeg|png);base64,[\w+/=]+", html))
     plots = sum(len(picture.html()) for picture in blocks(page, Picture))
-    assert float(size.group(1)) == pytest.approx((held - plots) / 2**20, abs=0.1)
+    assert float(size.group(1)) == pytest.approx((embedded_bytes - plots) / 2**20, abs=0.1)
     assert 3 < float(size.group(1)) <= 6
     assert len(html) < 8 << 20
 
@@ -283,8 +283,8 @@ def plain_run(number: int, dim: int = 3, **changes: Any) -> Evaluated:
 
 def cut(run: Evaluated, number: int, labels: list[int] | None = None) -> Evaluated:
     """The first images of a run."""
-    given = torch.as_tensor(run.labels)[:number] if labels is None else torch.tensor(labels)
-    return replace(run, embedding=run.embedding[slice(0, number)], labels=given)
+    labels_given = torch.as_tensor(run.labels)[:number] if labels is None else torch.tensor(labels)
+    return replace(run, embedding=run.embedding[slice(0, number)], labels=labels_given)
 
 
 def flat(run: Evaluated, kappa: float, uncertainty: float) -> Evaluated:
@@ -365,12 +365,12 @@ def test_refusing_that_does_not_help_is_said() -> None:
 
 def test_what_may_be_chance_is_called_so(run: Evaluated) -> None:
     few = replace(run, ood={}, scores={}, thumbnails=None, consensus=None)
-    found = measure(few, resamples=50)
+    numbers = measure(few, resamples=50)
     doubt = "That may be chance"
     for low, expected in ((0.4, True), (0.6, False)):
-        interval = replace(found.evaluation.intervals["r_auroc"], low=low, high=0.9)
-        evaluation = found.evaluation.model_copy(update={"intervals": {"r_auroc": interval}})
-        assert (doubt in told(replace(found, evaluation=evaluation))) == expected
+        interval = replace(numbers.evaluation.intervals["r_auroc"], low=low, high=0.9)
+        evaluation = numbers.evaluation.model_copy(update={"intervals": {"r_auroc": interval}})
+        assert (doubt in told(replace(numbers, evaluation=evaluation))) == expected
 
 
 # --- the posterior in words ---
@@ -393,8 +393,8 @@ def test_what_is_bad_is_called_bad(changes: dict[str, float], row: str) -> None:
 
 
 def test_every_number_of_the_diagnostics_is_on_the_page() -> None:
-    found = Diagnostics(0.1234, 0.0456, 2.51, 3.02, 0.25, 0.512, 9.121, 6464)
-    cells = " ".join(cell for row in diagnostics_table(found).rows for cell in row)
+    diagnostics = Diagnostics(0.1234, 0.0456, 2.51, 3.02, 0.25, 0.512, 9.121, 6464)
+    cells = " ".join(cell for row in diagnostics_table(diagnostics).rows for cell in row)
     for text in ("0.1234", "0.0456", "2.51", "3.02", "25.0 %", "0.512", "9.121", "6,464"):
         assert text in cells
 

@@ -48,12 +48,12 @@ def table(*cells: str, columns: Sequence[Any] = ("R-AUROC",), **more: Any) -> Ta
     return parse_table("t", {"title": "T", "columns": list(columns), "rows": rows, **more})
 
 
-def line(made: ResultTable, label: str) -> list[str]:
-    return next([entry.text for entry in line.entries] for line in made.lines if line.label == label)
+def line(built: ResultTable, label: str) -> list[str]:
+    return next([entry.text for entry in line.entries] for line in built.lines if line.label == label)
 
 
-def bold(made: ResultTable) -> list[str]:
-    return [line.label for line in made.lines if line.entries and line.entries[0].bold]
+def bold(built: ResultTable) -> list[str]:
+    return [line.label for line in built.lines if line.entries and line.entries[0].bold]
 
 
 def test_numbers_by_hand(tmp_path: Path) -> None:
@@ -61,27 +61,27 @@ def test_numbers_by_hand(tmp_path: Path) -> None:
     for content in contents:
         write(tmp_path, content)
     columns = ["mAP@5", {"metric": "AUROC", "out": "svhn"}, "ECE", "seconds, training"]
-    made = build_table(table("m/a", columns=columns), read_results(tmp_path))
+    built = build_table(table("m/a", columns=columns), read_results(tmp_path))
     values = [
         [content["retrieval"]["test"]["map@5"] for content in contents],
         [content["scores"]["own"]["out"]["svhn"]["auroc"] for content in contents],
         [content["calibration"]["ece"] for content in contents],
     ]
     expected = [f"{statistics.mean(v):.3f} ± {statistics.stdev(v):.3f}" for v in values]
-    assert line(made, "method m/a") == [*expected, "11.0 ± 1.0", "3"]
-    assert made.header == ("mAP@5 ↑", "AUROC ↑", "ECE ↓", "seconds, training ↓", "seeds")
+    assert line(built, "method m/a") == [*expected, "11.0 ± 1.0", "3"]
+    assert built.header == ("mAP@5 ↑", "AUROC ↑", "ECE ↓", "seconds, training ↓", "seeds")
 
 
 def test_one_seed_has_no_deviation() -> None:
     assert line(build_table(table("a"), of("a", [0.5])), "method a") == ["0.500", "1"]
 
 
-def trained(cell: str, seed: int, asked: str, has: bool | None, base: str = "") -> Result:
+def trained(cell: str, seed: int, precision: str, has: bool | None, base: str = "") -> Result:
     """A result of a machine with or without instructions for bfloat16, or from before that was said."""
     return Result(
         cell=cell,
         seed=seed,
-        config={"base": base} if base else {"base": None, "training": {"precision": asked}},
+        config={"base": base} if base else {"base": None, "training": {"precision": precision}},
         environment={} if has is None else {"bfloat16": has},
         scores={"own": Score(r_auroc=0.5)},
     )
@@ -95,12 +95,12 @@ def test_a_table_says_which_networks_were_trained_in_another_precision() -> None
         trained("b", 1, "", None, base="a"),
         trained("c", 0, "bfloat16", True),
     ]
-    made = build_table(table("a", "b", "c"), results)
-    assert "Trained in float32, not in bfloat16 like most others: `a`, `b` (seed 1)." in made.notes
+    built = build_table(table("a", "b", "c"), results)
+    assert "Trained in float32, not in bfloat16 like most others: `a`, `b` (seed 1)." in built.notes
     results.append(trained("c", 1, "float32", True))
-    made = build_table(table("a", "b", "c"), results)
+    built = build_table(table("a", "b", "c"), results)
     # As many of each: float32 is the last by name.
-    assert "Trained in bfloat16, not in float32 like most others: `a`, `b`, `c` (seed 0)." in made.notes
+    assert "Trained in bfloat16, not in float32 like most others: `a`, `b`, `c` (seed 0)." in built.notes
 
 
 def test_the_precision_is_that_of_the_epochs_and_of_all_networks() -> None:
@@ -109,11 +109,11 @@ def test_the_precision_is_that_of_the_epochs_and_of_all_networks() -> None:
             Epoch(epoch=number, loss=0.1, precision=said) for number, said in enumerate(precisions, 1)
         )
         # The machine that wrote it is another one.
-        given = {"training": {"precision": "bfloat16"}, **config}
+        content = {"training": {"precision": "bfloat16"}, **config}
         return Result(
             cell=cell,
             seed=seed,
-            config=given,
+            config=content,
             environment={"bfloat16": False},
             training=Training(history=history),
         )
@@ -131,8 +131,8 @@ def test_the_precision_is_that_of_the_epochs_and_of_all_networks() -> None:
         epochs("a", 4, "bfloat16", "float32"),
     ]
     precisions = Precisions([*results, *ensemble, *averaged, head])
-    found = [precisions.of(result) for result in results]
-    assert found == ["bfloat16", "bfloat16", "float32", "bfloat16 and float32"]
+    precisions_of_results = [precisions.of(result) for result in results]
+    assert precisions_of_results == ["bfloat16", "bfloat16", "float32", "bfloat16 and float32"]
     # The second ensemble has networks 2 and 3, of which one is not there.
     assert [precisions.of(result) for result in ensemble] == ["bfloat16", None]
     assert [precisions.of(result) for result in averaged] == ["bfloat16 and float32", "float32"]
@@ -175,24 +175,24 @@ def test_what_is_not_there_is_seen_and_said(tmp_path: Path) -> None:
     no_value["scores"]["own"]["r_auroc"] = None
     for content in (no_value, result("gap", 1), result("gap", 2)):
         write(tmp_path, content)
-    made = build_table(table("good", "broken", "half", "absent", "gap"), read_results(tmp_path))
-    assert line(made, "method broken") == ["failed", "0 of 3"]
-    assert line(made, "method absent") == ["missing", "0 of 3"]
-    assert line(made, "method half")[1] == "1 of 3"
-    assert line(made, "method gap")[1] == "3"
-    notes = "\n".join(made.notes)
+    built = build_table(table("good", "broken", "half", "absent", "gap"), read_results(tmp_path))
+    assert line(built, "method broken") == ["failed", "0 of 3"]
+    assert line(built, "method absent") == ["missing", "0 of 3"]
+    assert line(built, "method half")[1] == "1 of 3"
+    assert line(built, "method gap")[1] == "3"
+    notes = "\n".join(built.notes)
     assert "`broken`: seeds 0, 1, 2 failed: it | diverged." in notes
     assert "`half`: seed 1 failed: the loss is not finite; seed 2 is missing." in notes
     assert "`absent`: no result yet." in notes
     assert "method gap: R-AUROC is defined for 2 of 3 seeds only." in notes
-    assert "failed: it | diverged" in latex(made).replace(r"\textbar{}", "|")
-    assert r"it \| diverged" in markdown(made)
+    assert "failed: it | diverged" in latex(built).replace(r"\textbar{}", "|")
+    assert r"it \| diverged" in markdown(built)
 
 
 def test_seeds_may_be_demanded() -> None:
-    made = build_table(table("a", seeds=[0, 1, 2, 3]), of("a", [0.5, 0.6]))
-    assert line(made, "method a")[1] == "2 of 4"
-    assert any("seeds 2, 3 are missing" in note for note in made.notes)
+    built = build_table(table("a", seeds=[0, 1, 2, 3]), of("a", [0.5, 0.6]))
+    assert line(built, "method a")[1] == "2 of 4"
+    assert any("seeds 2, 3 are missing" in note for note in built.notes)
     fewer = build_table(table("a", seeds=[0]), of("a", [0.5, 0.6]))
     assert line(fewer, "method a") == ["0.500", "1"]
 
@@ -253,19 +253,21 @@ def test_trivial_scores_are_rows_with_the_retrieval_of_their_network(tmp_path: P
     contents = [result("a", seed) for seed in range(2)]
     for content in contents:
         write(tmp_path, content)
-    made = build_table(table("a", columns=["mAP@1", "R-AUROC", "ECE"], trivial="a"), read_results(tmp_path))
-    own = line(made, "method a")
+    built = build_table(table("a", columns=["mAP@1", "R-AUROC", "ECE"], trivial="a"), read_results(tmp_path))
+    own = line(built, "method a")
     for name, label in TRIVIAL.items():
         values = [content["scores"][name]["r_auroc"] for content in contents]
         expected = f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
-        assert line(made, label) == [own[0], expected, "–", "2"]
-    assert [found.label for found in made.lines if found.kind == "group"] == ["Without any posterior"]
+        assert line(built, label) == [own[0], expected, "–", "2"]
+    assert [table_line.label for table_line in built.lines if table_line.kind == "group"] == [
+        "Without any posterior"
+    ]
 
 
 def test_the_same_number_twice_does_not_compete_with_itself() -> None:
     results = of("a", [0.60, 0.61, 0.62]) + of("b", [0.50, 0.51, 0.52])
-    made = build_table(table("a", "b", columns=["mAP@1"], trivial="a"), results)
-    assert bold(made) == ["method a"]
+    built = build_table(table("a", "b", columns=["mAP@1"], trivial="a"), results)
+    assert bold(built) == ["method a"]
 
 
 def test_published_numbers_stand_below_ours() -> None:
@@ -273,10 +275,10 @@ def test_published_numbers_stand_below_ours() -> None:
     published = {"p": PublishedTable(source="A paper, Table 1", rows={"row": numbers})}
     rows = [{"label": "x", "cell": "a", "published": "row"}, {"label": "y", "cell": "b"}]
     content = {"title": "T", "columns": ["mAP@1", "R-AUROC"], "rows": rows, "published": "p"}
-    made = build_table(parse_table("t", content), of("a", [0.5]), published)
-    assert [found.label for found in made.lines] == ["x", "paper", "y"]
-    assert line(made, "paper") == ["–", "0.70 ± 0.0", ""]
-    assert any("A paper, Table 1" in note for note in made.notes)
+    built = build_table(parse_table("t", content), of("a", [0.5]), published)
+    assert [table_line.label for table_line in built.lines] == ["x", "paper", "y"]
+    assert line(built, "paper") == ["–", "0.70 ± 0.0", ""]
+    assert any("A paper, Table 1" in note for note in built.notes)
     with pytest.raises(ValueError, match="no published table is called 'p'"):
         build_table(parse_table("t", content), [], {})
     with pytest.raises(ValueError, match="p has no row 'row'; there are: other"):
@@ -294,20 +296,25 @@ def test_a_published_number_is_of_the_same_strangers() -> None:
 def test_pairs_are_compared_seed_by_seed() -> None:
     before, after = [0.50, 0.60, 0.70], [0.53, 0.64, 0.75]
     content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
-    made = build_table(parse_table("t", content), of("a", before) + of("b", after))
+    built = build_table(parse_table("t", content), of("a", before) + of("b", after))
     reach = T[2] * statistics.stdev([0.03, 0.04, 0.05]) / math.sqrt(3)
     expected = f"+0.040 [{0.04 - reach:+.3f}, {0.04 + reach:+.3f}]"
-    assert [found.label for found in made.lines] == ["P", "as published", "corrected", "difference"]
-    assert line(made, "as published") == ["0.600 ± 0.100", "3"]
-    assert line(made, "difference") == [expected, "3"]
-    assert bold(made) == ["difference"]
+    assert [table_line.label for table_line in built.lines] == [
+        "P",
+        "as published",
+        "corrected",
+        "difference",
+    ]
+    assert line(built, "as published") == ["0.600 ± 0.100", "3"]
+    assert line(built, "difference") == [expected, "3"]
+    assert bold(built) == ["difference"]
 
 
 def test_a_difference_of_fewer_seeds_is_said() -> None:
     content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
-    made = build_table(parse_table("t", content), of("a", [0.5, math.nan, 0.6]) + of("b", [0.6, 0.6, 0.6]))
+    built = build_table(parse_table("t", content), of("a", [0.5, math.nan, 0.6]) + of("b", [0.6, 0.6, 0.6]))
     said = "P: the difference in R-AUROC is of 2 of 3 seeds, since it is not defined for the others."
-    assert said in made.notes
+    assert said in built.notes
     whole = build_table(parse_table("t", content), of("a", [0.5, 0.6]) + of("b", [0.6, 0.6]))
     assert not any(note.startswith("P:") for note in whole.notes)
 
@@ -322,9 +329,9 @@ def test_a_difference_of_fewer_seeds_is_said() -> None:
 )
 def test_pairs_with_few_seeds(before: list[float], after: list[float], expected: list[str]) -> None:
     content = {"title": "T", "columns": ["R-AUROC"], "pairs": [{"label": "P", "before": "a", "after": "b"}]}
-    made = build_table(parse_table("t", content), of("a", before) + of("b", after))
-    assert line(made, "difference") == expected
-    assert bold(made) == []
+    built = build_table(parse_table("t", content), of("a", before) + of("b", after))
+    assert line(built, "difference") == expected
+    assert bold(built) == []
 
 
 def check_latex(text: str) -> None:
@@ -360,11 +367,11 @@ def test_no_text_becomes_markup(text: str) -> None:
         Line(text, (Entry(text, bold=True), Entry("1"))),
         Line(text, (Entry(text), Entry("")), kind="published"),
     )
-    made = ResultTable(
+    built = ResultTable(
         "a_b", text, (text, "n"), lines, (text.replace("`", "'"), f"by `{text.replace('`', '')}` now")
     )
-    check_latex(latex(made))
-    rows = [row for row in markdown(made).split("\n") if row.startswith("|")]
+    check_latex(latex(built))
+    rows = [row for row in markdown(built).split("\n") if row.startswith("|")]
     assert len(rows) == 5
     # Signs that are escaped do not end a place of the row.
     assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 4 for row in rows)
@@ -374,8 +381,8 @@ def test_latex_of_a_whole_table(tmp_path: Path) -> None:
     for seed in range(3):
         write(tmp_path, result("m/a_b", seed))
         write(tmp_path, failure("m/c", seed, "50% of {x} & $y$ #1 ~ ^ \\ <z>"))
-    made = build_table(table("m/a_b", "m/c", trivial="m/a_b"), read_results(tmp_path))
-    text = latex(made)
+    built = build_table(table("m/a_b", "m/c", trivial="m/a_b"), read_results(tmp_path))
+    text = latex(built)
     check_latex(text)
     assert r"method m/a\_b & " in text
     assert r"\texttt{m/c}" in text

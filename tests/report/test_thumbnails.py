@@ -38,30 +38,30 @@ def test_large_images_are_scaled(shape: tuple[int, ...], side: int, expected: tu
     image = encode(pixels, side)
     assert not image.small
     assert image.uri.startswith("data:image/jpeg;base64,")
-    found = decoded(image)
-    assert found.shape == expected
-    assert abs(float(found[0, 0].mean()) - 20) < 6
-    assert abs(float(found[-1, -1].mean()) - 200) < 6
+    encoded = decoded(image)
+    assert encoded.shape == expected
+    assert abs(float(encoded[0, 0].mean()) - 20) < 6
+    assert abs(float(encoded[-1, -1].mean()) - 200) < 6
 
 
 def test_as_large_as_the_budget_allows() -> None:
     noise = list(images(30, 256, 3))
     for budget in (3_000_000, 300_000, 60_000):
-        found = encode_within(noise, budget)
-        assert all(found)
-        assert sum(len(one.uri) for one in found if one) <= budget
-        side = decoded(found[0]).shape[0]  # type: ignore[arg-type]
+        encoded = encode_within(noise, budget)
+        assert all(encoded)
+        assert sum(len(one.uri) for one in encoded if one) <= budget
+        side = decoded(encoded[0]).shape[0]  # type: ignore[arg-type]
         larger = [other for other in SIDES if other > side]
         if larger:
             assert sum(len(encode(one, larger[-1]).uri) for one in noise) > budget
 
 
 def test_what_never_fits_is_left_out_from_the_end() -> None:
-    found = encode_within(list(images(30, 64)), 20_000)
-    kept = [one is not None for one in found]
+    encoded = encode_within(list(images(30, 64)), 20_000)
+    kept = [one is not None for one in encoded]
     assert 0 < sum(kept) < 30
     assert kept == sorted(kept, reverse=True)
-    assert len(found) == 30
+    assert len(encoded) == 30
     assert encode_within([], 10) == []
 
 

@@ -28,15 +28,15 @@ def a_result(folder: Path, **change: Any) -> Result:
 
 def test_columns_find_what_was_measured(tmp_path: Path) -> None:
     content = result("n_digit/x", 0)
-    found = read_result(write(tmp_path, content))
+    record = read_result(write(tmp_path, content))
     test = content["verification"]["test"]
     corrupt = content["verification"]["unseen corrupt"]
-    assert find("AP of pairs, clean").value(found) == test["average_precision"]
-    assert find("5-NN in the clean, unseen corrupt").value(found) == corrupt["knn_in_gallery"]
+    assert find("AP of pairs, clean").value(record) == test["average_precision"]
+    assert find("5-NN in the clean, unseen corrupt").value(record) == corrupt["knn_in_gallery"]
     own = find("tau of 5-NN, unseen corrupt")
-    assert own.value(found) == corrupt["correlations"]["own"]["knn"]
-    assert own.value(found, "nearest distance") == corrupt["correlations"]["nearest distance"]["knn"]
-    assert math.isnan(own.value(found, "no such score"))
+    assert own.value(record) == corrupt["correlations"]["own"]["knn"]
+    assert own.value(record, "nearest distance") == corrupt["correlations"]["nearest distance"]["knn"]
+    assert math.isnan(own.value(record, "no such score"))
     assert own.about_uncertainty
     assert not find("AP of pairs, clean").about_uncertainty
 
@@ -44,10 +44,10 @@ def test_columns_find_what_was_measured(tmp_path: Path) -> None:
 def test_results_without_it_have_no_number(tmp_path: Path) -> None:
     content = result("n_digit/x", 0)
     del content["verification"]
-    found = read_result(write(tmp_path, content))
-    assert found.verification == {}
-    assert math.isnan(find("AP of pairs, clean").value(found))
-    assert math.isnan(find("tau of AP, corrupt").value(found))
+    record = read_result(write(tmp_path, content))
+    assert record.verification == {}
+    assert math.isnan(find("AP of pairs, clean").value(record))
+    assert math.isnan(find("tau of AP, corrupt").value(record))
     nothing = a_result(tmp_path, knn_in_gallery=None, space=None)
     assert math.isnan(find("5-NN in the clean, clean").value(nothing))
     assert nothing.verification["test"].space is None
@@ -126,8 +126,8 @@ def test_points_are_dots() -> None:
 
 
 def test_maps_are_drawn(tmp_path: Path) -> None:
-    found = a_result(tmp_path).verification
-    sets = {name: found[name].space for name in ("test", "corrupt")}
+    verification = a_result(tmp_path).verification
+    sets = {name: verification[name].space for name in ("test", "corrupt")}
     rows = {"A": sets, "B": {"test": sets["test"]}}
     wide, high = size(plane_maps(rows, 2, "T"))  # type: ignore[arg-type]
     assert wide == pytest.approx(high, rel=0.01)
@@ -147,13 +147,13 @@ def test_maps_are_drawn(tmp_path: Path) -> None:
 
 
 def test_bins_are_drawn(tmp_path: Path) -> None:
-    found = a_result(tmp_path)
+    record = a_result(tmp_path)
     failed = read_result(write(tmp_path, failure("n_digit/y", 0)))
-    cells = {"A": Cell("n_digit/x", (found,)), "B": Cell("n_digit/y", (), (failed,))}
+    cells = {"A": Cell("n_digit/x", (record,)), "B": Cell("n_digit/y", (), (failed,))}
     assert size(bin_curves({"G": cells}, {"test": "clean", "corrupt": "corrupt"}, title="T"))[0] > 100
-    numbers = own_bins(found, "test", "knn")
+    numbers = own_bins(record, "test", "knn")
     assert numbers is not None
     assert len(numbers) == 20
-    assert own_bins(found, "nothing", "knn") is None
+    assert own_bins(record, "nothing", "knn") is None
     with pytest.raises(ValueError, match="no bins to draw"):
         bin_curves({}, {"test": "clean"})

@@ -166,18 +166,20 @@ def test_it_does_what_its_docstring_says(
         with pytest.raises(NoThresholdError):
             choose_threshold(u, wrong, alpha=0.3, delta=0.2, generator=np.random.default_rng(seed))
         return
-    found = choose_threshold(u, wrong, alpha=0.3, delta=0.2, generator=np.random.default_rng(seed))
-    assert found.value == expected
+    threshold = choose_threshold(u, wrong, alpha=0.3, delta=0.2, generator=np.random.default_rng(seed))
+    assert threshold.value == expected
     testing = np.random.default_rng(seed).permutation(count)[math.ceil(0.2 * count) :]
-    passed = u[testing] <= found.value
-    assert (found.tested, found.answered, found.wrong) == (
+    passed = u[testing] <= threshold.value
+    assert (threshold.tested, threshold.answered, threshold.wrong) == (
         len(testing),
         passed.sum(),
         wrong[testing][passed].sum(),
     )
-    exact = scipy.stats.binomtest(found.wrong, found.answered, alternative="less").proportion_ci(0.8, "exact")
-    assert found.bound == pytest.approx(exact.high, rel=1e-9)
-    assert found.bound <= 0.3
+    exact = scipy.stats.binomtest(threshold.wrong, threshold.answered, alternative="less").proportion_ci(
+        0.8, "exact"
+    )
+    assert threshold.bound == pytest.approx(exact.high, rel=1e-9)
+    assert threshold.bound <= 0.3
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.1, 0.05, 0.001])
@@ -199,9 +201,9 @@ def test_so_many_queries_are_needed(alpha: float, delta: float, explore: float) 
 
 def test_where_all_is_right_all_but_the_largest_are_answered() -> None:
     u = np.random.default_rng(4).random(1000)
-    found = choose_threshold(u, np.zeros(1000, bool), alpha=0.05)
-    assert found.value == pytest.approx(1, abs=0.03)
-    assert found.bound < 0.01
+    threshold = choose_threshold(u, np.zeros(1000, bool), alpha=0.05)
+    assert threshold.value == pytest.approx(1, abs=0.03)
+    assert threshold.bound < 0.01
 
 
 def test_where_all_is_wrong_the_error_says_so() -> None:
@@ -225,9 +227,9 @@ def test_the_error_names_the_least_error_rate_and_where() -> None:
 def test_infinite_uncertainty_is_never_answered() -> None:
     u = np.repeat([0.5, math.inf], 200)
     wrong = np.arange(400) >= 200
-    found = choose_threshold(u, wrong, alpha=0.05)
-    assert (found.value, found.wrong) == (0.5, 0)
-    assert found.answers([math.inf, 0.5, -math.inf]).tolist() == [False, True, True]
+    threshold = choose_threshold(u, wrong, alpha=0.05)
+    assert (threshold.value, threshold.wrong) == (0.5, 0)
+    assert threshold.answers([math.inf, 0.5, -math.inf]).tolist() == [False, True, True]
     with pytest.raises(NoThresholdError, match=r"only 0 of 100 calibration queries have a finite"):
         choose_threshold(np.full(100, math.inf), np.zeros(100, bool), alpha=0.1)
 
@@ -254,17 +256,17 @@ def test_the_share_is_drawn_and_the_draw_can_be_repeated() -> None:
 
 @pytest.mark.parametrize("value", [0.25, -math.inf])
 def test_it_survives_json(value: float) -> None:
-    found = Threshold(value, 0.1, 0.05, 0.09, 50, 30, 1)
-    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert Threshold.from_dict(stored) == found
+    threshold = Threshold(value, 0.1, 0.05, 0.09, 50, 30, 1)
+    stored = json.loads(json.dumps(threshold.to_dict(), allow_nan=False))
+    assert Threshold.from_dict(stored) == threshold
 
 
 def test_answers_keep_the_shape() -> None:
-    found = Threshold(0.5, 0.1, 0.1, 0.09, 50, 30, 1)
-    assert found.answers(np.zeros((2, 3), np.float32)).shape == (2, 3)
-    assert found.answers([]).shape == (0,)
+    threshold = Threshold(0.5, 0.1, 0.1, 0.09, 50, 30, 1)
+    assert threshold.answers(np.zeros((2, 3), np.float32)).shape == (2, 3)
+    assert threshold.answers([]).shape == (0,)
     with pytest.raises(ValueError, match="uncertainty is NaN at index 1"):
-        found.answers([0.0, math.nan])
+        threshold.answers([0.0, math.nan])
 
 
 @pytest.mark.parametrize(

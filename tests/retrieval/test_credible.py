@@ -32,39 +32,39 @@ TOLD = {  # what is claimed of each
 }
 
 
-def draw(told: Floats, count: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
+def draw(concentrations: Floats, count: int, generator: np.random.Generator) -> tuple[Floats, Floats]:
     """Angles that are half normal with the true concentration, and the kappas that are claimed."""
     kind = generator.integers(3, size=count)
-    return np.abs(generator.normal(size=count)) / np.sqrt(TRUE[kind]), told[kind]
+    return np.abs(generator.normal(size=count)) / np.sqrt(TRUE[kind]), concentrations[kind]
 
 
-def coverage(caps: CredibleCaps, told: Floats) -> float:
+def coverage(caps: CredibleCaps, concentrations: Floats) -> float:
     """The share of the whole population whose angle is inside."""
-    return float(scipy.special.erf(caps.radius(told) * np.sqrt(TRUE / 2)).mean())
+    return float(scipy.special.erf(caps.radius(concentrations) * np.sqrt(TRUE / 2)).mean())
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD.keys())
-def test_caps_cover_as_promised_on_average_whatever_kappa_is_worth(told: Floats) -> None:
+@pytest.mark.parametrize("concentrations", TOLD.values(), ids=TOLD.keys())
+def test_caps_cover_as_promised_on_average_whatever_kappa_is_worth(concentrations: Floats) -> None:
     generator = np.random.default_rng(0)
     shares = []
     for _ in range(250):
-        angle, kappa = draw(told, 99, generator)
-        shares.append(coverage(CredibleCaps.calibrate(angle, kappa, 16, level=0.9), told))
+        angle, kappa = draw(concentrations, 99, generator)
+        shares.append(coverage(CredibleCaps.calibrate(angle, kappa, 16, level=0.9), concentrations))
     # The 90th of 99 covers 0.9 on average, with a standard deviation of 0.03.
     assert np.mean(shares) == pytest.approx(0.9, abs=4 * 0.03 / math.sqrt(250))
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("told", TOLD.values(), ids=TOLD.keys())
-def test_caps_cover_as_promised_for_all_but_delta_of_the_calibration_sets(told: Floats) -> None:
+@pytest.mark.parametrize("concentrations", TOLD.values(), ids=TOLD.keys())
+def test_caps_cover_as_promised_for_all_but_delta_of_the_calibration_sets(concentrations: Floats) -> None:
     generator = np.random.default_rng(1)
     short = {None: 0, 0.1: 0}
     for _ in range(250):
-        angle, kappa = draw(told, 120, generator)
+        angle, kappa = draw(concentrations, 120, generator)
         for delta in short:
             caps = CredibleCaps.calibrate(angle, kappa, 16, level=0.9, delta=delta)
-            short[delta] += coverage(caps, told) < 0.9
+            short[delta] += coverage(caps, concentrations) < 0.9
 
     def least_share(count: int) -> float:  # Clopper and Pearson, but for one time in a thousand
         return float(scipy.stats.beta.ppf(0.001, count, 251 - count)) if count else 0.0

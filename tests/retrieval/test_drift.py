@@ -130,13 +130,13 @@ def test_false_alarms_are_as_rare_as_promised(draw: Callable[..., Floats], befor
 
 def delays(before: int, good: int, shift: float, scale: float) -> list[float]:
     generator = np.random.default_rng(7)
-    found = []
+    collected_delays = []
     for _ in range(20):
         monitor = DriftMonitor(gaussian(generator, before), false_alarm=0.01, generator=generator)
         monitor.update(gaussian(generator, good))
         report = monitor.update(gaussian(generator, 400, shift, scale))
-        found.append(report.alarm_at - good if report.alarm_at is not None else math.inf)
-    return found
+        collected_delays.append(report.alarm_at - good if report.alarm_at is not None else math.inf)
+    return collected_delays
 
 
 @pytest.mark.statistical
@@ -153,10 +153,10 @@ def delays(before: int, good: int, shift: float, scale: float) -> list[float]:
     ],
 )
 def test_changes_are_seen_soon(good: int, shift: float, scale: float, half: int, all_of_them: int) -> None:
-    found = delays(1000, good, shift, scale)
-    assert min(found) > 0
-    assert np.median(found) <= half
-    assert max(found) <= all_of_them
+    steps = delays(1000, good, shift, scale)
+    assert min(steps) > 0
+    assert np.median(steps) <= half
+    assert max(steps) <= all_of_them
 
 
 def test_little_is_lost_while_nothing_changes() -> None:
@@ -233,12 +233,12 @@ def test_the_same_generator_gives_the_same_alarm() -> None:
     generator = np.random.default_rng(8)
     calibration, stream = with_ties(generator, 50), with_ties(generator, 100)
     seeds = (None, None, 1, 1, 2)
-    found = [
+    alarms = [
         DriftMonitor(calibration, generator=None if s is None else np.random.default_rng(s)).update(stream)
         for s in seeds
     ]
-    assert found[0] == found[1]
-    assert found[2] == found[3] != found[4]
+    assert alarms[0] == alarms[1]
+    assert alarms[2] == alarms[3] != alarms[4]
 
 
 def test_an_empty_batch_changes_nothing() -> None:
@@ -295,29 +295,31 @@ def test_compare_is_the_largest_difference_of_the_distribution_functions() -> No
     generator = np.random.default_rng(9)
     for draw in (gaussian, with_ties):
         old, new = draw(generator, 40), draw(generator, 25)
-        found = compare(old, new)
+        comparison = compare(old, new)
         expected = max(abs((old <= x).mean() - (new <= x).mean()) for x in [*old, *new])
-        assert found.statistic == pytest.approx(expected, abs=1e-12)
+        assert comparison.statistic == pytest.approx(expected, abs=1e-12)
         pairs = [1.0 if n < o else 0.5 if n == o else 0.0 for n in new for o in old]
-        assert found.lower == pytest.approx(np.mean(pairs), abs=1e-12)
-        assert (found.calibration, found.new) == (40, 25)
-        assert found.median_calibration == np.sort(old)[19]
-        assert found.median_new == np.sort(new)[12]
-        assert Comparison.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False))) == found
+        assert comparison.lower == pytest.approx(np.mean(pairs), abs=1e-12)
+        assert (comparison.calibration, comparison.new) == (40, 25)
+        assert comparison.median_calibration == np.sort(old)[19]
+        assert comparison.median_new == np.sort(new)[12]
+        assert (
+            Comparison.from_dict(json.loads(json.dumps(comparison.to_dict(), allow_nan=False))) == comparison
+        )
 
 
 @pytest.mark.statistical
 def test_the_p_value_is_the_share_of_permutations_with_such_a_difference() -> None:
     generator = np.random.default_rng(10)
     old, new = gaussian(generator, 30), gaussian(generator, 20, shift=-0.6)
-    found = compare(old, new)
+    comparison = compare(old, new)
     shuffled = generator.permuted(np.tile(np.concatenate([old, new]), (4000, 1)), axis=1)
     # In order of value, each step adds 1/30 or takes 1/20 away.
     order = np.argsort(shuffled, axis=1)
     walks = np.cumsum(np.where(order < 30, 1 / 30, -1 / 20), axis=1)
-    share = (np.abs(walks).max(axis=1) >= found.statistic - 1e-9).mean()
-    assert 0.001 < found.p_value < 0.5
-    assert share == pytest.approx(found.p_value, abs=4 * math.sqrt(found.p_value / 4000))
+    share = (np.abs(walks).max(axis=1) >= comparison.statistic - 1e-9).mean()
+    assert 0.001 < comparison.p_value < 0.5
+    assert share == pytest.approx(comparison.p_value, abs=4 * math.sqrt(comparison.p_value / 4000))
 
 
 def test_compare_tells_a_shift_from_none() -> None:

@@ -77,16 +77,20 @@ def assert_first(key: np.ndarray, rows: np.ndarray, tolerance: float = 1e-5) -> 
 
 @settings(max_examples=15)
 @given(
-    count=st.integers(1, 60), asked=st.integers(0, 25), dim=st.integers(2, 9), seed=st.integers(0, 99), data=st.data()
-)  # fmt: skip
+    count=st.integers(1, 60),
+    num_queries=st.integers(0, 25),
+    dim=st.integers(2, 9),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
 def test_neighbours_are_those_of_all_cosines(
-    count: int, asked: int, dim: int, seed: int, data: st.DataObject
+    count: int, num_queries: int, dim: int, seed: int, data: st.DataObject
 ) -> None:
     items, _ = clusters(count, dim, seed=seed)
-    queries, _ = clusters(asked, dim, seed=seed + 1)
+    queries, _ = clusters(num_queries, dim, seed=seed + 1)
     k = data.draw(st.integers(1, count))
     answers = Index(items).query(queries, k)
-    assert answers.rows.shape == answers.similarity.shape == (asked, k)
+    assert answers.rows.shape == answers.similarity.shape == (num_queries, k)
     key = keys(items, queries, "cosine")
     assert_first(key, answers.rows)
     np.testing.assert_allclose(answers.similarity, np.take_along_axis(key, answers.rows, axis=1), atol=1e-6)
@@ -127,8 +131,8 @@ def test_the_expected_distance_is_that_of_the_distributions() -> None:
     mean, kappa = (torch.from_numpy(np.array(a)).double() for a in (items.mean, items.kappa))
     lengths = vmf.mean_resultant_length(kappa, 5)
     own = vmf.mean_resultant_length(torch.from_numpy(np.array(queries.kappa)).double(), 5)
-    asked = torch.from_numpy(np.array(queries.mean)).double()
-    distance = (2 - 2 * own[:, None] * lengths * (asked @ mean.T)).gather(1, torch.from_numpy(rows))
+    directions = torch.from_numpy(np.array(queries.mean)).double()
+    distance = (2 - 2 * own[:, None] * lengths * (directions @ mean.T)).gather(1, torch.from_numpy(rows))
     assert bool((distance.diff(dim=1) > -1e-6).all())
 
 
@@ -183,16 +187,16 @@ def test_items_ask_for_others(order: Any) -> None:
     items, _ = clusters(40, 4)
     twice = Items.cat([items, items[:5]])  # five pairs that are one point
     index = Index(twice, [f"item {i}" for i in range(45)])
-    asked = ["item 3", "item 41", "item 20", "item 3"]
-    answers = index.query_ids(asked, 6, order=order)
+    query_ids = ["item 3", "item 41", "item 20", "item 3"]
+    answers = index.query_ids(query_ids, 6, order=order)
     key = keys(twice, twice, order)
     np.fill_diagonal(key, -np.inf)
-    rows = index.rows(asked)
+    rows = index.rows(query_ids)
     assert rows.tolist() == [3, 41, 20, 3]
     assert not (answers.rows == rows[:, None]).any()
     assert_first(key[rows], answers.rows)
     np.testing.assert_array_equal(answers.ids, index.ids[answers.rows])
-    assert index.query_ids(asked, 44, order=order).rows.shape == (4, 44)
+    assert index.query_ids(query_ids, 44, order=order).rows.shape == (4, 44)
 
 
 @pytest.mark.parametrize("order", ["cosine", "expected distance", "match probability"])
@@ -216,18 +220,18 @@ def test_refused_queries_get_nothing_and_cost_nothing(monkeypatch: pytest.Monkey
     queries, _ = clusters(20, seed=1)
     limit = float(np.median(queries.uncertainty))
     index = Index(items, [f"{i}" for i in range(50)]).calibrated(threshold=Limit(limit), matching=MATCHING)
-    told, free = index.query(queries, 3), Index(items).query(queries, 3)
-    assert told.answered is not None
-    np.testing.assert_array_equal(told.answered, queries.uncertainty <= limit)
-    np.testing.assert_array_equal(told.rows, free.rows)
+    calibrated, free = index.query(queries, 3), Index(items).query(queries, 3)
+    assert calibrated.answered is not None
+    np.testing.assert_array_equal(calibrated.answered, queries.uncertainty <= limit)
+    np.testing.assert_array_equal(calibrated.rows, free.rows)
     searched: list[int] = []
     scan = gallery.Scan.__call__
     monkeypatch.setattr(
         gallery.Scan, "__call__", lambda self, q, k: (searched.append(len(q)), scan(self, q, k))[1]
     )
     answers = index.query(queries, 3, abstain=True)
-    assert searched == [told.answered.sum()]
-    yes = told.answered
+    assert searched == [calibrated.answered.sum()]
+    yes = calibrated.answered
     np.testing.assert_array_equal(answers.rows[yes], free.rows[yes])
     assert (answers.rows[~yes] == -1).all()
     assert (answers.ids[~yes] == "").all()
@@ -296,12 +300,12 @@ def test_the_angle_to_the_right_item(monkeypatch: pytest.MonkeyPatch, block: int
     items, item_labels = clusters(50, 4)
     queries, labels = clusters(15, 4, seed=1)
     labels[3] = 77
-    found = Index(items).angle_to_right(queries, labels, item_labels)
+    computed = Index(items).angle_to_right(queries, labels, item_labels)
     apart = np.where(labels[:, None] == item_labels, angles(queries.mean[:, None], items.mean[None]), np.inf)
-    np.testing.assert_allclose(found, apart.min(axis=1), atol=1e-6)
-    assert found[3] == np.inf
+    np.testing.assert_allclose(computed, apart.min(axis=1), atol=1e-6)
+    assert computed[3] == np.inf
     text = Index(items).angle_to_right(queries, labels.astype(str), item_labels.astype(str))
-    np.testing.assert_array_equal(text, found)
+    np.testing.assert_array_equal(text, computed)
     with pytest.raises(ValueError, match=r"item_labels has shape \(4,\) for 50"):
         Index(items).angle_to_right(queries, labels, item_labels[:4])
 
@@ -384,9 +388,9 @@ def test_items_come_and_go(kind: Any) -> None:
     np.testing.assert_array_equal(shared.query(queries, 5).rows, before.rows)
     index.remove(np.arange(0, 120, 3))
     kept = np.array([i for i in range(120) if i % 3])
-    found = index.query(queries, 5)
-    assert_first(keys(items[kept], queries, "cosine"), found.rows)
-    np.testing.assert_array_equal(found.ids, kept[found.rows])
+    answers = index.query(queries, 5)
+    assert_first(keys(items[kept], queries, "cosine"), answers.rows)
+    np.testing.assert_array_equal(answers.ids, kept[answers.rows])
     index.remove([])
     index.add(items[:1], [0])
     assert index.query(items[:1], 1).ids.tolist() == [[0]]
@@ -552,7 +556,7 @@ def test_changes_that_do_not_fit_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "message"),
+    ("arguments", "error", "message"),
     [
         ({"k": 11}, ValueError, "k is 11, and the index has only 10 items"),
         ({"k": 0}, ValueError, "k is 0"),
@@ -563,10 +567,10 @@ def test_changes_that_do_not_fit_change_nothing() -> None:
         ({"k": 3, "candidates": 7}, ValueError, "candidates is for other orders"),
     ],
 )
-def test_questions_that_do_not_fit(asked: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_questions_that_do_not_fit(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     items, _ = clusters(10)
     with pytest.raises(error, match=message):
-        Index(items).query(items, **asked)
+        Index(items).query(items, **arguments)
 
 
 def test_queries_that_do_not_fit() -> None:

@@ -30,9 +30,9 @@ def test_an_embedding_becomes_items(dtype: torch.dtype) -> None:
     items = Items.of(e, source="a")
     assert (len(items), items.dim, items.source) == (7, 5, "a")
     for name, dtype_of in (("mean", np.float32), ("kappa", np.float32), ("variance", np.float32)):
-        found = getattr(items, name)
-        assert found.dtype == dtype_of
-        np.testing.assert_allclose(found, getattr(e, name).numpy(), rtol=1e-6, atol=1e-7)
+        values = getattr(items, name)
+        assert values.dtype == dtype_of
+        np.testing.assert_allclose(values, getattr(e, name).numpy(), rtol=1e-6, atol=1e-7)
     assert items.uncertainty.dtype == np.float64
     np.testing.assert_array_equal(items.uncertainty, e.uncertainty.double().numpy())
     assert Items.of(e, source="a", variance=False).variance is None
@@ -59,10 +59,10 @@ def test_rows_in_half_precision_are_given_their_length_back() -> None:
 
 
 def test_concentrations_beyond_float32_are_points() -> None:
-    made = SimpleNamespace(
+    stand_in = SimpleNamespace(
         mean=np.eye(2), kappa=np.array([1e300, 0.0]), uncertainty=np.array([1e-300, np.inf])
     )
-    items = Items.of(made, source="a")
+    items = Items.of(stand_in, source="a")
     assert items.kappa.tolist() == [np.inf, 0]
     assert items.uncertainty.tolist() == [1e-300, np.inf]
 
@@ -85,11 +85,11 @@ def test_parts_and_together(count: int, cut: int, seed: int) -> None:
     mask = np.zeros(count, dtype=bool)
     mask[order[: count // 2]] = True
     for name in ("mean", "kappa", "uncertainty", "variance"):
-        given = getattr(items, name)
-        np.testing.assert_array_equal(getattr(whole, name), given)
-        np.testing.assert_array_equal(getattr(items[order], name), given[order])
-        np.testing.assert_array_equal(getattr(items[mask], name), given[mask])
-        np.testing.assert_array_equal(getattr(items[[-1]], name), given[-1:])
+        values = getattr(items, name)
+        np.testing.assert_array_equal(getattr(whole, name), values)
+        np.testing.assert_array_equal(getattr(items[order], name), values[order])
+        np.testing.assert_array_equal(getattr(items[mask], name), values[mask])
+        np.testing.assert_array_equal(getattr(items[[-1]], name), values[-1:])
     assert len(items[[]]) == 0
     assert whole.source == SOURCE
 

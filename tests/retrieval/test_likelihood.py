@@ -18,8 +18,8 @@ KAPPAS = st.one_of(st.just(0.0), st.floats(1e-6, 1e8))
 
 
 def pair(dim: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    made = torch.randn(2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    one, other = torch.nn.functional.normalize(made, dim=1)
+    vectors = torch.randn(2, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    one, other = torch.nn.functional.normalize(vectors, dim=1)
     return one, other
 
 
@@ -32,8 +32,8 @@ def test_log_expected_likelihood_is_that_of_vmf(dim: int, k: float, other: float
     expected = vmf.log_expected_likelihood(one, kp, two, kq) - vmf.log_expected_likelihood(
         one, nothing, two, nothing
     )
-    found = log_expected_likelihood(float(one @ two), k, other, dim)
-    assert found == pytest.approx(float(expected), rel=1e-9, abs=1e-8)
+    computed = log_expected_likelihood(float(one @ two), k, other, dim)
+    assert computed == pytest.approx(float(expected), rel=1e-9, abs=1e-8)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 128])
@@ -58,8 +58,8 @@ def test_points_are_the_same_or_not() -> None:
 
 
 def test_shapes_broadcast() -> None:
-    found = log_expected_likelihood(np.zeros((4, 3)), np.ones((4, 1)), np.ones(3), 8)
-    assert found.shape == (4, 3)
+    computed = log_expected_likelihood(np.zeros((4, 3)), np.ones((4, 1)), np.ones(3), 8)
+    assert computed.shape == (4, 3)
     assert log_expected_likelihood(np.zeros((0, 3)), np.ones((0, 1)), np.ones(3), 8).shape == (0, 3)
 
 

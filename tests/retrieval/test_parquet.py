@@ -34,9 +34,9 @@ def test_everything_is_in_the_file(
     for name in ("mean", "variance")[: 1 + variance]:
         column = table[name]
         assert str(column.type) == "fixed_size_list<element: float>[5]"
-        found = np.stack(column.to_numpy())
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, getattr(items, name))
+        rows = np.stack(column.to_numpy())
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows, getattr(items, name))
     assert table.schema.metadata[b"laplacian_metric.source"] == SOURCE.encode()
     assert [path.name for path in tmp_path.iterdir()] == ["index.parquet"]
 

@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow", reason="the page exports to Parquet, which needs 
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    found: Any = run_page(root / "docs" / "retrieval.md")
-    assert found["wrong"][found["answered"]].mean() < found["wrong"].mean()
-    assert found["report"].alarm
-    assert len(found["clean"]) < len(found["index"])
+    names: Any = run_page(root / "docs" / "retrieval.md")
+    assert names["wrong"][names["answered"]].mean() < names["wrong"].mean()
+    assert names["report"].alarm
+    assert len(names["clean"]) < len(names["index"])

@@ -122,8 +122,8 @@ def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
 
 def test_one_process_makes_one_shard(tmp_path: Path) -> None:
     items, _ = clusters(6)
-    made = build_shard(tmp_path / "deep" / "shards", items)
-    assert made.name == "shard-00000-of-00001"
+    shard = build_shard(tmp_path / "deep" / "shards", items)
+    assert shard.name == "shard-00000-of-00001"
     assert open_shards(tmp_path / "deep" / "shards").ids.tolist() == list(range(6))
     with pytest.raises(FileExistsError, match="overwrite=True"):
         build_shard(tmp_path / "deep" / "shards", items)
@@ -163,11 +163,11 @@ def in_both(folder: Path, work: Work) -> list[Any]:
     ]
     for process in processes:
         process.start()
-    found = dict(results.get(timeout=60) for _ in processes)
+    outcomes = dict(results.get(timeout=60) for _ in processes)
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
-    return [found[0], found[1]]
+    return [outcomes[0], outcomes[1]]
 
 
 def share(rank: int) -> Items:
@@ -210,6 +210,6 @@ def test_if_one_process_fails_none_waits_for_it(tmp_path: Path) -> None:
     assert first.startswith(
         "RuntimeError: process 1 could not make its shard: ValueError: 19 ids are repeated"
     )
-    for found in in_both(tmp_path, foreign):
-        assert "has items of another source or dimension" in found
+    for outcome in in_both(tmp_path, foreign):
+        assert "has items of another source or dimension" in outcome
     assert not list((tmp_path / "b").glob("*")) if (tmp_path / "b").exists() else True

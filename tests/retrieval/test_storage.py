@@ -135,11 +135,11 @@ def test_calibrations_are_stored_whatever_they_are(folder: Path, monkeypatch: py
     class Stored:
         dim = 4
 
-        def __init__(self, told: dict[str, Any]) -> None:
-            self.told = told
+        def __init__(self, values: dict[str, Any]) -> None:
+            self.values = values
 
         def to_dict(self) -> dict[str, Any]:
-            return self.told
+            return self.values
 
     index = load(folder)
     names = calibrations_module.NAMES

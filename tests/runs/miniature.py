@@ -65,8 +65,8 @@ class Folder:
         return content
 
     def states(self) -> dict[tuple[str, int], str]:
-        found = runs.states(("*",), cells_dir=self.cells, work=self.work, results=self.results)
-        return {(name, seed): state for name, seed, state in found}
+        cell_states = runs.states(("*",), cells_dir=self.cells, work=self.work, results=self.results)
+        return {(name, seed): state for name, seed, state in cell_states}
 
 
 def folder_with(root: Path, **cells: dict[str, Any]) -> Folder:

@@ -23,11 +23,11 @@ def clouds(number: int, samples: int, dim: int, spread: Tensor, generator: torch
 def check(first: Tensor, second: Tensor, match: MatchProbability, best: int) -> Tensor:
     """That the greatest scores are those of all pairs and that all scores are right; returns what was ruled out."""
     whole = -mismatch_probability(first, second, match)
-    found = closest_matches(first, second, match, best)(torch.arange(first.shape[1]))
-    ruled_out = found == -torch.inf
-    torch.testing.assert_close(found[~ruled_out], whole[~ruled_out], rtol=1e-6, atol=0)
+    likelihood = closest_matches(first, second, match, best)(torch.arange(first.shape[1]))
+    ruled_out = likelihood == -torch.inf
+    torch.testing.assert_close(likelihood[~ruled_out], whole[~ruled_out], rtol=1e-6, atol=0)
     kept = min(best, second.shape[1])
-    torch.testing.assert_close(found.topk(kept).values, whole.topk(kept).values, rtol=1e-6, atol=0)
+    torch.testing.assert_close(likelihood.topk(kept).values, whole.topk(kept).values, rtol=1e-6, atol=0)
     return ruled_out
 
 
@@ -86,14 +86,14 @@ def test_an_image_is_not_ruled_out_by_the_middle_of_its_samples() -> None:
     others = torch.cat([torch.full((12,), near), torch.linspace(20.0, 30.0, 60)]).double()
     point = torch.zeros(2, 1, 1).double()
     gallery = torch.stack([torn, *others[:, None].expand(-1, 2)], 1)[..., None]
-    found = closest_matches(point, gallery, match, best=1)(torch.tensor([0]))
-    torch.testing.assert_close(found[0, 0], -0.5 * (1 + match(point[0, 0, 0]).neg().sigmoid()))
-    assert int(found.argmax()) == 0
+    likelihood = closest_matches(point, gallery, match, best=1)(torch.tensor([0]))
+    torch.testing.assert_close(likelihood[0, 0], -0.5 * (1 + match(point[0, 0, 0]).neg().sigmoid()))
+    assert int(likelihood.argmax()) == 0
     # And the other way round: the query is torn, and one image is where half of it is, the others nowhere near.
-    found = closest_matches(
+    likelihood = closest_matches(
         gallery[:, :1], torch.cat([point, 4 + torch.randn(2, 40, 1).double()], 1), match, 1
     )
-    assert int(found(torch.tensor([0])).argmax()) == 0
+    assert int(likelihood(torch.tensor([0])).argmax()) == 0
 
 
 def test_where_nothing_can_be_ruled_out_all_pairs_are_computed() -> None:

@@ -58,8 +58,8 @@ def test_all_methods_go_by_features_that_are_computed_once(
     assert sorted(computed) == ["corrupted", "out-digits", "test", "train", "validation"]
     # They are gone with the last run that needed them.
     assert not list(folder.work.rglob("features.bin"))
-    found = [folder.result("mini/deterministic", seed)["retrieval"]["test"] for seed in (0, 1)]
-    assert found[0] != found[1]
+    numbers = [folder.result("mini/deterministic", seed)["retrieval"]["test"] for seed in (0, 1)]
+    assert numbers[0] != numbers[1]
     assert folder.result("mini/laplace")["retrieval"] == folder.result("mini/deterministic")["retrieval"]
 
 
@@ -67,18 +67,18 @@ def test_the_backbone_stays_and_the_head_is_trained(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, deterministic=FROZEN)
     folder.run(keep_features=True)
     backbone = Encoder.from_name("fashion-mnist", dim=3, seed=cell_fitting.FROZEN_SEED).eval()
-    found = fitted(folder, "mini/deterministic")
+    cell = fitted(folder, "mini/deterministic")
     images = place_of(folder).images(folder.read()["mini/deterministic"])
     for name in ("train", "test", "out/digits"):
         with torch.no_grad():
             expected = backbone.features(images[name].inputs)
-        inputs = found.sets[name].inputs
+        inputs = cell.sets[name].inputs
         assert isinstance(inputs, torch.Tensor)
         assert torch.allclose(inputs, expected, atol=1e-6)
-    assert found.encoder is not None
-    assert isinstance(found.encoder.backbone, torch.nn.Identity)
-    initial = cell_fitting._initial(place_of(folder), folder.read()["mini/deterministic"], 0, found.sets)
-    assert not torch.equal(found.encoder.head.weight, initial.head.weight)
+    assert cell.encoder is not None
+    assert isinstance(cell.encoder.backbone, torch.nn.Identity)
+    initial = cell_fitting._initial(place_of(folder), folder.read()["mini/deterministic"], 0, cell.sets)
+    assert not torch.equal(cell.encoder.head.weight, initial.head.weight)
 
 
 @pytest.mark.parametrize("head", ["identity", "whitening"])
@@ -92,13 +92,13 @@ def test_an_untrained_head_is_what_it_is_called(head: str, tmp_path: Path) -> No
     result = folder.result("mini/deterministic")
     assert result["status"] == "done", result["error"]
     assert result["training"] == {"history": [], "best_epoch": 0}
-    found = fitted(folder, "mini/deterministic")
-    assert found.encoder is not None
-    train = found.sets["train"].inputs
+    fitted_cell = fitted(folder, "mini/deterministic")
+    assert fitted_cell.encoder is not None
+    train = fitted_cell.sets["train"].inputs
     assert isinstance(train, torch.Tensor)
     expected = train if head == "identity" else whitening_head(train, 5)(train)
     with torch.no_grad():
-        assert torch.allclose(found.encoder.raw(train), expected, atol=1e-5)
+        assert torch.allclose(fitted_cell.encoder.raw(train), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ def test_the_embedder_of_a_finished_cell_is_the_one_that_was_measured(tmp_path: 
     folder = folder_with(tmp_path, laplace=LAPLACE)
     folder.run()
     weights = (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes()
-    found = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
-    e = found.embedder.embed(found.sets["test"])
+    cell = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
+    e = cell.embedder.embed(cell.sets["test"])
     lowest = folder.result("mini/laplace")["extremes"]["test"]["lowest"]
     assert e.uncertainty.double().argsort(stable=True)[: len(lowest)].tolist() == lowest
     assert bool(torch.isfinite(e.kappa).all())
@@ -28,11 +28,11 @@ def test_the_embedder_of_a_finished_cell_is_the_one_that_was_measured(tmp_path: 
 def test_images_are_embedded_where_the_embedder_takes_features(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, pfe={"base": "mini/deterministic", "method": "pfe"})
     for name in ("mini/pfe", "mini/deterministic"):
-        found = runs.fitted(name, 0, cells_dir=folder.cells, work=folder.work, progress=False)
-        expected = found.embedder.embed(found.sets["test"])
+        cell = runs.fitted(name, 0, cells_dir=folder.cells, work=folder.work, progress=False)
+        expected = cell.embedder.embed(cell.sets["test"])
         images = spread(data.load("sample-fashion-mnist", "test"), 60)
-        for given in (images, images.floats(), [(images.floats(), images.labels)]):
-            e = found.embed(given)
+        for inputs in (images, images.floats(), [(images.floats(), images.labels)]):
+            e = cell.embed(inputs)
             torch.testing.assert_close(e.point, expected.point, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(e.kappa, expected.kappa, rtol=1e-3, atol=0)
 

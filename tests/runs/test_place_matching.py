@@ -64,15 +64,15 @@ def test_queries_search_the_database_within_the_distance(k: int) -> None:
     points, positions, is_query = random_case()
     rows = torch.arange(40)
     queries, database = rows[is_query].tolist(), rows[~is_query].tolist()
-    found = matching(images(positions, is_query))
-    assert found.by_distance
-    assert found.gallery_size(40) == len(database)
-    ranking = found.rank(points, k)
+    matches = matching(images(positions, is_query))
+    assert matches.by_distance
+    assert matches.gallery_size(40) == len(database)
+    ranking = matches.rank(points, k)
     expected = recall_by_loop(points, positions, queries, database, k)
     assert float(ranking.recall(k).mean()) == pytest.approx(expected)
-    assert torch.equal(found.of_queries(rows), rows[is_query])
+    assert torch.equal(matches.of_queries(rows), rows[is_query])
     e = StochasticEmbedding(points, points, torch.ones(40), torch.ones(40))
-    own = found.rank_by(lambda q, g: q.point @ g.point.T, e, k)
+    own = matches.rank_by(lambda q, g: q.point @ g.point.T, e, k)
     for name in ("hits", "positives", "nearest", "ties", "hits_at_r", "precision_at_r"):
         assert torch.equal(getattr(own, name).double(), getattr(ranking, name).double()), name
     assert own.gallery_size == ranking.gallery_size
@@ -81,22 +81,22 @@ def test_queries_search_the_database_within_the_distance(k: int) -> None:
 def test_without_a_database_every_image_searches_all_others() -> None:
     points, positions, is_query = random_case()
     rows = list(range(40))
-    for given in (None, torch.zeros_like(is_query), torch.ones_like(is_query)):
-        found = matching(images(positions, given))
-        assert found.queries is None
-        assert found.gallery_size(40) == 39
-        ranking = found.rank(points, 2)
+    for mask in (None, torch.zeros_like(is_query), torch.ones_like(is_query)):
+        matches = matching(images(positions, mask))
+        assert matches.queries is None
+        assert matches.gallery_size(40) == 39
+        ranking = matches.rank(points, 2)
         expected = recall_by_loop(points, positions, rows, rows, 2)
         assert float(ranking.recall(2).mean()) == pytest.approx(expected)
-        assert torch.equal(found.of_queries(points), points)
+        assert torch.equal(matches.of_queries(points), points)
 
 
 def test_by_labels_it_is_the_search_by_labels() -> None:
     points = random_case()[0]
     loaded = data.from_arrays(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 4, split="test")
-    found = matching(loaded)
-    assert not found.by_distance
-    assert torch.equal(found.rank(points, 5).hits, metrics.rank(points, loaded.labels, 5).hits)
+    matches = matching(loaded)
+    assert not matches.by_distance
+    assert torch.equal(matches.rank(points, 5).hits, metrics.rank(points, loaded.labels, 5).hits)
     assert by_place(loaded) is loaded
 
 
@@ -124,11 +124,11 @@ def test_images_are_labelled_by_place() -> None:
 def test_positions_that_are_not_there_are_asked_for() -> None:
     loaded = images(torch.zeros(3, 2))
     loaded = dataclasses.replace(loaded, extras={})
-    for made in (by_place, matching):
+    for matches in (by_place, matching):
         with pytest.raises(
             ValueError, match="streets:test match by distance, but where they were taken is not"
         ):
-            made(loaded)
+            matches(loaded)
 
 
 def test_options_of_one_split(tmp_path: Path) -> None:
@@ -147,14 +147,14 @@ def test_options_of_one_split(tmp_path: Path) -> None:
         }
     )
     sets = image_sets(section, tmp_path)
-    found = {name: sets.images[name] for name in ("train", "validation", "test")}
-    assert {name: part.positive_distance for name, part in found.items()} == {
+    split_images = {name: sets.images[name] for name in ("train", "validation", "test")}
+    assert {name: part.positive_distance for name, part in split_images.items()} == {
         "train": 10.0,
         "validation": 25.0,
         "test": 25.0,
     }
-    assert all("ottawa" in name for name in found["train"].images.names)  # type: ignore[union-attr]
-    assert all("goa" in name for name in found["validation"].images.names)  # type: ignore[union-attr]
+    assert all("ottawa" in name for name in split_images["train"].images.names)  # type: ignore[union-attr]
+    assert all("goa" in name for name in split_images["validation"].images.names)  # type: ignore[union-attr]
     assert len(sets["train"].labels.unique()) > 1
     assert matching(sets.images["test"]).by_distance
     assert matching(sets.images["test"]).queries is not None
@@ -171,9 +171,9 @@ def test_options_that_came_later_are_not_written_at_their_defaults() -> None:
 def test_a_ranking_in_a_database_says_what_is_wrong() -> None:
     right = metrics.Positives.from_labels([0, 1], [0, 1, 1])
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.8]])
-    found = rank_by(lambda rows: scores[rows], right, k=3, own=False)
-    assert found.nearest.tolist() == [1, 2]
-    assert found.hits.tolist() == [[False, False, True], [True, False, True]]
+    ranking = rank_by(lambda rows: scores[rows], right, k=3, own=False)
+    assert ranking.nearest.tolist() == [1, 2]
+    assert ranking.hits.tolist() == [[False, False, True], [True, False, True]]
     with pytest.raises(ValueError, match="use a k from 1 to 3"):
         rank_by(lambda rows: scores[rows], right, k=4, own=False)
     with pytest.raises(ValueError, match=r"shape \(2, 2\), \(2, 3\) is needed"):

@@ -56,11 +56,11 @@ def changed(folder: Folder, name: str, **sections: Any) -> None:
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
 
 
-def comparable(found: dict[str, Any]) -> dict[str, Any]:
+def comparable(record: dict[str, Any]) -> dict[str, Any]:
     """A result without what differs from session to session."""
     kept = {
         key: value
-        for key, value in found.items()
+        for key, value in record.items()
         if key not in ("seconds", "commit", "command", "environment")
     }
     if kept["training"]:
@@ -83,18 +83,18 @@ def test_results_have_everything_that_reports_read(tmp_path: Path) -> None:
     assert summary.ok
     assert summary.done == ["mini/deterministic, seed 0", "mini/laplace, seed 0"]
     plain, laplace = folder.result("mini/deterministic"), folder.result("mini/laplace")
-    for found in (plain, laplace):
-        assert (found["seed"], found["status"], found["error"]) == (0, "done", None)
-        assert set(found["retrieval"]["test"]) == set(found["retrieval"]["validation"]) == RETRIEVAL
-        assert found["retrieval"]["own_similarity"] is None
-        assert all(set(score) == SCORE for score in found["scores"].values())
-        assert all(set(score["ood"]) == {"digits"} for score in found["scores"].values())
-        assert set(found["seconds"]) == {"training", "fit", "evaluation"}
-        assert found["counts"]["images"] == {"test": 60, "validation": 60, "corrupted": 48, "digits": 30}
-        assert found["environment"]["torch"] == torch.__version__
-        assert found["commit"]
-        assert len(found["latent"]["points"]) == 60
-        assert len(found["latent"]["ood"]["digits"]["kappa"]) == 30
+    for record in (plain, laplace):
+        assert (record["seed"], record["status"], record["error"]) == (0, "done", None)
+        assert set(record["retrieval"]["test"]) == set(record["retrieval"]["validation"]) == RETRIEVAL
+        assert record["retrieval"]["own_similarity"] is None
+        assert all(set(score) == SCORE for score in record["scores"].values())
+        assert all(set(score["ood"]) == {"digits"} for score in record["scores"].values())
+        assert set(record["seconds"]) == {"training", "fit", "evaluation"}
+        assert record["counts"]["images"] == {"test": 60, "validation": 60, "corrupted": 48, "digits": 30}
+        assert record["environment"]["torch"] == torch.__version__
+        assert record["commit"]
+        assert len(record["latent"]["points"]) == 60
+        assert len(record["latent"]["ood"]["digits"]["kappa"]) == 30
     assert set(plain["scores"]) == {"feature norm", "embedding norm", "nearest distance"}
     assert plain["calibration"] is plain["curves"] is plain["extremes"] is None
     assert plain["latent"]["kappa"][0] is None  # infinite
@@ -159,16 +159,16 @@ def test_a_base_is_trained_once_for_all_that_need_it(tmp_path: Path) -> None:
 
 def test_an_ensemble_is_made_of_its_own_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with(tmp_path, ensemble={"base": "mini/deterministic", "method": "ensemble"})
-    asked = []
+    requested = []
     original = cell_fitting._base_encoder
 
     def noted(place: Any, base: Any, seed: int) -> Any:
-        asked.append(seed)
+        requested.append(seed)
         return original(place, base, seed)
 
     monkeypatch.setattr(cell_fitting, "_base_encoder", noted)
     assert folder.run(["mini/ensemble"], seeds=[1]).ok
-    assert asked == [2, 3]
+    assert requested == [2, 3]
 
 
 def test_features_give_what_images_give(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_features_give_what_images_give(tmp_path: Path) -> None:
         assert torch.allclose(fitted.sets[name].inputs, expected, atol=1e-6), name
         assert torch.equal(fitted.sets[name].labels, images[name].labels)
         assert fitted.sets[name].split is images[name].split
-        found: StochasticEmbedding = fitted.embedder.embed(fitted.sets[name])
+        embedded: StochasticEmbedding = fitted.embedder.embed(fitted.sets[name])
         with torch.no_grad():
-            assert torch.allclose(found.point, encoder(images[name].inputs), atol=1e-5)
+            assert torch.allclose(embedded.point, encoder(images[name].inputs), atol=1e-5)
     # They were mapped, and not computed once more.
     before = (folder.work / "mini/deterministic/seed0/features/train/features.bin").stat().st_mtime_ns
     place_of_features = folder.work / "mini/deterministic/seed0/features"
@@ -208,9 +208,9 @@ def test_features_go_when_nothing_needs_them_any_more(tmp_path: Path) -> None:
     place = folder.work / "mini/deterministic/seed0/features"
     folder.run(["mini/laplace"], keep_features=True)
     assert place.is_dir()
-    there: list[bool] = []
-    folder.run(["mini/pfe", "mini/deterministic"], say=lambda line: there.append(place.is_dir()))
-    assert there[0]
+    was_present: list[bool] = []
+    folder.run(["mini/pfe", "mini/deterministic"], say=lambda line: was_present.append(place.is_dir()))
+    assert was_present[0]
     assert not place.exists()
     assert any("GiB on disk at a time, and are kept" in line for line in folder.said)
 
@@ -253,12 +253,12 @@ def test_a_cell_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -
     summary = folder.run(["mini/bad", "mini/swag", "mini/laplace"])
     assert not summary.ok
     assert summary.done == ["mini/laplace, seed 0"]
-    found = folder.result("mini/bad")
-    assert found["status"] == "failed"
-    assert re.search(r"hessians/\w+\.py:\d+ in ", found["error"])
-    assert str(tmp_path) not in json.dumps(found)
-    assert found["config"]["training"]["learning_rate"] == 1e30
-    assert "scores" not in found
+    result = folder.result("mini/bad")
+    assert result["status"] == "failed"
+    assert re.search(r"hessians/\w+\.py:\d+ in ", result["error"])
+    assert str(tmp_path) not in json.dumps(result)
+    assert result["config"]["training"]["learning_rate"] == 1e30
+    assert "scores" not in result
     assert (
         "the network of mini/bad, seed 0, which this starts from, could not be trained"
         in (folder.result("mini/swag")["error"])
@@ -501,8 +501,8 @@ def test_more_can_be_measured(tmp_path: Path) -> None:
     }
     folder = folder_with(tmp_path, laplace={**LAPLACE, "data": data, "evaluation": evaluation})
     folder.run(["mini/laplace"])
-    found = folder.result("mini/laplace")
-    assert set(found["scores"]) == {
+    result = folder.result("mini/laplace")
+    assert set(result["scores"]) == {
         "own",
         "1/kappa",
         "variance",
@@ -510,14 +510,14 @@ def test_more_can_be_measured(tmp_path: Path) -> None:
         "embedding norm",
         "nearest distance",
     }
-    assert 0 <= found["scores"]["own"]["crop_test"] <= 1
-    assert found["scores"]["own"]["corrupted_auroc"] is None
-    low, high = (found["intervals"]["recall@1"][key] for key in ("low", "high"))
-    assert low <= found["retrieval"]["test"]["recall@1"] <= high
-    assert {"r_auroc", "retrieval_ece"} <= set(found["intervals"])
+    assert 0 <= result["scores"]["own"]["crop_test"] <= 1
+    assert result["scores"]["own"]["corrupted_auroc"] is None
+    low, high = (result["intervals"]["recall@1"][key] for key in ("low", "high"))
+    assert low <= result["retrieval"]["test"]["recall@1"] <= high
+    assert {"r_auroc", "retrieval_ece"} <= set(result["intervals"])
     for label in ("digits", "few"):
-        for name, value in found["scores"]["own"]["ood"][label].items():
-            interval = found["intervals"][ood_name(name, label)]
+        for name, value in result["scores"]["own"]["ood"][label].items():
+            interval = result["intervals"][ood_name(name, label)]
             assert interval["low"] <= value <= interval["high"]
 
 
@@ -540,9 +540,9 @@ def test_a_methods_own_similarity_is_ranked_beside_the_points(tmp_path: Path) ->
     hib = {"inherit": "mini/deterministic", "method": {"name": "hib", "normalize": False}}
     folder = folder_with(tmp_path, hib=hib, vmf={"inherit": "mini/deterministic", "method": "vmf"})
     assert folder.run(["mini/hib", "mini/vmf"]).ok
-    found = folder.result("mini/hib")["retrieval"]
-    assert set(found["own_similarity"]) == RETRIEVAL | {"ece@1", "ece@5"}
-    assert set(found) == {"test", "validation", "own_similarity"}
+    result = folder.result("mini/hib")["retrieval"]
+    assert set(result["own_similarity"]) == RETRIEVAL | {"ece@1", "ece@5"}
+    assert set(result) == {"test", "validation", "own_similarity"}
 
 
 def test_both_distances_of_the_bayesian_triplet_loss_are_measured_and_the_covariance(tmp_path: Path) -> None:
@@ -552,13 +552,13 @@ def test_both_distances_of_the_bayesian_triplet_loss_are_measured_and_the_covari
     folder = folder_with(tmp_path, gaussian=gaussian, sphere=sphere)
     assert folder.run(["mini/gaussian", "mini/sphere"]).ok
     for name in ("gaussian", "sphere"):
-        found = folder.result(f"mini/{name}")
-        expected = found["retrieval"]["expected_similarity"]
+        result = folder.result(f"mini/{name}")
+        expected = result["retrieval"]["expected_similarity"]
         assert set(expected) == RETRIEVAL | {"ece@1", "ece@5"}
         assert all(0 <= value <= 1 for value in expected.values())
         # By the cosine, which the means on the sphere are retrieved by anyway.
-        assert (found["retrieval"]["own_similarity"] is None) == (name == "sphere")
-        assert 0 <= found["scores"]["difference covariance"]["ood"]["digits"]["auroc"] <= 1
+        assert (result["retrieval"]["own_similarity"] is None) == (name == "sphere")
+        assert 0 <= result["scores"]["difference covariance"]["ood"]["digits"]["auroc"] <= 1
 
 
 def test_the_entropy_of_human_labels_goes_with_the_test_images() -> None:
@@ -580,10 +580,10 @@ def test_result_files_are_readable_and_whole(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sparsification"):
         kept.write("a/b", 4, {"curves": {"sparsification": 1}})
     assert not kept.path("a/b", 4).exists()
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert list(found)[:4] == ["cell", "seed", "status", "error"]
-    assert found["curves"]["sparsification"]["own"] == [0.33333]
-    assert found["latent"] is None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert list(content)[:4] == ["cell", "seed", "status", "error"]
+    assert content["curves"]["sparsification"]["own"] == [0.33333]
+    assert content["latent"] is None
     assert re.search(
         r'^  "sparsification": {"own": \[0.33333\]}$', path.read_text(encoding="utf-8"), flags=re.MULTILINE
     )

@@ -24,14 +24,14 @@ def test_trivial_scores_go_by_batches_and_by_every_fifth_training_image() -> Non
     encoder = Encoder(nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 3))
     train, test = drawn(23, 6), drawn(11, 6, seed=1)
     sets = {"test": Dataset(test, torch.arange(11), batch_size=4)}
-    found = trivial_scores(encoder, sets, Dataset(train, torch.arange(23), batch_size=4))
+    scores = trivial_scores(encoder, sets, Dataset(train, torch.arange(23), batch_size=4))
     with torch.no_grad():
         h, u = encoder.features(test), encoder.raw(test)
         reference = encoder(train[::5])
-    assert torch.allclose(found["feature norm"]["test"], h.norm(dim=1))
-    assert torch.allclose(found["embedding norm"]["test"], 1 / u.norm(dim=1))
+    assert torch.allclose(scores["feature norm"]["test"], h.norm(dim=1))
+    assert torch.allclose(scores["embedding norm"]["test"], 1 / u.norm(dim=1))
     expected = torch.cdist(nn.functional.normalize(u), reference).amin(1)
-    assert torch.allclose(found["nearest distance"]["test"].float(), expected, atol=1e-5)
+    assert torch.allclose(scores["nearest distance"]["test"].float(), expected, atol=1e-5)
 
 
 # --- result files ---
@@ -74,9 +74,9 @@ def test_of_absolute_paths_the_last_part_is_left(text: str, expected: str) -> No
 
 def test_the_command_is_written_without_folders_of_the_machine() -> None:
     program = str(provenance.ROOT / "experiments" / "run.py")
-    given = [program, "--cells", "fashion_mnist/*", "--data", "/somewhere/data", "--work", "../work"]
+    arguments = [program, "--cells", "fashion_mnist/*", "--data", "/somewhere/data", "--work", "../work"]
     expected = "python -m experiments.run --cells fashion_mnist/* --data data --work work"
-    assert provenance.command(given) == expected
+    assert provenance.command(arguments) == expected
     assert provenance.command(["/usr/bin/pytest", "-q"]) == "pytest -q"
 
 

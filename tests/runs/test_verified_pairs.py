@@ -106,7 +106,7 @@ def probability(first: Tensor, second: Tensor, i: int, j: int) -> float:
 
 
 def test_hedged_images_by_plain_loops() -> None:
-    found = measured(Clouds(nn.Linear(1, 1)))
+    numbers = measured(Clouds(nn.Linear(1, 1)))
     labels = (torch.arange(NUMBER) % CLASSES).tolist()
     pairs = balanced_pairs(torch.tensor(labels), 200, (0,)).tolist()
     strangers = random_pairs(NUMBER, 2000, (0,)).tolist()
@@ -116,7 +116,7 @@ def test_hedged_images_by_plain_loops() -> None:
             [[probability(first, second, i, j) for j in range(NUMBER)] for i in range(NUMBER)]
         )
         right = [vote_by_hand(score[i].tolist(), labels, own=i) == labels[i] for i in range(NUMBER)]
-        assert found[name]["knn"] == pytest.approx(sum(right) / NUMBER)
+        assert numbers[name]["knn"] == pytest.approx(sum(right) / NUMBER)
         precisions, of_pairs, of_votes = [], [], []
         for repeat in range(3):
             first, second = sampled(key, repeat)
@@ -139,13 +139,13 @@ def test_hedged_images_by_plain_loops() -> None:
             order = sorted(range(NUMBER), key=lambda at: eta[at])
             shares = [sum(right[at] for at in order[15 * b : 15 * (b + 1)]) / 15 for b in range(8)]
             of_votes.append(-stats.kendalltau(range(8), [round(value, 12) for value in shares]).statistic)
-        assert found[name]["average_precision"] == pytest.approx(sum(precisions) / 3, abs=1e-6)
-        own = found[name]["correlations"]["own"]
+        assert numbers[name]["average_precision"] == pytest.approx(sum(precisions) / 3, abs=1e-6)
+        own = numbers[name]["correlations"]["own"]
         assert own["average_precision"] == pytest.approx(sum(of_pairs) / 3)
         assert own["average_precision_deviation"] == pytest.approx(torch.tensor(of_pairs).std().item())
         assert own["knn"] == pytest.approx(sum(of_votes) / 3)
-        assert len(found[name]["bins"]["own"]["knn"]) == 8
-    assert found["noisy"]["average_precision"] < found["test"]["average_precision"]
+        assert len(numbers[name]["bins"]["own"]["knn"]) == 8
+    assert numbers["noisy"]["average_precision"] < numbers["test"]["average_precision"]
     assert isinstance(Clouds(nn.Linear(1, 1)), Hedged)
 
 
@@ -156,27 +156,27 @@ def vote_by_hand(scores: list[float], labels: list[int], own: int) -> int:
 
 
 def test_neighbours_in_another_gallery_and_of_means() -> None:
-    found = measured(Clouds(nn.Linear(1, 1)))
+    numbers = measured(Clouds(nn.Linear(1, 1)))
     labels = (torch.arange(NUMBER) % CLASSES).tolist()
     first, second = sampled("test/noisy", 0)[0], sampled("test", 0)[1]
     right = 0
     for i in range(NUMBER):
         scores = [probability(first, second, i, j) for j in range(NUMBER)]
         right += vote_by_hand(scores, labels, own=i) == labels[i]
-    assert found["noisy"]["knn_in_gallery"] == pytest.approx(right / NUMBER)
-    assert found["test"]["knn_in_gallery"] is None
+    assert numbers["noisy"]["knn_in_gallery"] == pytest.approx(right / NUMBER)
+    assert numbers["test"]["knn_in_gallery"] is None
     means = noisy_sets()["test"].inputs[:, :2]
     away = torch.cdist(means, means)
     by_means = sum(vote_by_hand((-away[i]).tolist(), labels, own=i) == labels[i] for i in range(NUMBER))
-    assert found["test"]["knn_of_means"] == pytest.approx(by_means / NUMBER)
+    assert numbers["test"]["knn_of_means"] == pytest.approx(by_means / NUMBER)
     with pytest.raises(ValueError, match="test sets noisy and test have different labels"):
         measured(Clouds(nn.Linear(1, 1)), sets=noisy_sets(turned=True))
 
 
 def test_scores_that_need_no_method_are_judged_too() -> None:
     encoder = Encoder(nn.Identity(), nn.Linear(3, 2))
-    found = measured(Clouds(nn.Linear(1, 1)), encoder=encoder)["test"]["correlations"]
-    assert set(found) == {"own", "feature norm", "embedding norm", "nearest distance"}
+    numbers = measured(Clouds(nn.Linear(1, 1)), encoder=encoder)["test"]["correlations"]
+    assert set(numbers) == {"own", "feature norm", "embedding norm", "nearest distance"}
     without = measured(Clouds(nn.Linear(1, 1)), uncertain=False)["test"]
     assert set(without["correlations"]) == {"nearest distance"}
     assert set(without["bins"]) == {"nearest distance"}
@@ -204,23 +204,23 @@ def test_any_other_method_is_measured_by_its_similarity(own: bool) -> None:
     embedder = Points(nn.Linear(1, 1))
     embedder.own = own
     assert not isinstance(embedder, Hedged)
-    found = measured(embedder)["test"]
+    numbers = measured(embedder)["test"]
     rows = noisy_sets()["test"].inputs
     labels = torch.arange(NUMBER) % CLASSES
     z = nn.functional.normalize(rows[:, :2])
     pairs = balanced_pairs(labels, 200, (0,))
     cosine = (z[pairs[:, 0]] * z[pairs[:, 1]]).sum(1)
     same = labels[pairs[:, 0]] == labels[pairs[:, 1]]
-    assert found["average_precision"] == pytest.approx(
+    assert numbers["average_precision"] == pytest.approx(
         average_precision_score(same.numpy(), cosine.numpy()), abs=1e-6
     )
     similar = (z @ z.T).tolist()
     right = sum(vote_by_hand(similar[i], labels.tolist(), own=i) == int(labels[i]) for i in range(NUMBER))
-    assert found["knn"] == pytest.approx(right / NUMBER, abs=1.5 / NUMBER)
-    assert found["knn_of_means"] is None
-    assert found["space"] is None
+    assert numbers["knn"] == pytest.approx(right / NUMBER, abs=1.5 / NUMBER)
+    assert numbers["knn_of_means"] is None
+    assert numbers["space"] is None
     # Nothing is drawn, so that there is nothing to repeat.
-    assert set(found["correlations"]["own"]) == {"average_precision", "knn"}
+    assert set(numbers["correlations"]["own"]) == {"average_precision", "knn"}
 
 
 def test_wrong_sections_are_refused() -> None:

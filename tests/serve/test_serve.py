@@ -221,15 +221,17 @@ def test_queries_that_wait_are_answered_together(folder: Path, monkeypatch: pyte
 
     async def many() -> list[Any]:
         vectors = [service.of_vector({"features": row.tolist()}) for row in QUERIES.h]
-        asked = [service.ask(one, Options(k=1 + row % 2, answer_all=True)) for row, one in enumerate(vectors)]
-        return list(await asyncio.gather(*asked))
+        expected = [
+            service.ask(one, Options(k=1 + row % 2, answer_all=True)) for row, one in enumerate(vectors)
+        ]
+        return list(await asyncio.gather(*expected))
 
-    found = asyncio.run(many())
-    assert [len(reply.matches) for reply in found] == [1, 2] * 6
+    answers = asyncio.run(many())
+    assert [len(reply.matches) for reply in answers] == [1, 2] * 6
     assert max(sizes) > 1
     assert sum(sizes) == 12
     alone = query_embedded(load(folder), QUERIES.items, [""] * 12, 1, features=QUERIES.h, answer_all=True)
-    assert [reply.matches[0].item for reply in found] == [reply.matches[0].item for reply in alone]
+    assert [reply.matches[0].item for reply in answers] == [reply.matches[0].item for reply in alone]
 
 
 def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Path) -> None:
@@ -315,6 +317,6 @@ def test_many_clients_at_once_and_no_growth_of_memory(folder: Path) -> None:
 def test_a_kappa_of_the_query_gives_match_probabilities(client: Any, vector: Any) -> None:
     query = {"features": vector.tolist(), "all": True}
     without = client.post("/query/vector", json=query).json()["neighbours"]
-    known = client.post("/query/vector", json={**query, "kappa": 20.0}).json()["neighbours"]
+    neighbours = client.post("/query/vector", json={**query, "kappa": 20.0}).json()["neighbours"]
     assert all(item["probability"] is None for item in without)
-    assert all(0 <= item["probability"] <= 1 for item in known)
+    assert all(0 <= item["probability"] <= 1 for item in neighbours)

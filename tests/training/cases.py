@@ -75,8 +75,8 @@ class Plain(Learner):
         self.epochs += 1
 
     def points(self, inputs: Any) -> Tensor:
-        found: Tensor = self.module(inputs)
-        return found
+        outputs: Tensor = self.module(inputs)
+        return outputs
 
     def state(self) -> dict[str, Tensor]:
         return {"epochs": self.epochs}

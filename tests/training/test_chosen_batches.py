@@ -38,14 +38,14 @@ class Choosing(Plain):
         super().__init__(an_encoder())
         self.refresh = refresh
         self.dropped = dropped
-        self.asked: list[int] = []
+        self.batch_counts: list[int] = []
         self.seen: list[Tensor] = []
 
     def choose(self, images: Dataset, rows: Sequence[Tensor]) -> list[Tensor]:
         assert len(images) == 44
         assert not self.module.training
         assert not torch.is_grad_enabled()
-        self.asked.append(len(rows))
+        self.batch_counts.append(len(rows))
         return [batch.flip(0) for batch in rows][self.dropped :]
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
@@ -62,19 +62,19 @@ def run(learner: Choosing, folder: Path, **options: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("refresh", "every", "asked"),
+    ("refresh", "every", "expected"),
     [(None, None, []), (100, None, [11]), (4, None, [4, 4, 3]), (4, 6, [4, 2, 2, 3]), (5, 5, [5, 5, 1])],
 )
 def test_a_learner_is_asked_at_every_refresh_and_after_every_checkpoint(
-    refresh: int | None, every: int | None, asked: list[int], tmp_path: Path
+    refresh: int | None, every: int | None, expected: list[int], tmp_path: Path
 ) -> None:
     learner = Choosing(refresh)
     seen = run(learner, tmp_path / "some", checkpoint_every=every)
-    assert learner.asked == asked
+    assert learner.batch_counts == expected
     plain = run(Choosing(None), tmp_path / "plain")
     assert len(seen) == len(plain) == 11
-    for found, dealt in zip(seen, plain, strict=True):
-        assert torch.equal(found, dealt if refresh is None else dealt.flip(0))
+    for batch, dealt in zip(seen, plain, strict=True):
+        assert torch.equal(batch, dealt if refresh is None else dealt.flip(0))
 
 
 def test_another_number_of_batches_is_refused(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(
             steps[0] += 1
             if steps[0] == stop:
                 raise KeyboardInterrupt
-            found: Tensor = own(inputs, labels)
-            return found
+            batch_loss: Tensor = own(inputs, labels)
+            return batch_loss
 
         monkeypatch.setattr(learner, "loss", loss)
         with pytest.raises(KeyboardInterrupt):
@@ -132,8 +132,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(
 def test_two_processes_mine_for_themselves_and_go_on_exactly(tmp_path: Path) -> None:
     importlib.import_module("torch._dynamo")  # before processes are forked: it takes long
     case = Case("btl", {"cache": 20, "refresh": 3, "negatives": 2}, {"batch_size": 3, "checkpoint_every": 4})
-    found = in_both(tmp_path / "whole", finished(case))
-    assert_same_in_both(found)
+    outcomes = in_both(tmp_path / "whole", finished(case))
+    assert_same_in_both(outcomes)
 
     def dying(rank: int, folder: Path) -> object:
         if rank == 1:

@@ -139,18 +139,18 @@ def test_the_random_states_modes_and_gradients_are_as_before(
 
 
 def test_gradients_are_gone_while_images_are_validated(tmp_path: Path) -> None:
-    found = []
+    seeds = []
 
     class Looking(Plain):
         def points(self, inputs: Any) -> Tensor:
             assert not torch.is_grad_enabled()
             assert not self.module.training
-            found.append((len(inputs), all(p.grad is None for p in self.module.parameters())))
+            seeds.append((len(inputs), all(p.grad is None for p in self.module.parameters())))
             return super().points(inputs)
 
     validation = clusters(20, seed=1)
     train(Looking(plain().module), clusters(), validation, TrainingOptions(epochs=1, batch_size=8), tmp_path)
-    assert found == [(7, True), (7, True), (6, True)]
+    assert seeds == [(7, True), (7, True), (6, True)]
 
 
 # --- losses that are not numbers ---
@@ -213,8 +213,8 @@ class Scripted(Plain):
         labels = torch.arange(20) % 4
         wrong = torch.arange(20) >= self.goods[int(self.epochs) - 1]
         directions = torch.eye(5)
-        found = torch.where(wrong[:, None], directions[4], directions[labels])
-        rows = found[self.at : self.at + len(inputs)]
+        wrong_points = torch.where(wrong[:, None], directions[4], directions[labels])
+        rows = wrong_points[self.at : self.at + len(inputs)]
         self.at = (self.at + len(inputs)) % 20
         return rows + 1e-3 * torch.arange(len(inputs))[:, None]
 
@@ -287,9 +287,9 @@ def test_images_that_have_no_partner_do_not_count() -> None:
     )
     learner = plain()
     points = nn.functional.normalize(learner.module.eval()(lonely.inputs).detach())
-    found = validate(learner, lonely)
-    assert found["recall@1"] == pytest.approx(metrics.recall_at_k(points, lonely.labels, k=1))
-    assert set(found) == {"recall@1", "map@1", "map@5", "map@10"}
+    validated = validate(learner, lonely)
+    assert validated["recall@1"] == pytest.approx(metrics.recall_at_k(points, lonely.labels, k=1))
+    assert set(validated) == {"recall@1", "map@1", "map@5", "map@10"}
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_validation_images_that_choose_nothing_are_refused_at_once(
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_test_images_are_refused(split: str, in_memory: bool, tmp_path: Path) -> None:
     def images(split: str) -> Dataset:
-        found = pictures(split)
-        return found.in_memory() if in_memory else found
+        shown = pictures(split)
+        return shown.in_memory() if in_memory else shown
 
     options = TrainingOptions(epochs=1, batch_size=8)
     chosen = images(split).select(torch.arange(20))
@@ -360,10 +360,10 @@ def test_more_images_than_memory_needs(tmp_path: Path) -> None:
     class Mapped(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = super().__torch_function__(function, types, args, kwargs or {})
-            if isinstance(found, Tensor) and found.ndim:
-                sizes.append(len(found) if found.data_ptr() != base.data_ptr() else 0)
-            return found.as_subclass(Tensor) if isinstance(found, Tensor) else found
+            result = super().__torch_function__(function, types, args, kwargs or {})
+            if isinstance(result, Tensor) and result.ndim:
+                sizes.append(len(result) if result.data_ptr() != base.data_ptr() else 0)
+            return result.as_subclass(Tensor) if isinstance(result, Tensor) else result
 
     base = copy.deepcopy(clusters(200).inputs)
     images = Dataset(base.as_subclass(Mapped), clusters(200).labels)  # type: ignore[union-attr]

@@ -68,11 +68,11 @@ def test_optimizers_are_those_of_torch(name: str, kind: type, momentum: float | 
     layers = nn.Linear(2, 2), nn.Linear(2, 2)
     layers[1].bias.requires_grad_(False)
     trained = [p for layer in layers for p in layer.parameters() if p.requires_grad]
-    made = make_optimizer(options, iter(trained))
-    given = {"lr": 0.3, "weight_decay": 0.02, **({"momentum": momentum} if momentum else {})}
-    expected = kind(trained, **given)
-    assert type(made) is kind
-    (group,) = made.param_groups
+    optimizer = make_optimizer(options, iter(trained))
+    settings = {"lr": 0.3, "weight_decay": 0.02, **({"momentum": momentum} if momentum else {})}
+    expected = kind(trained, **settings)
+    assert type(optimizer) is kind
+    (group,) = optimizer.param_groups
     (other,) = expected.param_groups
     assert {k: v for k, v in group.items() if k != "params"} == {
         k: v for k, v in other.items() if k != "params"
@@ -129,13 +129,13 @@ def test_mined_pairs_have_the_loss_that_the_library_gives_them(name: str, settin
     torch.manual_seed(0)  # of the miner that draws
     pairs = pair_choice(options)(u.clone().requires_grad_(), labels)
     torch.manual_seed(0)
-    found = getattr(miners, name)(**settings)(nn.functional.normalize(u), labels)
-    assert len(found[0])
+    mined = getattr(miners, name)(**settings)(nn.functional.normalize(u), labels)
+    assert len(mined[0])
     theirs = losses.ContrastiveLoss(
         pos_margin=0.0, neg_margin=0.7**2, distance=LpDistance(power=2), reducer=MeanReducer()
     )
     rows = u.double().requires_grad_()
-    expected = theirs(rows, labels, found) / 2
+    expected = theirs(rows, labels, mined) / 2
     loss = ContrastiveLoss(margin=0.7)(rows, pairs)
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-9)
     ours, their = (torch.autograd.grad(value, rows, retain_graph=True)[0] for value in (loss, expected))

@@ -66,15 +66,15 @@ def test_every_pair_is_as_likely_as_it_should_be(kind: str) -> None:
     labels = [5, 2, 5, 9, 2, 5, 7]
     count = 200_000
     if kind == "random":
-        found = random_pairs(7, count, (3,))
+        pairs = random_pairs(7, count, (3,))
         expected = {(i, j): 1 / 42 for i in range(7) for j in range(7) if i != j}
     else:
         draw, table = {
             "matching": (matching_pairs, expected_matching),
             "differing": (differing_pairs, expected_differing),
         }[kind]
-        found, expected = draw(torch.tensor(labels), count, (3,)), table(labels)
-    counted = Counter(map(tuple, found.tolist()))
+        pairs, expected = draw(torch.tensor(labels), count, (3,)), table(labels)
+    counted = Counter(map(tuple, pairs.tolist()))
     assert set(counted) == set(expected)
     assert sum(expected.values()) == pytest.approx(1)
     for pair, share in expected.items():

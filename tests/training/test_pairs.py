@@ -45,10 +45,10 @@ def test_batches_depend_on_seed_and_epoch_alone_and_none_is_another_one() -> Non
         return [tuple(rows.tolist()) for rows in epoch_batches(LABELS, options(), seed, epoch)]
 
     torch.manual_seed(0)
-    found = {(seed, epoch): drawn(seed, epoch) for seed in range(2) for epoch in range(3)}
+    drawn_pairs = {(seed, epoch): drawn(seed, epoch) for seed in range(2) for epoch in range(3)}
     torch.manual_seed(1)
-    assert all(drawn(*key) == value for key, value in found.items())
-    every = [rows for batches in found.values() for rows in batches]
+    assert all(drawn(*key) == value for key, value in drawn_pairs.items())
+    every = [rows for batches in drawn_pairs.values() for rows in batches]
     assert len(set(every)) == len(every) == 42
 
 

@@ -90,16 +90,16 @@ def finished(case: Case) -> Work:
 
     def work(rank: int, folder: Path) -> Any:
         learner = case.learner()
-        found = train(
+        history = train(
             learner, case.images(), case.validation(), case.training_options(), folder / "run", seed=5
         )
-        return learner.module.state_dict(), found.history, found.best_epoch
+        return learner.module.state_dict(), history.history, history.best_epoch
 
     return work
 
 
-def assert_same_in_both(found: list[Any]) -> None:
-    (state, history, best), (other, other_history, other_best) = found
+def assert_same_in_both(outcomes: list[Any]) -> None:
+    (state, history, best), (other, other_history, other_best) = outcomes
     assert timeless(history) == timeless(other_history)
     assert best == other_best
     assert all(torch.equal(state[name], other[name]) for name in state)
@@ -137,9 +137,9 @@ ADAM = Case(options={"optimizer": "adam", "checkpoint_every": 1})
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
-    found = in_both(tmp_path, finished(ADAM))
-    assert_same_in_both(found)
-    state, history, _ = found[0]
+    outcomes = in_both(tmp_path, finished(ADAM))
+    assert_same_in_both(outcomes)
+    state, history, _ = outcomes[0]
     encoder, losses = of_one_process(ADAM)
     for name, value in encoder.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
@@ -278,9 +278,9 @@ FIRST, OTHER = (
     ],
 )
 def test_an_error_of_one_stops_both(how: str, said: tuple[str, str], tmp_path: Path) -> None:
-    found = in_both(tmp_path, failure(how))
-    for each, expected in zip(found, said, strict=True):
-        assert each.startswith(expected), found
+    outcomes = in_both(tmp_path, failure(how))
+    for each, expected in zip(outcomes, said, strict=True):
+        assert each.startswith(expected), outcomes
 
 
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 def test_patience_ends_in_both_at_once(tmp_path: Path) -> None:
     """Running statistics differ between processes until they are shared, and with them the numbers of an epoch."""
     case = Case(options={"epochs": 12, "patience": 1, "learning_rate": 0.3})
-    found = in_both(tmp_path, finished(case))
-    assert_same_in_both(found)
+    outcomes = in_both(tmp_path, finished(case))
+    assert_same_in_both(outcomes)
 
 
 def test_online_laplace_has_the_loss_of_its_draws(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def ranked(
 
 def scale(j: int, items: Sequence[np.ndarray], k: int, without: Sequence[int] = ()) -> float:
     """The distance of item j to its k-th nearest, or to the last; 2 if it is alone."""
-    found = ranked(items[j], items, [j, *without])
-    return found[min(k, len(found)) - 1][0] if found else 2.0
+    nearest_items = ranked(items[j], items, [j, *without])
+    return nearest_items[min(k, len(nearest_items)) - 1][0] if nearest_items else 2.0
 
 
 def log_d(d: float) -> float:
@@ -32,9 +32,9 @@ def log_d(d: float) -> float:
 
 
 def outlier_factor(x: np.ndarray, items: Sequence[np.ndarray], without: Sequence[int] = ()) -> float:
-    found = ranked(x, items, without)[:10]
-    own = [log_d(scale(j, items, 10, without)) for _, j in found]
-    return log_d(found[-1][0]) - sum(own) / len(own)
+    nearest_items = ranked(x, items, without)[:10]
+    own = [log_d(scale(j, items, 10, without)) for _, j in nearest_items]
+    return log_d(nearest_items[-1][0]) - sum(own) / len(own)
 
 
 def match_inputs(
@@ -49,8 +49,8 @@ def match_inputs(
     in_z, in_h = ranked(z, zs, without), ranked(h, hs, without)
     c = labels[in_z[0][1]]
 
-    def nearest(found: list[tuple[float, int]], same: bool) -> float:
-        return next((d for d, j in found if (labels[j] == c) == same), 2.0)
+    def nearest(ranked_items: list[tuple[float, int]], same: bool) -> float:
+        return next((d for d, j in ranked_items if (labels[j] == c) == same), 2.0)
 
     first, tenth = in_z[0][0], in_z[min(10, len(in_z)) - 1][0]
     width = max(tenth - first, 1e-12)
@@ -85,6 +85,10 @@ def mahalanobis(x: np.ndarray, rows: np.ndarray, rank: int) -> float:
 
 def novelty_inputs(h: np.ndarray, hs: np.ndarray, rank: int | None, own: int | None = None) -> list[float]:
     without = [] if own is None else [own]
-    found = ranked(h, hs, without)
-    inputs = [log_d(found[0][0]), log_d(found[min(10, len(found)) - 1][0]), outlier_factor(h, hs, without)]
+    nearest_items = ranked(h, hs, without)
+    inputs = [
+        log_d(nearest_items[0][0]),
+        log_d(nearest_items[min(10, len(nearest_items)) - 1][0]),
+        outlier_factor(h, hs, without),
+    ]
     return inputs if rank is None else [*inputs, math.log(mahalanobis(h, hs, rank))]

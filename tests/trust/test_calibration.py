@@ -114,10 +114,10 @@ def test_the_calibration_error_is_that_of_a_loop() -> None:
 @pytest.mark.parametrize("shift", [0.0, 0.08, 0.2])
 def test_the_interval_holds_the_true_error(shift: float) -> None:
     generator = np.random.default_rng(3)
-    held = 0
+    covered = 0
     for _ in range(60):
         p = generator.uniform(0.3, 0.7, 300)
         right = generator.random(300) < p + shift
         error = CalibrationError.of(p, right, resamples=200)
-        held += error.low <= shift <= error.high
-    assert held >= 50  # 95 % of 60 is 57; the basic bootstrap is a little short
+        covered += error.low <= shift <= error.high
+    assert covered >= 50  # 95 % of 60 is 57; the basic bootstrap is a little short

@@ -34,13 +34,13 @@ def trust() -> Trust:
 def test_it_is_bayes_rule_with_a_ratio_of_densities(seed: int, num: int, share: float) -> None:
     rows = np.random.default_rng(seed).standard_normal((num, 3))
     novelty = Novelty.fit(rows, 0.05)
-    known = novelty.parts(rows).sum(axis=1)
+    novelties = novelty.parts(rows).sum(axis=1)
     assert novelty.ratio is not None
     scale, log_mean = novelty.ratio
-    ratio = [np.exp(value / scale + log_mean) for value in known]
+    ratio = [np.exp(value / scale + log_mean) for value in novelties]
     assert np.mean(ratio) == pytest.approx(1)  # that of known queries: a density ratio integrates to 1
     expected = [(1 - share) / (1 - share + share * r) for r in ratio]
-    np.testing.assert_allclose(np.exp(novelty.log_known(known, share)), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(novelty.log_known(novelties, share)), expected, rtol=1e-9)
 
 
 def test_an_exponential_tail_becomes_three_times_as_long() -> None:
@@ -56,8 +56,8 @@ def test_the_probability_is_that_of_the_match_times_that_of_being_known(trust: T
     a, b = trust.known_slope
     for probability, match, novelty in zip(answer.probability, plain.match, plain.novelty, strict=True):
         alone = sigmoid(a + b * np.log(match / (1 - match)))
-        known = np.exp(trust.novelty.log_known(np.array([novelty]), 0.3)[0])
-        assert probability == pytest.approx(alone * known, rel=1e-6)
+        in_distribution = np.exp(trust.novelty.log_known(np.array([novelty]), 0.3)[0])
+        assert probability == pytest.approx(alone * in_distribution, rel=1e-6)
     assert answer.reason.tolist() == plain.reason.tolist()
     assert np.array_equal(answer.novelty, plain.novelty)
 

@@ -87,25 +87,25 @@ def test_wrong_and_strange_queries_are_trusted_less(fitted: Trust) -> None:
 
 def test_numpy_torch_mapped_and_string_labels_agree(tmp_path: Path, fitted: Trust) -> None:
     (h, labels), (q, q_labels) = clouds(400, 0), clouds(300, 1)
-    asked = clouds(60, 2)[0]
-    expected = fitted(asked)
+    queries = clouds(60, 2)[0]
+    expected = fitted(queries)
     as_torch = Trust.fit(
         (torch.from_numpy(h), torch.from_numpy(labels)),
         (torch.from_numpy(q), q_labels.tolist()),
         encoder=encoder(),
     )
-    assert same_answers(expected, as_torch(torch.from_numpy(asked)))
+    assert same_answers(expected, as_torch(torch.from_numpy(queries)))
     np.save(tmp_path / "h.npy", h)
     mapped = np.load(tmp_path / "h.npy", mmap_mode="r")
     names = np.array(["cat", "dog", "owl", "fox", "bee", "ant"])
     as_mapped = Trust.fit((mapped, names[labels]), (q, names[q_labels]), encoder=encoder())
     assert isinstance(as_mapped.gallery.features.rows, np.memmap)
-    answer = as_mapped(asked)
+    answer = as_mapped(queries)
     assert same_answers(expected, answer)
     assert answer.labels == [str(names[label]) for label in expected.labels]
     tuples = [("class", int(label)) for label in labels]
     as_tuples = Trust.fit((h, tuples), (q, [("class", int(label)) for label in q_labels]), encoder=encoder())
-    assert as_tuples(asked).labels == [("class", label) for label in expected.labels]
+    assert as_tuples(queries).labels == [("class", label) for label in expected.labels]
 
 
 def test_lam_in_place_of_its_encoder(fitted: Trust) -> None:
@@ -117,10 +117,10 @@ def test_lam_in_place_of_its_encoder(fitted: Trust) -> None:
 
 
 def test_a_half_precision_gallery_answers_alike(fitted: Trust) -> None:
-    (h, labels), asked = clouds(400, 0), clouds(200, 2)[0]
+    (h, labels), queries = clouds(400, 0), clouds(200, 2)[0]
     half = Trust.fit((h.astype(np.float16), labels), clouds(300, 1), encoder=encoder())
     assert half.gallery.features.rows.dtype == np.float16
-    difference = np.abs(half(asked).probability - fitted(asked).probability)
+    difference = np.abs(half(queries).probability - fitted(queries).probability)
     assert np.median(difference) < 0.01
 
 
@@ -165,20 +165,20 @@ def test_labels_that_no_file_holds_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_neighbours_of_faiss_give_the_same_answers(fitted: Trust) -> None:
-    asked = clouds(80, 2)[0]
-    found = []
+    query_rows = clouds(80, 2)[0]
+    probabilities = []
     for vectors, rows, k in (
-        (fitted.gallery.embeddings, fitted.head.embed(asked).rows, 60),
-        (fitted.gallery.features, asked, 12),
+        (fitted.gallery.embeddings, fitted.head.embed(query_rows).rows, 60),
+        (fitted.gallery.features, query_rows, 12),
     ):
         unit = vectors.unit(slice(None)).astype(np.float32)
         queries = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         cosines, ids = faiss.knn(queries.astype(np.float32), unit, k, metric=faiss.METRIC_INNER_PRODUCT)
-        found.append(Neighbours.from_cosines(ids, cosines))
-    answer = fitted(asked, neighbours=found[0], feature_neighbours=found[1])
-    assert same_answers(fitted(asked), answer)
+        probabilities.append(Neighbours.from_cosines(ids, cosines))
+    answer = fitted(query_rows, neighbours=probabilities[0], feature_neighbours=probabilities[1])
+    assert same_answers(fitted(query_rows), answer)
     with pytest.raises(ValueError, match="the 50 nearest of 80 queries are needed"):
-        fitted(asked, neighbours=Neighbours(ids[:, :5], np.zeros((80, 5))))
+        fitted(query_rows, neighbours=Neighbours(ids[:, :5], np.zeros((80, 5))))
 
 
 def test_torch_is_not_loaded_to_answer(tmp_path: Path, fitted: Trust, root: Path) -> None:
@@ -257,9 +257,9 @@ def test_all_right_and_all_wrong_are_refused(kind: str) -> None:
     h, labels = clouds(300, 0, spread=0.01)
     q, q_labels = clouds(100, 1, spread=0.01)
     missing = {"right": "wrong", "wrong": "right"}[kind]
-    asked = q_labels if kind == "right" else (q_labels + 1) % 6
+    answers = q_labels if kind == "right" else (q_labels + 1) % 6
     with pytest.raises(ValueError, match=f"nearest items of the validation queries is {missing}"):
-        Trust.fit((h, labels), (q, asked))
+        Trust.fit((h, labels), (q, answers))
 
 
 def test_validation_rows_that_are_items_are_refused() -> None:
@@ -330,7 +330,7 @@ def test_without_labels_there_is_no_probability() -> None:
 
 
 def test_items_that_come_and_go_leave_no_trace(fitted: Trust) -> None:
-    (h, labels), more, asked = clouds(400, 0), clouds(60, 7), clouds(80, 2)[0]
+    (h, labels), more, queries = clouds(400, 0), clouds(60, 7), clouds(80, 2)[0]
     trust = Trust.fit((h, labels), clouds(300, 1), encoder=encoder())
     trust.store_scales()
     gone = np.array([0, 5, 17, 399])
@@ -341,14 +341,16 @@ def test_items_that_come_and_go_leave_no_trace(fitted: Trust) -> None:
         trust.head,
     )
     for space in ("h", "z"):
-        known = ~np.isnan(trust.gallery.scales[space][:, 0])
-        assert 50 < known.sum() < len(known)  # some were kept, those that changed were not
+        has_scale = ~np.isnan(trust.gallery.scales[space][:, 0])
+        assert 50 < has_scale.sum() < len(has_scale)  # some were kept, those that changed were not
         every = np.arange(len(fresh_gallery))
         expected = fresh_gallery.reached_scales(space, every)
-        np.testing.assert_allclose(trust.gallery.scales[space][known], expected[known], rtol=1e-9, atol=1e-12)
-    answer = trust(asked)
+        np.testing.assert_allclose(
+            trust.gallery.scales[space][has_scale], expected[has_scale], rtol=1e-9, atol=1e-12
+        )
+    answer = trust(queries)
     trust.gallery = fresh_gallery
-    fresh = trust(asked)
+    fresh = trust(queries)
     np.testing.assert_allclose(answer.probability, fresh.probability, rtol=1e-9)
     assert answer.labels == fresh.labels
 
@@ -368,10 +370,10 @@ def test_what_cannot_be_updated_is_refused(fitted: Trust) -> None:
 
 
 def test_large_batches_are_answered_in_parts(fitted: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = clouds(100, 2)[0]
-    expected = fitted(asked)
+    queries = clouds(100, 2)[0]
+    expected = fitted(queries)
     monkeypatch.setattr("laplacian_metric.trust.trust.QUERIES_AT_ONCE", 33)
-    answer = fitted(asked)
+    answer = fitted(queries)
     np.testing.assert_allclose(answer.probability, expected.probability, rtol=1e-6)
     assert answer.labels == expected.labels
 

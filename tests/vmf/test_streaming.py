@@ -20,11 +20,11 @@ def samples(count: int, num: int, dim: int, spread: float, seed: int = 0) -> Ten
 
 
 def streamed(z: Tensor, **options: int) -> tuple[Tensor, Tensor]:
-    found = vmf.StreamedFit()
+    stream = vmf.StreamedFit()
     for draw in z:
-        found.add(draw)
-    assert found.count == len(z)
-    return found.fit(**options)
+        stream.add(draw)
+    assert stream.count == len(z)
+    return stream.fit(**options)
 
 
 @settings(max_examples=25)
@@ -57,8 +57,8 @@ def test_several_draws_at_once_and_merged_streams_are_the_same() -> None:
     late = vmf.StreamedFit()
     late.merge(one)
     assert one.count == late.count == 13
-    for found in (one, late):
-        for mine, expected in zip(found.fit(), vmf.fit(z), strict=True):
+    for stream in (one, late):
+        for mine, expected in zip(stream.fit(), vmf.fit(z), strict=True):
             torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
     one.add(z[0])
     assert late.count == 13
@@ -90,20 +90,20 @@ def test_no_images() -> None:
 
 
 def test_refusals() -> None:
-    found = vmf.StreamedFit()
+    stream = vmf.StreamedFit()
     with pytest.raises(ValueError, match="0 draws of each image"):
-        found.fit()
-    found.add(torch.eye(3))
+        stream.fit()
+    stream.add(torch.eye(3))
     with pytest.raises(ValueError, match="1 draws of each image"):
-        found.fit()
+        stream.fit()
     with pytest.raises(ValueError, match=r"samples has shape \(2, 3\), those before were \(3, 3\)"):
-        found.add(torch.eye(3)[:2])
+        stream.add(torch.eye(3)[:2])
     with pytest.raises(ValueError, match=r"not of length 1"):
-        found.add(torch.full((3, 3), torch.nan))
+        stream.add(torch.full((3, 3), torch.nan))
     with pytest.raises(ValueError, match=r"samples has shape \(3,\)"):
-        found.add(torch.ones(3))
+        stream.add(torch.ones(3))
     other = vmf.StreamedFit()
     other.add(torch.eye(2))
     with pytest.raises(ValueError, match=r"over \(2, 2\), this one over \(3, 3\)"):
-        found.merge(other)
-    assert found.count == 1
+        stream.merge(other)
+    assert stream.count == 1

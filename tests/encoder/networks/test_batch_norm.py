@@ -29,15 +29,15 @@ def test_they_are_averages_over_the_images(sizes: list[int]) -> None:
     W[1, 2] = 3.0
     before = {name: tensor.clone() for name, tensor in layers.state_dict().items()}
     parts = list(x.split(sizes))
-    found = batch_norm_statistics(
+    statistics = batch_norm_statistics(
         layers, {"0.weight": W, "0.bias": b}, [(part, torch.zeros(0)) for part in parts]
     )
     seen = [part @ W.T + b for part in parts]
     mean = sum(len(h) * h.mean(0) for h in seen) / 12
     variance = sum(len(h) * h.var(0) for h in seen) / 12
-    assert found.keys() == {"1.running_mean", "1.running_var"}
-    torch.testing.assert_close(found["1.running_mean"], mean)
-    torch.testing.assert_close(found["1.running_var"], variance)
+    assert statistics.keys() == {"1.running_mean", "1.running_var"}
+    torch.testing.assert_close(statistics["1.running_mean"], mean)
+    torch.testing.assert_close(statistics["1.running_var"], variance)
     assert all(torch.equal(tensor, before[name]) for name, tensor in layers.state_dict().items())
     assert layers[1].momentum == 0.1
     assert all(module.training for module in layers.modules())
@@ -54,15 +54,15 @@ def test_inputs_may_be_several_tensors() -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(3).double()
 
-        def forward(self, given: tuple[Tensor, Tensor] | dict[str, Tensor]) -> Tensor:
-            a, b = given.values() if isinstance(given, dict) else given
+        def forward(self, inputs: tuple[Tensor, Tensor] | dict[str, Tensor]) -> Tensor:
+            a, b = inputs.values() if isinstance(inputs, dict) else inputs
             out: Tensor = self.norm(a + b)
             return out
 
     x = images(6)
     for batch in ([(x, x)], {"a": x, "b": x}):
-        found = batch_norm_statistics(Sum(), {}, [batch])
-        torch.testing.assert_close(found["norm.running_mean"], 2 * x.mean(0))
+        statistics = batch_norm_statistics(Sum(), {}, [batch])
+        torch.testing.assert_close(statistics["norm.running_mean"], 2 * x.mean(0))
 
 
 def test_without_images_there_are_none() -> None:

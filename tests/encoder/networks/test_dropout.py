@@ -58,9 +58,9 @@ class TestPieces:
         encoder, images = conv_encoder(), torch.rand(5, 1, 8, 8)
         pieces = Pieces.of(encoder)
         expected = pieces.finish(pieces.begin(images), dropout(0.5, seeded(0)))
-        found = pieces.raw(images, dropout(0.5, seeded(0)))
-        assert torch.equal(found, expected)
-        assert not torch.equal(found, encoder.raw(images))
+        dropped = pieces.raw(images, dropout(0.5, seeded(0)))
+        assert torch.equal(dropped, expected)
+        assert not torch.equal(dropped, encoder.raw(images))
         assert not any(module._forward_pre_hooks for module in encoder.modules())
 
     def test_the_hooks_are_gone_after_an_error(self) -> None:

@@ -21,8 +21,8 @@ def test_the_variance_is_two_layers_and_softplus() -> None:
 
 @pytest.mark.parametrize("variance", [1e-5, 0.3, 1.0, 50.0, 1e3])
 def test_it_starts_at_the_variance_that_is_asked_for(variance: float) -> None:
-    found = VarianceHead(5, hidden=4, variance=variance, seed=0)(torch.zeros(1, 5)).item()
-    assert found == pytest.approx(variance, rel=1e-3)
+    actual = VarianceHead(5, hidden=4, variance=variance, seed=0)(torch.zeros(1, 5)).item()
+    assert actual == pytest.approx(variance, rel=1e-3)
 
 
 def test_it_stays_positive_and_finite() -> None:

@@ -176,7 +176,7 @@ def test_the_trunk_is_torchvisions_up_to_its_pooling() -> None:
     model = resnet50()
     pooled: list[Tensor] = []
     handle = model.get_submodule("avgpool").register_forward_pre_hook(
-        lambda _, given: pooled.append(given[0])
+        lambda _, inputs: pooled.append(inputs[0])
     )
     images = torch.rand(1, 3, 64, 64)
     with torch.no_grad():

@@ -74,10 +74,12 @@ def test_the_last_layer_is_the_plain_loop(distance: str, approximation: str) -> 
             layer.u, layer.labels, distance, approximation,
             margin=0.9, weight=weight, flip_cross=flip, curve_inactive=inactive,
         )  # fmt: skip
-        for given in (pairs, listed):
-            close(loss.output_hessian(layer.u, given, approximation).dense(), matrix, rtol=1e-9, atol=1e-10)
+        for same_pairs in (pairs, listed):
             close(
-                diagonal_of(layer, loss, approximation, given),
+                loss.output_hessian(layer.u, same_pairs, approximation).dense(), matrix, rtol=1e-9, atol=1e-10
+            )
+            close(
+                diagonal_of(layer, loss, approximation, same_pairs),
                 diagonal(matrix, layer.inputs),
                 rtol=1e-9,
                 atol=1e-10,
@@ -247,8 +249,8 @@ def test_whole_networks_and_other_structures_take_it() -> None:
         layer.u, layer.labels, "arccos", "clipped", margin=0.9, flip_cross=True, curve_inactive=True
     )
     expected = diagonal(matrix, layer.inputs)
-    found = ggn_diagonal(encoder_of(layer).head, layer.features, pairs, loss, approximation="clipped")
-    close(torch.cat([found["weight"], found["bias"][:, None]], dim=1), expected, rtol=1e-8, atol=1e-9)
+    diagonals = ggn_diagonal(encoder_of(layer).head, layer.features, pairs, loss, approximation="clipped")
+    close(torch.cat([diagonals["weight"], diagonals["bias"][:, None]], dim=1), expected, rtol=1e-8, atol=1e-9)
     lam = LAM(encoder_of(layer), loss, "clipped", "full", n_effective=1.0, prior_precision=1.0)
     lam.fit_features(layer.features, layer.labels, check_mode=False)
     whole = torch.einsum("nkml,nh,mg->khlg", matrix, layer.inputs, layer.inputs).reshape(15, 15)

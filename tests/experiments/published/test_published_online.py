@@ -54,9 +54,9 @@ def every_triplet(labels: Tensor) -> list[tuple[int, int, int]]:
     "labels", [[0, 0, 1], [2, 0, 2, 0, 2, 1], [5, 5, 5], [0, 1, 2], [3], [], [1, 0, 0, 1, 1, 0, -4]]
 )
 def test_where_there_are_few_every_triplet_is_there_once(labels: list[int]) -> None:
-    given = torch.tensor(labels, dtype=torch.long)
-    found = random_triplets(given, most=1000)
-    assert sorted(zip(*(index.tolist() for index in found), strict=True)) == sorted(every_triplet(given))
+    classes = torch.tensor(labels, dtype=torch.long)
+    triplets = random_triplets(classes, most=1000)
+    assert sorted(zip(*(index.tolist() for index in triplets), strict=True)) == sorted(every_triplet(classes))
 
 
 @pytest.mark.statistical

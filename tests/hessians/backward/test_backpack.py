@@ -64,10 +64,10 @@ def test_equals_the_diagonal_from_backpacks_gradients(name: str) -> None:
     dim = output[0].numel()
     columns = torch.eye(dim, dtype=torch.float64).view(dim, 1, *output.shape[1:]).expand(dim, *output.shape)
     matrix = loss.output_hessian(output.flatten(1), pairs, "full").dense()
-    found = ggn_diagonal(model, inputs, pairs, loss, "full")
+    diagonal = ggn_diagonal(model, inputs, pairs, loss, "full")
     for parameter, values in layer.named_parameters():
         j = derivatives.param_mjp(parameter, layer, None, None, columns.contiguous(), sum_batch=False)
         j = j.flatten(2)  # (Z, N, parameters)
         expected = torch.einsum("knp,nkml,lmp->p", j, matrix, j).view_as(values)
         scale = torch.einsum("knp,nkml,lmp->p", j.abs(), matrix.abs(), j.abs()).view_as(values)
-        assert bool(((found[f"layer.{parameter}"] - expected).abs() <= 1e-10 * scale).all())
+        assert bool(((diagonal[f"layer.{parameter}"] - expected).abs() <= 1e-10 * scale).all())

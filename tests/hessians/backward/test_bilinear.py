@@ -58,8 +58,8 @@ def test_both_ways_are_the_definition(
     with pytest.MonkeyPatch.context() as patch:
         # The weight of memory in the estimated costs decides between the ways.
         patch.setattr(bilinear, "_MEMORY_COST", memory_cost)
-        found = bilinear.weight_diagonal(x, list(d.split(2, dim=2)), form, memory_budget)
-    torch.testing.assert_close(found, by_definition(x, d, form), rtol=1e-11, atol=1e-11)
+        diagonal = bilinear.weight_diagonal(x, list(d.split(2, dim=2)), form, memory_budget)
+    torch.testing.assert_close(diagonal, by_definition(x, d, form), rtol=1e-11, atol=1e-11)
 
 
 @given(kernel=kernels())

@@ -159,11 +159,11 @@ def test_embedding(case: str, approximation: str, caplog: pytest.LogCaptureFixtu
     model = randomise(Readout(make()))
     ids = torch.randint(0, 4, (N, *shape), generator=torch.Generator().manual_seed(3))
     with caplog.at_level(logging.INFO, "hessians"):
-        found = check(model, ids, approximation=approximation)
+        diagonals = check(model, ids, approximation=approximation)
     assert fallbacks(caplog) == []
-    unused = torch.ones(len(found["layer.weight"]), dtype=torch.bool)
+    unused = torch.ones(len(diagonals["layer.weight"]), dtype=torch.bool)
     unused[ids.flatten()] = False
-    assert not found["layer.weight"][unused].any()
+    assert not diagonals["layer.weight"][unused].any()
 
 
 def masks(kind: str, length: int, heads: int) -> dict[str, Any]:
@@ -198,16 +198,16 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[1 if self.attention.batch_first else 0]
         images = x.shape[0 if self.attention.batch_first else 1]
-        given = masks(self.mask, length, 2)
+        mask = masks(self.mask, length, 2)
         if images < N:  # the model is asked for the first image alone, too
-            given = {
+            mask = {
                 key: value[: images * 2] if getattr(value, "ndim", 0) == 3 else value
-                for key, value in given.items()
+                for key, value in mask.items()
             }
-            given = {
-                key: value[:images] if key == "key_padding_mask" else value for key, value in given.items()
+            mask = {
+                key: value[:images] if key == "key_padding_mask" else value for key, value in mask.items()
             }
-        return self.attention(x, x, x, **given)[0]
+        return self.attention(x, x, x, **mask)[0]
 
 
 @pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "sequence first"])
@@ -270,7 +270,7 @@ def test_attention_whose_weights_matter_is_left_to_autograd(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(
-    "options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=lambda given: next(iter(given))
+    "options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=lambda keywords: next(iter(keywords))
 )
 def test_attention_with_extra_keys_is_exact_too(options: dict[str, bool]) -> None:
     model = randomise(Readout(SelfAttention(True, "none", **options)))
@@ -279,7 +279,7 @@ def test_attention_with_extra_keys_is_exact_too(options: dict[str, bool]) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=lambda given: next(iter(given))
+    "options", [{"max_norm": 0.5}, {"scale_grad_by_freq": True}], ids=lambda keywords: next(iter(keywords))
 )
 def test_embeddings_whose_gradient_is_not_a_derivative_have_no_rule(options: dict[str, Any]) -> None:
     assert find_rule(nn.Embedding(4, 3, **options)) is None

@@ -90,7 +90,7 @@ class Unmappable(LayerScale):
         (PlainConv(2, 3, 1), ConvolutionRule),
         (parametrizations.weight_norm(nn.Linear(2, 3)), LinearRule),  # for its bias
     ],
-    ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "",
+    ids=lambda parameter: type(parameter).__name__ if isinstance(parameter, nn.Module) else "",
 )
 def test_subclasses_take_the_rule(module: nn.Module, rule: type) -> None:
     assert type(find_rule(module)) is rule

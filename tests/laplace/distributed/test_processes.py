@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Found:
+def outcomes(folder: Path) -> Found:
     """What each process found, all in one start of the two."""
     torch.multiprocessing.spawn(main, (folder,), nprocs=PROCESSES)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
@@ -60,8 +60,8 @@ def assert_identical(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("structure", "approximation"), CASES)
-def test_shards_are_batches_of_one_fit(found: Found, structure: str, approximation: str) -> None:
-    first, second = (each["shards"][f"{structure} {approximation}"] for each in found)
+def test_shards_are_batches_of_one_fit(outcomes: Found, structure: str, approximation: str) -> None:
+    first, second = (each["shards"][f"{structure} {approximation}"] for each in outcomes)
     assert_identical(first, second)
     whole = layer()
     batches = [part for shard in SHARDS for part in shard.split(BATCH)]
@@ -79,9 +79,9 @@ def test_shards_are_batches_of_one_fit(found: Found, structure: str, approximati
         close(first[name], alone[name], rtol=tolerance, atol=tolerance * 1e-3)
 
 
-def test_a_loader_for_each(found: Found, folder: Path) -> None:
+def test_a_loader_for_each(outcomes: Found, folder: Path) -> None:
     """Without batches "fixed" is over all pairs of both processes; features are kept in a folder for each."""
-    first, second = (each["loader"] for each in found)
+    first, second = (each["loader"] for each in outcomes)
     assert_identical(first, second)
     assert_identical(first["first"], first["again"])
     whole = layer()
@@ -92,8 +92,8 @@ def test_a_loader_for_each(found: Found, folder: Path) -> None:
     assert names == ["process-0-of-2", "process-1-of-2"]
 
 
-def test_a_process_with_one_class(found: Found) -> None:
-    first, second = (each["one class"] for each in found)
+def test_a_process_with_one_class(outcomes: Found) -> None:
+    first, second = (each["one class"] for each in outcomes)
     assert_identical(first, second)
     whole = layer()
     shards = [torch.arange(20), (whole.labels[20:] == 1).nonzero().flatten() + 20]
@@ -151,19 +151,19 @@ def test_who_is_gone_is_named(how: str, tmp_path: Path) -> None:
         ("broken loader", "OSError: the disk is gone"),
     ],
 )
-def test_an_error_of_one_stops_both(found: Found, case: str, message: str) -> None:
+def test_an_error_of_one_stops_both(outcomes: Found, case: str, message: str) -> None:
     """Nobody waits for a sum that never comes."""
-    assert found[0]["failures"][case] == "OtherProcessError: process 1 of 2 cannot go on: see its error"
-    assert found[1]["failures"][case].startswith(message)
+    assert outcomes[0]["failures"][case] == "OtherProcessError: process 1 of 2 cannot go on: see its error"
+    assert outcomes[1]["failures"][case].startswith(message)
 
 
-def test_encoders_that_differ(found: Found) -> None:
-    for each in found:
-        told = each["failures"]["other encoder"]
-        assert told.startswith(
+def test_encoders_that_differ(outcomes: Found) -> None:
+    for each in outcomes:
+        failures = each["failures"]["other encoder"]
+        assert failures.startswith(
             "OtherProcessError: the processes do not fit the same: this one has structure 'diag'"
         )
-    assert found[0]["failures"]["other encoder"] != found[1]["failures"]["other encoder"]
+    assert outcomes[0]["failures"]["other encoder"] != outcomes[1]["failures"]["other encoder"]
 
 
 def test_one_process() -> None:

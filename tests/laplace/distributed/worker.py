@@ -59,26 +59,26 @@ def summary(fitted: LAM) -> dict[str, Any]:
 def fit_shards(rank: int) -> dict[str, Any]:
     """Every case, with generators that differ."""
     whole, rows = layer(), SHARDS[rank]
-    found = {}
+    summaries = {}
     for structure, approximation in CASES:
-        made = lam(structure, approximation).fit_features(
+        posterior = lam(structure, approximation).fit_features(
             whole.features[rows],
             whole.labels[rows],
             batches=list(torch.arange(len(rows)).split(BATCH)),
             generator=torch.Generator().manual_seed(rank),
         )
-        found[f"{structure} {approximation}"] = summary(made)
-    return found
+        summaries[f"{structure} {approximation}"] = summary(posterior)
+    return summaries
 
 
 def fit_loader(rank: int, folder: Path) -> dict[str, Any]:
     """Twice, from images: the second time from the features that the first has left."""
-    made, whole, rows = lam(), layer(), SHARDS[rank]
-    images = images_of(whole, made.encoder)[rows]
+    posterior, whole, rows = lam(), layer(), SHARDS[rank]
+    images = images_of(whole, posterior.encoder)[rows]
     batches = list(zip(images.split(BATCH), whole.labels[rows].split(BATCH), strict=True))
-    found = {"first": summary(made.fit(batches, cache=folder / "features"))}
-    found["again"] = summary(made.fit(batches, cache=folder / "features"))
-    return found
+    summaries = {"first": summary(posterior.fit(batches, cache=folder / "features"))}
+    summaries["again"] = summary(posterior.fit(batches, cache=folder / "features"))
+    return summaries
 
 
 def one_class(rank: int) -> dict[str, Any]:
@@ -99,28 +99,28 @@ def no_images(rank: int) -> None:
 
 
 def broken_loader(rank: int) -> None:
-    made, whole = lam(), layer()
+    posterior, whole = lam(), layer()
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        yield images_of(whole, made.encoder)[SHARDS[rank]], whole.labels[SHARDS[rank]]
+        yield images_of(whole, posterior.encoder)[SHARDS[rank]], whole.labels[SHARDS[rank]]
         if rank:
             raise OSError("the disk is gone")
 
-    made.fit(batches())
+    posterior.fit(batches())
 
 
 def other_encoder(rank: int) -> None:
-    made, whole, rows = lam(), layer(), SHARDS[rank]
-    made.encoder.head.bias.data.add_(rank)
-    made.fit_features(whole.features[rows], whole.labels[rows])
+    posterior, whole, rows = lam(), layer(), SHARDS[rank]
+    posterior.encoder.head.bias.data.add_(rank)
+    posterior.fit_features(whole.features[rows], whole.labels[rows])
 
 
 def no_direction(rank: int) -> None:
-    made, whole, rows = lam(), layer(), SHARDS[rank]
-    made.encoder.head.bias.data.zero_()
+    posterior, whole, rows = lam(), layer(), SHARDS[rank]
+    posterior.encoder.head.bias.data.zero_()
     features = whole.features[rows].clone()
     features[2] *= 1 - rank
-    made.fit_features(features, whole.labels[rows])
+    posterior.fit_features(features, whole.labels[rows])
 
 
 FAILURES: dict[str, Callable[[int], None]] = {
@@ -133,14 +133,14 @@ FAILURES: dict[str, Callable[[int], None]] = {
 
 
 def failures(rank: int) -> dict[str, str]:
-    found = {}
+    messages = {}
     for name, run in FAILURES.items():
         try:
             run(rank)
-            found[name] = "no error"
+            messages[name] = "no error"
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages
 
 
 def all_pairs(rank: int, processes: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def all_pairs(rank: int, processes: int) -> dict[str, Any]:
         estimated = structure == "estimate"
         whole = Layer.random(6000 if estimated else 31, 4, 2, classes=40 if estimated else 4, seed=3)
         rows = torch.arange(len(whole.labels)).tensor_split(processes)[rank]
-        made = LAM(
+        posterior = LAM(
             network(whole),
             ContrastiveLoss(0.9),
             structure="diag" if estimated else structure,
@@ -158,14 +158,14 @@ def all_pairs(rank: int, processes: int) -> dict[str, Any]:
             pairs="estimate" if estimated else "auto",
         )
         generator = torch.Generator().manual_seed(rank)
-        made.fit_features(
+        posterior.fit_features(
             whole.features[rows],
             whole.labels[rows],
             generator=generator,
             pair_tolerance=0.5,
             check_mode=False,
         )
-        results[structure] = summary(made)
+        results[structure] = summary(posterior)
     return results
 
 
@@ -209,11 +209,11 @@ def disappear(rank: int, folder: Path, processes: int, how: str) -> None:
 def main(rank: int, folder: Path) -> None:
     """Write what this process found into a file."""
     start(rank, folder, PROCESSES)
-    found = {
+    outcomes = {
         "shards": fit_shards(rank),
         "loader": fit_loader(rank, folder),
         "one class": one_class(rank),
         "failures": failures(rank),
     }
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(outcomes, folder / f"{rank}.pt")
     dist.destroy_process_group()

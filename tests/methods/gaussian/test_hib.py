@@ -92,12 +92,12 @@ def test_without_spread_the_loss_is_that_of_points() -> None:
     learner = learner_of(head="linear", kl_weight=0.0, scale=3.0, offset=1.0)
     no_spread(learner)
     z = unit_rows(learner.points(inputs)).detach()
-    found: dict[bool, list[float]] = {True: [], False: []}
+    losses: dict[bool, list[float]] = {True: [], False: []}
     for i, j in itertools.combinations(range(9), 2):
         p = 1 / (1 + math.exp(3.0 * float((z[i] - z[j]).norm()) - 1.0))
         same = bool(labels[i] == labels[j])
-        found[same].append(-math.log(p if same else 1 - p))
-    expected = sum(sum(values) / len(values) for values in found.values()) / 2
+        losses[same].append(-math.log(p if same else 1 - p))
+    expected = sum(sum(values) / len(values) for values in losses.values()) / 2
     # Of deviation 1e-3: the loss, whose slope is at most 3, is off by no more than a few of them.
     assert float(learner.loss(inputs, labels).detach()) == pytest.approx(expected, abs=3e-3)
 
@@ -132,15 +132,15 @@ def test_the_published_loss_by_a_plain_loop() -> None:
     samples = means + (0.5 * log_variances).exp() * noise[:, :, 0]
     samples = samples / samples.norm(dim=2, keepdim=True)
     a = math.log(1 + math.exp(1.0))
-    found: dict[bool, list[float]] = {True: [], False: []}
+    losses: dict[bool, list[float]] = {True: [], False: []}
     for i, j in itertools.combinations(range(6), 2):
         same = bool(labels[i] == labels[j])
         for x, y in itertools.product(samples[:, i], samples[:, j]):
             p = 1 / (1 + math.exp(a * float((x - y).square().sum())))
-            found[same].append(-math.log(p if same else 1 - p))
+            losses[same].append(-math.log(p if same else 1 - p))
     sigma = (0.5 * log_variances).exp()
     divergence = -0.5 * float((sigma.log() + (1 + means.square()) / sigma.square()).sum())
-    expected = sum(sum(values) / len(values) for values in found.values()) + 0.01 * divergence
+    expected = sum(sum(values) / len(values) for values in losses.values()) + 0.01 * divergence
     assert value == pytest.approx(expected, rel=1e-6)
 
 
@@ -189,13 +189,13 @@ def test_the_gaussian_of_a_mixture_has_its_moments() -> None:
     g = seeded()
     means = torch.randn(2, 3, 2, generator=g, dtype=torch.float64)
     variances = torch.rand(2, 3, 2, generator=g, dtype=torch.float64)
-    found = matched(means, variances)
+    actual = matched(means, variances)
     noise = torch.randn(40_000, 2, 3, 2, generator=g, dtype=torch.float64)
     drawn = (means + variances.sqrt() * noise).movedim(1, 0).flatten(1, 2)
     for at in range(2):
         # 120,000 draws of deviations of about 1: errors of about 0.003, five of them are allowed.
-        torch.testing.assert_close(drawn[at].mean(0), found.mean[at], atol=0.02, rtol=0)
-        torch.testing.assert_close(torch.cov(drawn[at].T), found.covariance[at], atol=0.03, rtol=0)
+        torch.testing.assert_close(drawn[at].mean(0), actual.mean[at], atol=0.02, rtol=0)
+        torch.testing.assert_close(torch.cov(drawn[at].T), actual.covariance[at], atol=0.03, rtol=0)
     one = matched(means[:, :1], variances[:, :1])
     assert torch.equal(one.mean, means[:, 0])
     assert torch.equal(one.variance, variances[:, 0])
@@ -239,9 +239,9 @@ def test_similarity_is_the_match_probability() -> None:
     train(learner, inputs, labels, 3)
     embedder = embedder_of(learner)
     e = embedder.embed(inputs)
-    found = embedder.similarity(e[:4], e)
-    assert found is not None
-    torch.testing.assert_close(found, embedder.match_probability(inputs[:4], inputs))
+    similarity = embedder.similarity(e[:4], e)
+    assert similarity is not None
+    torch.testing.assert_close(similarity, embedder.match_probability(inputs[:4], inputs))
     drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
     noise = torch.cat([drawn, -drawn], dim=1)
     assert e.gaussians is not None
@@ -250,7 +250,7 @@ def test_similarity_is_the_match_probability() -> None:
     assert embedder.settings() == {"scale": a, "offset": b}
     for i, j in ((0, 0), (1, 5), (3, 8)):
         logits = [b - a * (x - y).norm() for x, y in itertools.product(first[:, i], second[:, j])]
-        torch.testing.assert_close(found[i, j], torch.stack(logits).sigmoid().mean())
+        torch.testing.assert_close(similarity[i, j], torch.stack(logits).sigmoid().mean())
     bare = StochasticEmbedding(e.point, e.mean, e.kappa, e.uncertainty)
     with pytest.raises(ValueError, match="no Gaussians"):
         embedder.similarity(bare, e)
@@ -262,9 +262,9 @@ def test_draws_in_common_move_no_query(seed: int) -> None:
     means = torch.linspace(-2, 2, 41, dtype=torch.float64)[:, None] * unit_rows(torch.ones(1, 3).double())
     e = StochasticEmbedding.from_gaussians(Gaussians(means + 1e-9, torch.full((41, 3), 0.1).double()))
     learner = learner_of()
-    found = HIBEmbedder(learner.network, learner.method, seed).similarity(e, e)
-    assert found is not None
-    assert found.argmax(1).tolist() == list(range(41))
+    similarity = HIBEmbedder(learner.network, learner.method, seed).similarity(e, e)
+    assert similarity is not None
+    assert similarity.argmax(1).tolist() == list(range(41))
 
 
 def test_an_odd_number_of_draws_is_drawn() -> None:

@@ -48,14 +48,14 @@ def by_loop(first: Tensor, second: Tensor, match: MatchProbability, matches: boo
 def loss_by_loop(
     samples: Tensor, labels: list[int], match: MatchProbability, balance: str, average: str
 ) -> float:
-    found: dict[bool, list[float]] = {True: [], False: []}
+    losses: dict[bool, list[float]] = {True: [], False: []}
     for i, j in itertools.combinations(range(len(labels)), 2):
         same = labels[i] == labels[j]
-        found[same].append(-by_loop(samples[:, i], samples[:, j], match, same, average == "log"))
+        losses[same].append(-by_loop(samples[:, i], samples[:, j], match, same, average == "log"))
     if balance == "pairs":
-        values = found[True] + found[False]
+        values = losses[True] + losses[False]
         return sum(values) / len(values) if values else 0.0
-    return sum(0.5 * sum(values) / len(values) for values in found.values() if values)
+    return sum(0.5 * sum(values) / len(values) for values in losses.values() if values)
 
 
 @settings(max_examples=15, deadline=None)
@@ -119,8 +119,8 @@ def test_close_points_keep_their_digits_in_single_precision(dim: int, norm: floa
     exact = single.double()
     match = MatchProbability(scale, 1.0)
     labels = torch.arange(60) % 2
-    found, expected = [], []
-    for samples, results, own in ((single, found, match), (exact, expected, match.double())):
+    computed, expected = [], []
+    for samples, results, own in ((single, computed, match), (exact, expected, match.double())):
         samples = samples.clone().requires_grad_()
         value = soft_contrastive_loss(samples, Pairs.from_labels(labels), own)
         gradient = torch.autograd.grad(value, samples)[0]
@@ -128,7 +128,7 @@ def test_close_points_keep_their_digits_in_single_precision(dim: int, norm: floa
         results += [value.detach(), gradient, match_probability(rows, rows, own)]
         results.append(paired_match_probability(rows, rows.flip(1), own))
         match = match.float()
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(computed, expected, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
 
@@ -178,14 +178,14 @@ def test_a_pair_that_is_listed_as_both_counts_as_both() -> None:
 
 def test_match_probability_is_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, match = drawn(2, 3, 2), drawn(4, 5, 2, seed=1), matching()
-    found = match_probability(first, second, match)
+    probability = match_probability(first, second, match)
     for i, j in itertools.product(range(3), range(5)):
         expected = math.exp(by_loop(first[:, i], second[:, j], match, matches=True, log=False))
-        assert float(found[i, j]) == pytest.approx(expected)
+        assert float(probability[i, j]) == pytest.approx(expected)
     monkeypatch.setattr(soft_contrastive, "ELEMENTS_AT_ONCE", 20)
-    torch.testing.assert_close(match_probability(first, second, match), found)
+    torch.testing.assert_close(match_probability(first, second, match), probability)
     mismatch = self_mismatch(first, second[:, :3], match)
-    torch.testing.assert_close(mismatch, 1 - found[:, :3].diagonal())
+    torch.testing.assert_close(mismatch, 1 - probability[:, :3].diagonal())
 
 
 @pytest.mark.statistical
@@ -193,14 +193,14 @@ def test_the_self_mismatch_of_a_point_and_of_a_wide_gaussian() -> None:
     match = matching(scale=2.0, offset=1.0)
     noise = drawn(200, 3, 1), drawn(200, 3, 1, seed=1)
     width = torch.tensor([[0.0], [0.5], [1e6]], dtype=torch.float64)
-    found = self_mismatch(width * noise[0], width * noise[1], match)
-    assert float(found[0]) == pytest.approx(1 / (1 + math.exp(1.0)))
+    actual = self_mismatch(width * noise[0], width * noise[1], match)
+    assert float(actual[0]) == pytest.approx(1 / (1 + math.exp(1.0)))
     # z1 - z2 ~ N(0, 2 sigma^2): the integral by a fine grid. 200 x 200 dependent pairs: within 3 %.
     grid = torch.linspace(-6, 6, 20001, dtype=torch.float64)
     density = torch.exp(-0.5 * grid.square()) / math.sqrt(2 * math.pi)
     expected = torch.trapezoid(density * torch.sigmoid(2.0 * 0.5 * math.sqrt(2) * grid.abs() - 1.0), grid)
-    assert float(found[1]) == pytest.approx(float(expected), rel=0.03)
-    assert float(found[2]) == pytest.approx(1.0, abs=1e-3)
+    assert float(actual[1]) == pytest.approx(float(expected), rel=0.03)
+    assert float(actual[2]) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_the_divergence_is_torch_s() -> None:

@@ -45,7 +45,7 @@ def test_listed_pairs_have_the_loss_and_gradients_of_the_blocks(
     average: str, balance: str, count: int, number: int, seed: int
 ) -> None:
     pairs, match = listed(number, seed), MatchProbability(2.0, 1.0).double()
-    found = []
+    computed = []
     for elements in (1 << 19, 0):
         z = samples(count, number, seed=seed).requires_grad_()
         match.zero_grad()
@@ -53,8 +53,8 @@ def test_listed_pairs_have_the_loss_and_gradients_of_the_blocks(
             patched.setattr(soft_contrastive, "ELEMENTS_AT_ONCE", elements)
             loss = soft_contrastive_loss(z, pairs, match, balance=balance, average=average)
         loss.backward()
-        found.append([loss.detach(), z.grad, match.log_scale.grad, match.offset.grad])
-    for few, blocks in zip(*found, strict=True):
+        computed.append([loss.detach(), z.grad, match.log_scale.grad, match.offset.grad])
+    for few, blocks in zip(*computed, strict=True):
         torch.testing.assert_close(few, blocks)
 
 
@@ -103,9 +103,9 @@ def test_a_mismatch_keeps_its_digits_where_images_are_alike() -> None:
     match = MatchProbability(1.0, 30.0)
     near = torch.tensor([[[0.0], [0.5], [1.0]]])
     assert match_probability(near[:, :1], near, match).unique().tolist() == [1.0]
-    found = mismatch_probability(near[:, :1], near, match)[0].double()
+    probability = mismatch_probability(near[:, :1], near, match)[0].double()
     expected = torch.tensor([math.exp(-30.0), math.exp(-29.5), math.exp(-29.0)], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(probability, expected, rtol=1e-5, atol=0)
 
 
 def test_what_does_not_fit_is_said() -> None:

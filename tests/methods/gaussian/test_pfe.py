@@ -102,9 +102,9 @@ def test_variances_stay_within_bounds_and_have_gradients_there() -> None:
     assert float(head(torch.zeros(1, 1, dtype=torch.float64)).detach()) == pytest.approx(math.log(0.3))
     with torch.no_grad():
         head.linear.weight.fill_(1.0)
-    found = head(torch.tensor([[-1e4], [1e4]], dtype=torch.float64)).detach().flatten()
+    variances = head(torch.tensor([[-1e4], [1e4]], dtype=torch.float64)).detach().flatten()
     torch.testing.assert_close(
-        found, torch.tensor([math.log(1e-6), LARGEST_LOG_VARIANCE], dtype=torch.float64)
+        variances, torch.tensor([math.log(1e-6), LARGEST_LOG_VARIANCE], dtype=torch.float64)
     )
 
 
@@ -233,8 +233,8 @@ def test_similarity_is_the_mutual_likelihood() -> None:
     inputs, _ = images()
     embedder = learner_of(small_encoder()).embedder(NOTHING)
     e = embedder.embed(inputs)
-    found = embedder.similarity(e[:4], e[4:])
-    assert found is not None
+    similarity = embedder.similarity(e[:4], e[4:])
+    assert similarity is not None
     expected = [
         [
             mutual_likelihood_of_pairs(e.point[i], e.variance[i], e.point[j], e.variance[j])
@@ -242,7 +242,7 @@ def test_similarity_is_the_mutual_likelihood() -> None:
         ]
         for i in range(4)
     ]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(similarity, torch.tensor(expected, dtype=torch.float64))
     bare = StochasticEmbedding(e.point, e.mean, e.kappa, e.uncertainty)
     with pytest.raises(ValueError, match="no Gaussians"):
         embedder.similarity(bare, e)
@@ -336,9 +336,11 @@ def test_fusion_is_the_product_of_the_densities() -> None:
     for at, name in enumerate((3, 7)):
         own = template == name
         product = torch.distributions.Normal(mean[own], variance[own].sqrt()).log_prob(x).sum((1, 2))
-        found = torch.distributions.Normal(fused.mean[at], fused.variance[at].sqrt()).log_prob(x).sum((1, 2))
+        log_likelihood = (
+            torch.distributions.Normal(fused.mean[at], fused.variance[at].sqrt()).log_prob(x).sum((1, 2))
+        )
         # The same up to a constant.
-        torch.testing.assert_close(product - product[0], found - found[0])
+        torch.testing.assert_close(product - product[0], log_likelihood - log_likelihood[0])
 
 
 def test_fusion_of_single_images_changes_nothing() -> None:

@@ -116,13 +116,13 @@ def test_it_is_the_limit_of_hedged_embeddings_without_variance(normalize: bool, 
         loss.backward()
         gaps.append(abs(float((loss - expected).detach())))
         # All components are at one place: what reaches their heads adds up to what reaches the one.
-        found = [each.weight.grad for each in (hedged.network.encoder.head, *hedged.network.more_means)]
+        gradients = [each.weight.grad for each in (hedged.network.encoder.head, *hedged.network.more_means)]
     assert gaps[2] < 2e-3
     assert gaps[2] < gaps[0] / 4
     assert hedged.euclidean is not normalize
     scale = float(wanted["head.weight"].abs().max())
     torch.testing.assert_close(
-        torch.stack([grad for grad in found if grad is not None]).sum(0),
+        torch.stack([grad for grad in gradients if grad is not None]).sum(0),
         wanted["head.weight"],
         atol=0.02 * scale,
         rtol=0,
@@ -140,9 +140,9 @@ def test_it_embeds_points_without_spread() -> None:
     torch.testing.assert_close(e.point, u / u.norm(dim=1, keepdim=True))
     assert bool((e.uncertainty == 0).all())
     assert bool((e.samples == e.point).all())
-    found = embedder.similarity(e[:3], e)
-    assert found is not None
-    torch.testing.assert_close(found, (3.0 - 5.0 * torch.cdist(u[:3], u)).sigmoid())
+    similarity = embedder.similarity(e[:3], e)
+    assert similarity is not None
+    torch.testing.assert_close(similarity, (3.0 - 5.0 * torch.cdist(u[:3], u)).sigmoid())
     means, log_variances = embedder.mixtures([inputs[:5], inputs[5:]])
     torch.testing.assert_close(means[:, 0], u)
     assert bool((log_variances.exp() == 0).all())

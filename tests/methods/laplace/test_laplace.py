@@ -49,9 +49,9 @@ def some_data(folder: Path | None = None) -> FitData:
 
 
 def an_embedder(method: Laplace, data: FitData | None = None, setup: Setup = SETUP) -> LAMEmbedder:
-    found = method.learner([an_encoder()], setup).embedder(some_data() if data is None else data)
-    assert isinstance(found, LAMEmbedder)
-    return found
+    embedder = method.learner([an_encoder()], setup).embedder(some_data() if data is None else data)
+    assert isinstance(embedder, LAMEmbedder)
+    return embedder
 
 
 def by_hand(norm: bool = True, **options: Any) -> LAM:
@@ -91,9 +91,9 @@ def test_the_prior(prior: Any, expected: float | None) -> None:
 def test_without_the_norm() -> None:
     lam = by_hand(norm=False, prior_precision=2.0, n_effective=30.0)
     x = clusters(seed=3)[0]
-    found = an_embedder(Laplace(norm=False, prior=2.0, n_effective=30.0)).embed(x)
-    assert torch.equal(found.kappa, lam.embed_features(x).kappa)
-    assert not torch.equal(found.kappa, an_embedder(Laplace(prior=2.0, n_effective=30.0)).embed(x).kappa)
+    embedded = an_embedder(Laplace(norm=False, prior=2.0, n_effective=30.0)).embed(x)
+    assert torch.equal(embedded.kappa, lam.embed_features(x).kappa)
+    assert not torch.equal(embedded.kappa, an_embedder(Laplace(prior=2.0, n_effective=30.0)).embed(x).kappa)
 
 
 def test_the_confidence_is_that_of_the_lam() -> None:
@@ -128,14 +128,14 @@ def test_two_clusters_are_told_apart_and_what_lies_between_is_unsure() -> None:
 def test_joint_samples_stream_and_share_the_weights() -> None:
     embedder = an_embedder(Laplace())
     x = clusters(10)[0]
-    held = Dataset(torch.cat([x, x]), torch.zeros(20, dtype=torch.long), batch_size=3)
-    drawn = torch.stack(list(embedder.sample_embeddings(held, 4, generator=a_generator())))
+    held_out = Dataset(torch.cat([x, x]), torch.zeros(20, dtype=torch.long), batch_size=3)
+    drawn = torch.stack(list(embedder.sample_embeddings(held_out, 4, generator=a_generator())))
     torch.testing.assert_close(drawn[:, :10], drawn[:, 10:])
-    same = torch.stack(list(embedder.sample_embeddings(list(held.batches()), 4, generator=a_generator())))
+    same = torch.stack(list(embedder.sample_embeddings(list(held_out.batches()), 4, generator=a_generator())))
     torch.testing.assert_close(drawn, same)
-    found = embedder.embed(held, samples=4, generator=a_generator()).samples
-    assert found is not None
-    torch.testing.assert_close(found, drawn)
+    joint_draws = embedder.embed(held_out, samples=4, generator=a_generator()).samples
+    assert joint_draws is not None
+    torch.testing.assert_close(joint_draws, drawn)
 
 
 # --- features ---

@@ -99,8 +99,8 @@ def test_the_bound_is_that_of_draws_and_of_torchs_divergences(prior: Any) -> Non
         kl = float(divergence[a] + divergence[p] + divergence[n])
         one = Triplets(*torch.tensor([[a], [p], [n]]))
         method = BTL(prior=prior, margin=margin, kl_weight=weight)
-        found = float(negative_bound(mean, variance, squared, one, method))
-        assert math.exp(weight * kl - found) == pytest.approx(probability, abs=0.015)
+        bound = float(negative_bound(mean, variance, squared, one, method))
+        assert math.exp(weight * kl - bound) == pytest.approx(probability, abs=0.015)
 
 
 def test_the_learners_loss_is_the_bound_of_its_distributions() -> None:
@@ -186,8 +186,8 @@ def test_mined_out_of_a_cache_by_the_training_loop(tmp_path: Path) -> None:
     images, validation = (Dataset(*two_clusters(200, seed)) for seed in (0, 1))
     learner = a_learner(mining="cache", cache=60, negatives=3, margin=0.5)
     options = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=3e-3)  # type: ignore[arg-type]
-    found = train(learner, images, validation, options, tmp_path)
-    assert found.history[-1]["map@1"] > 0.8
+    history = train(learner, images, validation, options, tmp_path)
+    assert history.history[-1]["map@1"] > 0.8
     load_best(learner, tmp_path)
     assert learner.embedder(FitData(images, validation)).settings()["scale"] != 1
     with pytest.raises(ValueError, match='use mining="batch"'):
@@ -225,11 +225,11 @@ def test_embeddings_are_the_networks_distributions(prior: str) -> None:
 def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None:
     embedder = a_learner(prior=prior, distance=distance).embedder(NOTHING)
     e = embedder.embed(two_clusters(20, 0)[0]).to(dtype=float64)
-    found = embedder.similarity(e[torch.arange(5)], e)
+    similarity = embedder.similarity(e[torch.arange(5)], e)
     if prior == "sphere" and distance == "euclidean":
-        assert found is None
+        assert similarity is None
         return
-    assert found is not None
+    assert similarity is not None
     for q in range(5):
         for g in range(20):
             if prior == "gaussian":
@@ -240,7 +240,7 @@ def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None
             else:
                 lengths = vmf.mean_resultant_length(e.kappa, 3)
                 expected = 2 - 2 * float(lengths[q] * lengths[g] * (e.point[q] @ e.point[g]))
-            assert float(found[q, g]) == pytest.approx(-expected, abs=1e-6)
+            assert float(similarity[q, g]) == pytest.approx(-expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])
@@ -259,8 +259,8 @@ def test_the_expected_distance_is_another_similarity_where_it_is_not_the_own_one
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])
 def test_it_starts_near_the_prior_and_from_its_seed(prior: str) -> None:
     images, _ = two_clusters(100, 0)
-    for given, expected in ((None, 1 / 3), (0.01, 0.01)):
-        variance = a_learner(prior=prior, variance=given).network(images)[1].detach()
+    for prior_given, expected in ((None, 1 / 3), (0.01, 0.01)):
+        variance = a_learner(prior=prior, variance=prior_given).network(images)[1].detach()
         assert expected / 2 < float(variance.median()) < 2 * expected
     torch.manual_seed(99)
     state = a_learner(prior=prior).module.state_dict()

@@ -46,14 +46,14 @@ def test_the_loss_is_the_plain_loop() -> None:
     for only_hard in (None, True):
         learner = a_learner(torch.float64, margin=0.4, negatives=9, only_hard=only_hard)
         z = nn.functional.normalize(learner.points(images.double())).detach()
-        found = []
+        losses = []
         for a in range(9):
             for p in range(9):
                 for n in range(9):
                     if a != p and labels[a] == labels[p] != labels[n]:
                         r = float((z[a] - z[p]).square().sum() - (z[a] - z[n]).square().sum()) + 0.4
-                        found += [max(r, 0)] if r >= 0 or not only_hard else []
-        expected = sum(found) / len(found)
+                        losses += [max(r, 0)] if r >= 0 or not only_hard else []
+        expected = sum(losses) / len(losses)
         assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(expected)
 
 
@@ -62,8 +62,8 @@ def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None
     learner = a_learner(margin=0.5, **options)
     images, validation = (Dataset(*clusters(200, seed)) for seed in (0, 1))
     training = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=1e-2)  # type: ignore[arg-type]
-    found = train(learner, images, validation, training, tmp_path)
-    assert found.history[-1]["map@1"] > 0.95
+    history = train(learner, images, validation, training, tmp_path)
+    assert history.history[-1]["map@1"] > 0.95
     load_best(learner, tmp_path)
     embedder = learner.embedder(FitData(images, validation))
     e = embedder.embed(validation.inputs, samples=2)

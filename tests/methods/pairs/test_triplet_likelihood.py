@@ -62,10 +62,10 @@ def of_a_quadratic_form(means: Tensor, variances: Tensor) -> tuple[float, float]
 @given(st.integers(1, 40), st.integers(0, 1000), st.sampled_from([1e-3, 1.0, 30.0]))
 def test_gaussian_moments_are_those_of_a_quadratic_form(dim: int, seed: int, scale: float) -> None:
     means, variances = triplet(dim, seed)
-    found = gaussian_moments(Distances.of(*means), Spreads(*(scale * variances)), dim)
+    moments = gaussian_moments(Distances.of(*means), Spreads(*(scale * variances)), dim)
     mean, variance = of_a_quadratic_form(means, scale * variances)
-    assert float(found.mean) == pytest.approx(mean, rel=1e-10, abs=1e-10)
-    assert float(found.variance) == pytest.approx(variance, rel=1e-10)
+    assert float(moments.mean) == pytest.approx(mean, rel=1e-10, abs=1e-10)
+    assert float(moments.variance) == pytest.approx(variance, rel=1e-10)
 
 
 def paper_variance(means: Tensor, variances: Tensor, sign: float) -> float:
@@ -100,11 +100,11 @@ def test_gaussian_moments_are_those_of_draws(dim: int) -> None:
 
 
 def compare(tau: Tensor, moments: Callable[..., Moments], means: Tensor, spreads: Tensor) -> None:
-    found = moments(Distances.of(*means), Spreads(*spreads), means.shape[1])
+    computed = moments(Distances.of(*means), Spreads(*spreads), means.shape[1])
     count = len(tau)
-    assert abs(float(tau.mean() - found.mean)) < 5 * float(tau.std()) / math.sqrt(count)
-    squares = (tau - found.mean).square()
-    assert abs(float(squares.mean() - found.variance)) < 5 * float(squares.std()) / math.sqrt(count)
+    assert abs(float(tau.mean() - computed.mean)) < 5 * float(tau.std()) / math.sqrt(count)
+    squares = (tau - computed.mean).square()
+    assert abs(float(squares.mean() - computed.variance)) < 5 * float(squares.std()) / math.sqrt(count)
 
 
 # --- moments of von Mises-Fisher distributions ---
@@ -133,10 +133,10 @@ def of_matrices(means: Tensor, kappas: Tensor) -> tuple[float, float]:
 @given(st.integers(2, 40), st.integers(0, 1000), st.sampled_from([0.01, 1.0, 20.0]))
 def test_vmf_moments_are_those_of_matrices(dim: int, seed: int, scale: float) -> None:
     means, kappas = on_sphere(dim, seed)
-    found = vmf_moments(Distances.of(*means), Spreads(*(scale * kappas)), dim)
+    moments = vmf_moments(Distances.of(*means), Spreads(*(scale * kappas)), dim)
     mean, variance = of_matrices(means, scale * kappas)
-    assert float(found.mean) == pytest.approx(mean, rel=1e-8, abs=1e-10)
-    assert float(found.variance) == pytest.approx(variance, rel=1e-8)
+    assert float(moments.mean) == pytest.approx(mean, rel=1e-8, abs=1e-10)
+    assert float(moments.variance) == pytest.approx(variance, rel=1e-8)
 
 
 @pytest.mark.statistical
@@ -150,30 +150,30 @@ def test_vmf_moments_are_those_of_draws() -> None:
 @pytest.mark.parametrize("dim", [2, 3, 64])
 def test_uniform_distributions_know_nothing_of_their_means(dim: int) -> None:
     means, _ = on_sphere(dim)
-    found = vmf_moments(Distances.of(*means), Spreads(*torch.zeros(3, dtype=float64)), dim)
-    assert float(found.mean) == 0
-    assert float(found.variance) == pytest.approx(8 / dim)
+    moments = vmf_moments(Distances.of(*means), Spreads(*torch.zeros(3, dtype=float64)), dim)
+    assert float(moments.mean) == 0
+    assert float(moments.variance) == pytest.approx(8 / dim)
 
 
 def test_vmf_moments_near_a_point_are_those_of_a_tangential_gaussian() -> None:
     means, kappas = on_sphere(5)
     kappas = 1e9 * kappas
     a, p, n = means
-    found = vmf_moments(Distances.of(*means), Spreads(*kappas), 5)
-    assert float(found.mean) == pytest.approx(float(2 * a @ (n - p)), rel=1e-6)
+    moments = vmf_moments(Distances.of(*means), Spreads(*kappas), 5)
+    assert float(moments.mean) == pytest.approx(float(2 * a @ (n - p)), rel=1e-6)
     # The gradients of tau = 2 a.(n - p) on the sphere.
     slopes = (2 * (n - p), -2 * a, 2 * a)
     across = [(slope - (slope @ x) * x).square().sum() for slope, x in zip(slopes, means, strict=True)]
     expected = sum(float(square / kappa) for square, kappa in zip(across, kappas, strict=True))
-    assert float(found.variance) == pytest.approx(expected, rel=1e-6)
+    assert float(moments.variance) == pytest.approx(expected, rel=1e-6)
 
 
 def test_opposite_points_whose_distance_is_rounded_up_have_a_variance() -> None:
     beyond, kappa = torch.tensor(4 + 1e-6, dtype=float64), torch.tensor(1e12, dtype=float64)
-    found = vmf_moments(
+    moments = vmf_moments(
         Distances(beyond, beyond, torch.zeros((), dtype=float64)), Spreads(kappa, kappa, kappa), 3
     )
-    assert float(found.variance) > 0
+    assert float(moments.variance) > 0
 
 
 # --- the tail ---
@@ -182,8 +182,8 @@ def test_opposite_points_whose_distance_is_rounded_up_have_a_variance() -> None:
 @pytest.mark.parametrize("x", [-1e12, -1e6, -1e3, -40.0, -5.0, -1.0, 0.0, 0.5, 5.0, 30.0])
 def test_the_tail_against_40_digits(x: float) -> None:
     moments = Moments(torch.tensor(-x, dtype=float64, requires_grad=True), torch.ones((), dtype=float64))
-    found = log_probability(moments)
-    (slope,) = torch.autograd.grad(found, moments.mean)
+    log_probabilities = log_probability(moments)
+    (slope,) = torch.autograd.grad(log_probabilities, moments.mean)
     with mpmath.workdps(40):
         z = mpmath.mpf(x)
         if x < -1e5:  # where mpmath's own gives up: the expansion in 1/x^2
@@ -193,7 +193,7 @@ def test_the_tail_against_40_digits(x: float) -> None:
             phi = mpmath.erfc(-z / mpmath.sqrt(2)) / 2
             value = mpmath.log(phi) if x <= 0 else mpmath.log1p(-mpmath.erfc(z / mpmath.sqrt(2)) / 2)
             hazard = mpmath.exp(-z * z / 2) / mpmath.sqrt(2 * mpmath.pi) / phi
-    assert float(found.detach()) == pytest.approx(float(value), rel=1e-13, abs=1e-300)
+    assert float(log_probabilities.detach()) == pytest.approx(float(value), rel=1e-13, abs=1e-300)
     assert float(slope) == pytest.approx(-float(hazard), rel=1e-12, abs=1e-300)
 
 
@@ -238,8 +238,8 @@ def test_without_noise_the_order_is_certain(family: str) -> None:
 def test_equal_means_are_in_either_order() -> None:
     means, spread = torch.ones(3, 4, dtype=float64) / 2, torch.ones(3, dtype=float64)
     for moments in (gaussian_moments, vmf_moments):
-        found = log_probability(moments(Distances.of(*means), Spreads(*spread), 4))
-        assert float(found) == pytest.approx(math.log(0.5))
+        log_probabilities = log_probability(moments(Distances.of(*means), Spreads(*spread), 4))
+        assert float(log_probabilities) == pytest.approx(math.log(0.5))
 
 
 def test_what_is_more_probably_in_the_wrong_order_gains_by_noise() -> None:
@@ -255,11 +255,11 @@ def test_gradients_are_those_of_differences(family: str) -> None:
 
     def value(m: Tensor, s: Tensor) -> Tensor:
         if family == "gaussian":
-            found = gaussian_moments(Distances.of(*m), Spreads(*s), 4)
-            return log_probability(found, 0.3) + kl_to_gaussian_prior(m, s).sum()
+            moments = gaussian_moments(Distances.of(*m), Spreads(*s), 4)
+            return log_probability(moments, 0.3) + kl_to_gaussian_prior(m, s).sum()
         unit = torch.nn.functional.normalize(m, dim=1)
-        found = vmf_moments(Distances.of(*unit), Spreads(*s), 4)
-        return log_probability(found, 0.3) + kl_to_uniform(s, 4).sum()
+        moments = vmf_moments(Distances.of(*unit), Spreads(*s), 4)
+        return log_probability(moments, 0.3) + kl_to_uniform(s, 4).sum()
 
     assert torch.autograd.gradcheck(value, (means.requires_grad_(), spreads.requires_grad_()))
 
@@ -284,8 +284,8 @@ def test_the_vmf_divergence_is_that_of_its_definition(dim: int) -> None:
         log_c = nu * math.log(kappa) - dim / 2 * math.log(2 * math.pi) - bessel
         area = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
         expected = log_c + kappa * length_of(kappa, dim) + area
-        found = kl_to_uniform(torch.tensor(kappa, dtype=float64), dim)
-        assert float(found) == pytest.approx(expected, rel=1e-9, abs=1e-10)
+        actual = kl_to_uniform(torch.tensor(kappa, dtype=float64), dim)
+        assert float(actual) == pytest.approx(expected, rel=1e-9, abs=1e-10)
 
 
 # --- what is refused ---

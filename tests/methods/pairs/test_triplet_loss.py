@@ -38,11 +38,11 @@ def points(count: int = 8, dim: int = 3, seed: int = 0) -> tuple[Tensor, Triplet
 
 def test_the_hinge_is_torchs_of_squared_distances() -> None:
     x, (a, p, n) = points()
-    found = triplet_hinge(pairwise(x), Triplets(a, p, n), 0.3)
+    loss = triplet_hinge(pairwise(x), Triplets(a, p, n), 0.3)
     expected = nn.functional.triplet_margin_with_distance_loss(
         x[a], x[p], x[n], margin=0.3, distance_function=lambda u, v: (u - v).square().sum(1)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
 
 
 def test_the_regression_is_the_plain_loop() -> None:
@@ -87,16 +87,16 @@ def test_as_a_loss_of_pairs_it_is_the_mean_over_hard_triplets() -> None:
     x, _ = points(9)
     labels = torch.arange(9) % 3
     z = nn.functional.normalize(x, dim=1)
-    found = []
+    losses = []
     for a in range(9):
         for p in range(9):
             for n in range(9):
                 if a != p and labels[a] == labels[p] != labels[n]:
                     r = float((z[a] - z[p]).square().sum() - (z[a] - z[n]).square().sum()) + 0.2
-                    found += [r] if r >= 0 else []
+                    losses += [r] if r >= 0 else []
     loss = TripletLoss(margin=0.2, negatives=9)
-    assert float(loss(x, Pairs.from_labels(labels))) == pytest.approx(sum(found) / len(found))
-    assert float(loss(3 * x, Pairs.from_labels(labels))) == pytest.approx(sum(found) / len(found))
+    assert float(loss(x, Pairs.from_labels(labels))) == pytest.approx(sum(losses) / len(losses))
+    assert float(loss(3 * x, Pairs.from_labels(labels))) == pytest.approx(sum(losses) / len(losses))
     assert float(loss(x, Pairs.from_labels(torch.zeros(9, dtype=torch.int64)))) == 0
 
 
@@ -155,12 +155,12 @@ def test_expected_distances_and_covariances_are_those_of_draws(family: str) -> N
         e = StochasticEmbedding(z, z, 5 * spread, 1 / spread)
         draws = vmf.sample(z, 5 * spread, 50_000, generator=generator)
     queries, gallery = e[torch.arange(2)], e[torch.arange(2, 5)]
-    found = expected_distances(*mean_and_spread(queries), *mean_and_spread(gallery))
+    distances = expected_distances(*mean_and_spread(queries), *mean_and_spread(gallery))
     squares = (draws[:, :2, None] - draws[:, None, 2:]).square().sum(3)
-    assert bool(((squares.mean(0) - found).abs() < 5 * squares.std(0) / 50_000**0.5).all())
+    assert bool(((squares.mean(0) - distances).abs() < 5 * squares.std(0) / 50_000**0.5).all())
     for expected in (False, True):
         if expected:
-            nearest = found.argmin(1)
+            nearest = distances.argmin(1)
         else:
             at = mean if family == "gaussian" else e.point
             nearest = squared_distances(at[:2], at[2:]).argmin(1)

@@ -30,7 +30,7 @@ def test_with_enough_draws_all_hard_triplets_of_a_batch_are_found(
 ) -> None:
     x, labels = images(count, classes, seed)
     for margin in (None, 0.0, 1.0):
-        found = batch_triplets(pairwise(x), labels, margin, count + 1)
+        triplets = batch_triplets(pairwise(x), labels, margin, count + 1)
         expected = [
             (a, p, n)
             for a in range(count)
@@ -39,20 +39,20 @@ def test_with_enough_draws_all_hard_triplets_of_a_batch_are_found(
             if a != p and labels[a] == labels[p] and labels[a] != labels[n]
             if margin is None or is_hard(x, a, p, n, margin)
         ]
-        assert sorted(zip(*(index.tolist() for index in found), strict=True)) == expected
+        assert sorted(zip(*(index.tolist() for index in triplets), strict=True)) == expected
 
 
 def test_some_negatives_are_drawn_of_each_pair_without_repeats_and_from_a_seed() -> None:
     x, labels = images(30, 3, 0)
-    found = [
+    triplets = [
         batch_triplets(pairwise(x), labels, None, 4, torch.Generator().manual_seed(seed))
         for seed in (1, 1, 2)
     ]
     pairs = int((labels[:, None] == labels).sum()) - 30
-    listed = set(zip(*(index.tolist() for index in found[0]), strict=True))
-    assert len(listed) == len(found[0].anchor) == 4 * pairs
-    assert all(torch.equal(*both) for both in zip(found[0], found[1], strict=True))
-    assert not torch.equal(found[0].negative, found[2].negative)
+    listed = set(zip(*(index.tolist() for index in triplets[0]), strict=True))
+    assert len(listed) == len(triplets[0].anchor) == 4 * pairs
+    assert all(torch.equal(*both) for both in zip(triplets[0], triplets[1], strict=True))
+    assert not torch.equal(triplets[0].negative, triplets[2].negative)
 
 
 @pytest.mark.statistical
@@ -78,11 +78,11 @@ def test_labels_of_another_number_are_refused() -> None:
 def test_distances_are_those_of_differences_and_so_are_their_gradients() -> None:
     x, _ = images(6, 1, 0)
     x = torch.cat([x, x[:1]]).double().requires_grad_()
-    found = pairwise(x)
+    distances = pairwise(x)
     expected = (x[:, None] - x).square().sum(2)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(distances, expected)
     weights = torch.rand(7, 7, dtype=torch.float64)
-    (one,) = torch.autograd.grad((weights * found).sum(), x)
+    (one,) = torch.autograd.grad((weights * distances).sum(), x)
     (other,) = torch.autograd.grad((weights * expected).sum(), x)
     torch.testing.assert_close(one, other)
 
@@ -97,15 +97,15 @@ def test_mined_batches_have_the_hardest_of_the_cache(
 ) -> None:
     x, labels = images(count, classes, seed)
     anchors = list(torch.randperm(count, generator=torch.Generator().manual_seed(1)).split(7))
-    asked: list[Tensor] = []
+    embedded_rows: list[Tensor] = []
 
     def embed(rows: Tensor) -> Tensor:
-        asked.append(rows)
+        embedded_rows.append(rows)
         return x[rows]
 
     options = {"cache": cache, "negatives": negatives, "margin": 0.5}
     generator = torch.Generator().manual_seed(seed)
-    found = mined_batches(embed, labels, anchors, generator=generator, **options)  # type: ignore[arg-type]
+    batches = mined_batches(embed, labels, anchors, generator=generator, **options)  # type: ignore[arg-type]
     again = mined_batches(
         lambda rows: x[rows],
         labels,
@@ -114,9 +114,9 @@ def test_mined_batches_have_the_hardest_of_the_cache(
         **options,  # type: ignore[arg-type]
     )
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:cache].tolist()
-    assert len(asked) == 1
-    assert set(drawn) <= set(asked[0].tolist())
-    for rows, batch, same in zip(anchors, found, again, strict=True):
+    assert len(embedded_rows) == 1
+    assert set(drawn) <= set(embedded_rows[0].tolist())
+    for rows, batch, same in zip(anchors, batches, again, strict=True):
         assert torch.equal(batch, same)
         kept = {}
         for a, p, *rest in batch.view(-1, 2 + negatives).tolist():

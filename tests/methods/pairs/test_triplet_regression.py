@@ -64,16 +64,16 @@ def test_the_loss_is_the_plain_loop() -> None:
         learner.network.variance.linear.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     u, noise = (x.detach() for x in learner.network(images.double()))
     z = nn.functional.normalize(u)
-    found = []
+    losses = []
     for a in range(9):
         for p in range(9):
             for n in range(9):
                 if a != p and labels[a] == labels[p] != labels[n]:
                     r = float((z[a] - z[p]).square().sum() - (z[a] - z[n]).square().sum()) + 0.4
                     s = float(noise[a] + noise[p] + noise[n]) / 3
-                    found.append(max(r, 0) ** 2 / (2 * s) + math.log(s) / 2)
+                    losses.append(max(r, 0) ** 2 / (2 * s) + math.log(s) / 2)
     assert float(noise.std()) > 0.01
-    assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(sum(found) / len(found))
+    assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(sum(losses) / len(losses))
 
 
 def test_two_clusters_are_found_and_what_lies_between_is_unsure() -> None:

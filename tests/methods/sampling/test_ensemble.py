@@ -32,14 +32,14 @@ def encoder_of(seed: int, dim: int = 3, features: int = 4) -> Encoder:
 
 def turned(encoder: Encoder, seed: int, sign: int) -> Encoder:
     """The same encoder in a space that is rotated, and mirrored where the sign is negative."""
-    made = copy.deepcopy(encoder)
+    member = copy.deepcopy(encoder)
     generator = torch.Generator().manual_seed(seed)
     Q = torch.linalg.qr(torch.randn(encoder.dim, encoder.dim, generator=generator, dtype=torch.float64)).Q
     if float(torch.linalg.det(Q)) * sign < 0:
         Q[:, 0] *= -1
-    made.head.weight.data = Q.T @ encoder.head.weight.data
-    made.head.bias.data = Q.T @ encoder.head.bias.data
-    return made
+    member.head.weight.data = Q.T @ encoder.head.weight.data
+    member.head.bias.data = Q.T @ encoder.head.bias.data
+    return member
 
 
 def images(count: int, seed: int = 0, features: int = 4) -> Tensor:
@@ -49,9 +49,9 @@ def images(count: int, seed: int = 0, features: int = 4) -> Tensor:
 
 def embedder_of(encoders: list[Encoder], data: FitData | None = None, **options: Any) -> EnsembleEmbedder:
     learner = Ensemble(**options).learner(encoders, SETUP)
-    made = learner.embedder(data_of(images(60, seed=9)) if data is None else data)
-    assert isinstance(made, EnsembleEmbedder)
-    return made
+    embedder = learner.embedder(data_of(images(60, seed=9)) if data is None else data)
+    assert isinstance(embedder, EnsembleEmbedder)
+    return embedder
 
 
 def unit(encoder: Encoder, x: Tensor) -> Tensor:

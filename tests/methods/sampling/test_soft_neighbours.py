@@ -26,7 +26,7 @@ def units(*shape: int, seed: int = 0) -> Tensor:
 )
 def test_it_is_that_of_a_plain_loop(M: int, N: int, R: int, sharpness: float) -> None:
     members, references = units(M, N, 3), units(M, R, 3, seed=1)
-    found = neighbour_disagreement(members, references, sharpness)
+    actual = neighbour_disagreement(members, references, sharpness)
     for n in range(N):
         shares = []
         for m in range(M):
@@ -37,8 +37,8 @@ def test_it_is_that_of_a_plain_loop(M: int, N: int, R: int, sharpness: float) ->
         divergence = (
             sum(p * math.log(p / average[r]) for share in shares for r, p in enumerate(share) if p) / M
         )
-        assert float(found[n]) == pytest.approx(divergence, abs=1e-12)
-    assert bool((found <= math.log(M) + 1e-12).all())
+        assert float(actual[n]) == pytest.approx(divergence, abs=1e-12)
+    assert bool((actual <= math.log(M) + 1e-12).all())
 
 
 def test_rotations_do_not_matter() -> None:
@@ -56,8 +56,8 @@ def test_identical_members_agree_and_opposite_choices_are_log_m() -> None:
     assert float(neighbour_disagreement(z.expand(4, -1, -1), units(1, 9, 3).expand(4, -1, -1)).max()) < 1e-12
     axes = torch.eye(3)
     members = axes[:, None]  # each sees the image at its own reference
-    found = neighbour_disagreement(members, axes.expand(3, 3, 3), 1e3)
-    torch.testing.assert_close(found, torch.tensor([math.log(3)], dtype=torch.float64))
+    actual = neighbour_disagreement(members, axes.expand(3, 3, 3), 1e3)
+    torch.testing.assert_close(actual, torch.tensor([math.log(3)], dtype=torch.float64))
 
 
 def test_no_images() -> None:

@@ -176,12 +176,12 @@ def by_hand(learner: SWAGLearner, x: Tensor, count: int, seed: int) -> Tensor:
     """The embeddings by a copy of the encoder into which one draw after the other is put."""
     encoder, generator = copy.deepcopy(learner.encoder).eval(), seeded(seed)
     only_head = learner.method.weights == "head"
-    moments, found = learner.moments, []
+    moments, snapshots = learner.moments, []
     for _ in range(count):
         theta = moments.draw(generator).float()
         vector_to_parameters(theta, encoder.head.parameters() if only_head else encoder.parameters())
-        found.append(unit(encoder, x))
-    return torch.stack(found)
+        snapshots.append(unit(encoder, x))
+    return torch.stack(snapshots)
 
 
 @pytest.mark.parametrize("weights", ["all", "head"])
@@ -269,8 +269,8 @@ class TestBatchNorm:
         assert e.samples is not None
         for sample in e.samples:
             vector_to_parameters(learner.moments.draw(generator).float(), encoder.parameters())
-            found = batch_norm_statistics(encoder, {}, data.train)
-            encoder.load_state_dict(found, strict=False)
+            statistics = batch_norm_statistics(encoder, {}, data.train)
+            encoder.load_state_dict(statistics, strict=False)
             torch.testing.assert_close(sample, unit(encoder, x))
         assert not torch.allclose(e.samples[0], by_hand(learner, x, 1, seed=2)[0])
 

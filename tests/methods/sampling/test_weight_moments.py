@@ -43,8 +43,8 @@ def test_they_are_those_of_a_plain_loop(count: int, size: int, rank: int, seed: 
 
 def test_weights_that_hardly_move_keep_their_digits() -> None:
     snapshots = 1000 + 1e-3 * path(6, 3)
-    found = moments_of(snapshots.float(), 2).variance
-    torch.testing.assert_close(found, snapshots.float().double().var(0, correction=0), rtol=1e-9, atol=0)
+    variance = moments_of(snapshots.float(), 2).variance
+    torch.testing.assert_close(variance, snapshots.float().double().var(0, correction=0), rtol=1e-9, atol=0)
 
 
 @pytest.mark.statistical

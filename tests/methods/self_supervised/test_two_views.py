@@ -186,14 +186,14 @@ def test_validation_images_need_no_labels_where_the_last_epoch_is_kept(labels: A
     history = train(learner, _data(None), validation, options, tmp_path / "none", progress=False).history
     assert len(history) == 2
     assert "recall@1" not in history[0]
-    known = _method("umm").learner([_encoder()], SETUP)
+    umm_learner = _method("umm").learner([_encoder()], SETUP)
     with_labels = _data(torch.arange(12) % 3, 12, seed=1)
     assert (
         "recall@1"
-        in train(known, _data(None), with_labels, options, tmp_path / "some", progress=False).history[0]
+        in train(umm_learner, _data(None), with_labels, options, tmp_path / "some", progress=False).history[0]
     )
     for key, tensor in learner.module.state_dict().items():
-        assert torch.equal(tensor, known.module.state_dict()[key])
+        assert torch.equal(tensor, umm_learner.module.state_dict()[key])
     other = methods.make("deterministic").learner([_encoder()], SETUP)
     with pytest.raises(ValueError, match=r"no validation images|not known"):
         train(other, _data(torch.arange(IMAGES) % 4), validation, options, tmp_path / "other", progress=False)

@@ -122,10 +122,10 @@ def test_on_features_it_is_an_rff_gp_which_needs_no_training() -> None:
     data = FitData(images(), images(60, 1))
     embedder = learner.embedder(data)
     assert int(learner.network.seen) == 120
-    known, unknown = (
+    inside, unknown = (
         embedder.scores(x)["variance"].mean() for x in (images(60, 2).inputs, -3 * images(60, 2).inputs)
     )
-    assert float(known) < float(unknown)
+    assert float(inside) < float(unknown)
 
 
 def test_a_loaded_state_has_its_own_variance(tmp_path: Path) -> None:

@@ -135,20 +135,20 @@ def log_kernel_on_the_sphere(mean: Tensor, kappa: Tensor) -> Tensor:
         return math.log(k / (4 * math.pi)) - (k + math.log((1 - math.exp(-2 * k)) / 2))
 
     count = len(kappa)
-    found = torch.empty(count, count, dtype=float64)
+    table = torch.empty(count, count, dtype=float64)
     for i in range(count):
         for j in range(count):
             combined = float((kappa[i] * mean[i] + kappa[j] * mean[j]).norm())
-            found[i, j] = log_c(float(kappa[i])) + log_c(float(kappa[j])) - log_c(combined)
-    return found
+            table[i, j] = log_c(float(kappa[i])) + log_c(float(kappa[j])) - log_c(combined)
+    return table
 
 
 def test_elk_info_nce_is_the_plain_loop_over_closed_forms() -> None:
     mean, kappa, labels = distributions()
     expected = log_kernel_on_the_sphere(mean, kappa)
     torch.testing.assert_close(log_kernel(mean, kappa, mean, kappa), expected)
-    found = elk_info_nce(mean, kappa, labels, scale=0.7)
-    assert float(found) == pytest.approx(plain_info_nce(0.7 * expected, labels), abs=1e-10)
+    actual = elk_info_nce(mean, kappa, labels, scale=0.7)
+    assert float(actual) == pytest.approx(plain_info_nce(0.7 * expected, labels), abs=1e-10)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 64])
@@ -172,16 +172,16 @@ def test_rows_of_the_kernel_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_spread_it_is_info_nce_of_the_points() -> None:
     mean, kappa, labels = distributions()
-    found = mc_info_nce(mean, torch.full_like(kappa, 1e12), labels, kappa_pos=5.0, samples=3)
-    assert float(found) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), abs=1e-4)
+    actual = mc_info_nce(mean, torch.full_like(kappa, 1e12), labels, kappa_pos=5.0, samples=3)
+    assert float(actual) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), abs=1e-4)
 
 
 def test_small_equal_concentrations_make_the_kernel_the_cosine() -> None:
     """log int p q = const + k^2 cos/3 + O(k^4) in three dimensions."""
     mean, kappa, labels = distributions()
     k = 1e-2
-    found = elk_info_nce(mean, torch.full_like(kappa, k), labels, scale=5 * 3 / k**2)
-    assert float(found) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), rel=1e-3)
+    actual = elk_info_nce(mean, torch.full_like(kappa, k), labels, scale=5 * 3 / k**2)
+    assert float(actual) == pytest.approx(plain_info_nce(5 * mean @ mean.T, labels), rel=1e-3)
 
 
 @pytest.mark.parametrize("of", ["mean", "kappa"])
@@ -441,8 +441,8 @@ def test_a_stopped_gradient_leaves_the_features_to_the_means() -> None:
     for stop in (False, True):
         learner = a_learner(VMFHead(stop_gradient=stop))
         weight = next(learner.network.encoder.backbone.parameters())
-        (found,) = torch.autograd.grad(learner.network(images)[1].sum(), weight, allow_unused=True)
-        assert (found is None) is stop
+        (gradient,) = torch.autograd.grad(learner.network(images)[1].sum(), weight, allow_unused=True)
+        assert (gradient is None) is stop
 
 
 def test_concentrations_stay_finite_however_large_the_features() -> None:

@@ -45,13 +45,13 @@ def compare(answer: Any, expected: Any, atol: float = 5e-4) -> None:
 def test_an_exact_engine_answers_as_arrays_do(engine: str, tmp_path: Path, reference: Trust) -> None:
     collection = collection_of(engine, tmp_path, ITEMS)
     assert collection.engine.exact
-    found = collection.nearest(QUERIES.items, 12)
+    neighbours = collection.nearest(QUERIES.items, 12)
     cosines = QUERIES.items.mean.astype(float) @ ITEMS.items.mean.T.astype(float)
     order = np.argsort(-cosines, axis=1)[:, :12]
-    np.testing.assert_array_equal(rows_of(found.ids), order)
-    np.testing.assert_allclose(found.distances, 1 - np.take_along_axis(cosines, order, 1), atol=ROUNDING)
-    np.testing.assert_array_equal(found.labels, ITEMS.labels[order])
-    np.testing.assert_allclose(found.payload["kappa"], ITEMS.items.kappa[order], rtol=1e-6)
+    np.testing.assert_array_equal(rows_of(neighbours.ids), order)
+    np.testing.assert_allclose(neighbours.distances, 1 - np.take_along_axis(cosines, order, 1), atol=ROUNDING)
+    np.testing.assert_array_equal(neighbours.labels, ITEMS.labels[order])
+    np.testing.assert_allclose(neighbours.payload["kappa"], ITEMS.items.kappa[order], rtol=1e-6)
     collection.trust = replace(reference, gallery=collection.gallery)
     compare(collection.trust(QUERIES.h), reference(QUERIES.h))
     # A fit ends where its steps get small, and a quantile of few numbers is one of them: rounding moves both a little.
@@ -141,10 +141,10 @@ def test_items_come_and_go_and_scales_near_them_are_forgotten(engine: str, tmp_p
     ids = np.array([*(f"item {row}" for row in range(10, 90)), *(f"new {row}" for row in range(12))])
     for space in ("h", "z"):
         stored = collection.engine.read(ids).payload[f"{space}_10"]
-        known = stored >= 0
-        assert 0 < known.sum() < 80  # some changed, some did not
+        is_stored = stored >= 0
+        assert 0 < is_stored.sum() < 80  # some changed, some did not
         scales = expected.reached_scales(space, np.arange(92))[:, 0]
-        np.testing.assert_allclose(stored[known], scales[known], atol=ROUNDING)
+        np.testing.assert_allclose(stored[is_stored], scales[is_stored], atol=ROUNDING)
     collection.gallery.store_scales(progress=False)
     np.testing.assert_allclose(
         collection.engine.read(ids).payload["h_10"],
@@ -254,8 +254,8 @@ def test_approximate_engines_find_nearly_all(engine: str, tmp_path: Path, refere
     collection = collection_of(engine, tmp_path, many)
     assert not collection.engine.exact
     exact = collection_of("exact:", tmp_path, many).nearest(QUERIES.items, 10)
-    found = collection.nearest(QUERIES.items, 10)
-    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found.ids, exact.ids, strict=True)])
+    neighbours = collection.nearest(QUERIES.items, 10)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(neighbours.ids, exact.ids, strict=True)])
     assert recall > 0.95
     collection.fit_trust((VALIDATION.h, VALIDATION.labels), encoder=many.head)
     assert collection.trust is not None
@@ -308,9 +308,9 @@ def test_an_index_in_a_file_of_milvus(
     assert not engine.exact
     for space in ("z", "h"):
         assert engine.client.describe_index(engine.collection, space)["params"] == parameters
-    found = collection.nearest(QUERIES.items, 12)
+    neighbours = collection.nearest(QUERIES.items, 12)
     exact = np.argsort(-QUERIES.items.mean @ ITEMS.items.mean.T, axis=1)[:, :12]
-    np.testing.assert_array_equal(found.ids, exact)
+    np.testing.assert_array_equal(neighbours.ids, exact)
     for spaces in ((), ("z", "h")):
         pages = list(engine.scroll(spaces))
         assert [len(page) for page in pages] == [50, 50, 20]
