@@ -57,10 +57,10 @@ def check(name: Names = None, data_dir: options.DataDir = None, as_json: options
         common.print_json([asdict(one) for one in states])
     else:
         rows = [
-            (one.name, "yes" if one.available else "no", one.place or _short(one.problem)) for one in states
+            (one.name, "yes" if one.found else "no", one.place or _short(one.problem)) for one in states
         ]
         common.show(common.table(("name", "found", "where"), rows, slice(3, None)))
-    if name and not all(one.available for one in states):
+    if name and not all(one.found for one in states):
         raise typer.Exit(1)
 
 

@@ -193,7 +193,7 @@ class State:
     """Whether a data set is there: where, or what to do."""
 
     name: str
-    available: bool
+    found: bool
     place: str
     problem: str = ""
 
