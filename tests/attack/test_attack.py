@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack import attack
-from tests.attack.attack import Count
+from tests.attack import attack, damaged_files, malformed, processes
+from tests.attack.counting import Count
 
 SHORT: dict[str, Callable[[], Count]] = {
-    "threads": lambda: attack.threads(4),
-    "kills": lambda: attack.kills(2),
-    "readers": lambda: attack.readers(40),
-    "disk full": lambda: attack.disk_full((600,)),
-    "malformed": lambda: attack.malformed(1),
-    "models": lambda: attack.models(12),
-    "faiss": lambda: attack.faiss_files(12),
+    "threads": lambda: processes.threads(4),
+    "kills": lambda: processes.kills(2),
+    "readers": lambda: processes.readers(40),
+    "disk full": lambda: processes.disk_full((600,)),
+    "malformed": lambda: malformed.malformed(1),
+    "models": lambda: damaged_files.models(12),
+    "faiss": lambda: damaged_files.faiss_files(12),
 }
 
 
@@ -31,7 +31,7 @@ def test_every_trial_behaves(name: str, long_form: bool) -> None:
 
 def test_a_mixture_of_versions_would_be_seen(tmp_path: Path) -> None:
     target = tmp_path / "index"
-    attack.writer(target, 1).wait(60)
-    assert attack.check_index(target) == "whole"
+    processes.writer(target, 1).wait(60)
+    assert processes.check_index(target) == "whole"
     (target / "kappa.npy").write_bytes(b"")
-    assert attack.check_index(target).startswith("Damaged")
+    assert processes.check_index(target).startswith("Damaged")

@@ -25,6 +25,8 @@ BASE: dict[str, Any] = {
     "members": 2,
     "evaluation": {"samples": 4, "ks": [1, 5]},
 }
+DIVERGES: dict[str, Any] = {"inherit": "mini/deterministic", "training": {"learning_rate": 1e30}}
+RETRIEVAL = {"recall@1", "recall@5", "map@1", "map@5", "map@r", "r_precision"}
 LAPLACE: dict[str, Any] = {"base": "mini/deterministic", "method": {"name": "laplace", "prior": 1.0}}
 
 
@@ -76,3 +78,30 @@ def folder_with(root: Path, **cells: dict[str, Any]) -> Folder:
     for name, content in cells.items():
         folder.write(f"mini/{name}", content)
     return folder
+
+
+def changed(folder: Folder, name: str, **sections: Any) -> None:
+    """Write a cell again, with other settings."""
+    path = folder.cells / f"{name}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for key, value in sections.items():
+        content[key] = {**content.get(key, {}), **value} if isinstance(value, dict) else value
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+def comparable(record: dict[str, Any]) -> dict[str, Any]:
+    """A result without what differs from session to session."""
+    kept = {
+        key: value
+        for key, value in record.items()
+        if key not in ("seconds", "commit", "command", "environment")
+    }
+    if kept["training"]:
+        kept["training"] = {
+            **kept["training"],
+            "history": [
+                {key: value for key, value in entry.items() if key != "seconds"}
+                for entry in kept["training"]["history"]
+            ],
+        }
+    return kept

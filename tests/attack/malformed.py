@@ -1,0 +1,197 @@
+"""Malformed inputs of the command line: read, or refused in a line or two."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from laplacian_metric.core.manifest import digest_of_dict
+from tests.attack.counting import FLAT, FORMATS, SECONDS, TRACEBACK, Count, damaged, time_limit
+from tests.cli.running import lam
+
+
+def malformed(per_file: int) -> Count:
+    """Damaged and hostile files handed to the commands: refused in a line or two, or read for what they are."""
+    count = Count("malformed inputs")
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        for what, arguments in _attacks(place, per_file, generator):
+            count.add(what, *_outcome(arguments))
+    return count
+
+
+def _outcome(arguments: list[object]) -> tuple[str, bool]:
+    try:
+        with time_limit(SECONDS):
+            done = lam(*arguments)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"[:300], False
+    if any(text in done.err for text in TRACEBACK):
+        return done.err.strip()[-300:], False
+    if done.code == 0:
+        return "read", True
+    lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    good = done.code in (1, 2) and (len(lines) == 1 or done.code == 2)
+    return "refused" if good else f"{done.code} {done.err[-300:]}", good
+
+
+Attacks = Iterator[tuple[str, list[object]]]
+
+
+def _attacks(place: Path, per_file: int, generator: np.random.Generator) -> Attacks:
+    """Yield what is wrong and the arguments of the command that meets it."""
+    rows = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
+    np.savez(place / "features.npz", features=rows, labels=np.arange(20) % 4)
+    model = shutil.copytree(FORMATS / "models" / "features", place / "model")
+    yield from _altered_bytes(place, model, per_file, generator)
+    yield from _altered_manifests(place)
+    yield from _wrong_embeddings(place, model)
+    yield from _wrong_configurations(place)
+    yield from _wrong_caches_and_images(place, generator)
+    yield from _wrong_options(place, model)
+
+
+def _altered_bytes(place: Path, model: Path, per_file: int, generator: np.random.Generator) -> Attacks:
+    """Bytes changed, cut off and added, in every kind of file."""
+    for source in ("embeddings.npz", "embeddings.safetensors", "embeddings.parquet"):
+        for number in range(per_file):
+            path = place / f"damaged-{number}{Path(source).suffix}"
+            path.write_bytes(damaged((FORMATS / source).read_bytes(), generator))
+            yield f"{source} {number}", ["query", FLAT, "--array", path]
+    for number in range(per_file):
+        path = place / f"features-{number}.npz"
+        path.write_bytes(damaged((place / "features.npz").read_bytes(), generator))
+        yield f"features {number}", ["embed", model, path, "--out", place / "e.npz", "--force"]
+    for folder, command in (("index/flat", "query"), ("models/features", "embed"), ("index/hnsw", "query")):
+        files = sorted(path.name for path in (FORMATS / folder).iterdir())
+        for number in range(per_file):
+            copy = Path(shutil.copytree(FORMATS / folder, place / f"{command}-{number}", dirs_exist_ok=True))
+            path = copy / files[number % len(files)]
+            path.write_bytes(damaged(path.read_bytes(), generator))
+            rest: list[object] = ["--id", "bild-0 ü" if folder == "index/flat" else "0"]
+            if command == "embed":
+                rest = [place / "features.npz", "--out", place / "e.npz", "--force"]
+            yield f"{folder}/{path.name} {number}", [command, copy, *rest]
+            shutil.rmtree(copy)
+
+
+def _altered_manifests(place: Path) -> Attacks:
+    """Manifests whose digest is right and whose entries are not."""
+    for folder, manifest in (("index/flat", "manifest.json"), ("models/features", "model.json")):
+        whole = json.loads((FORMATS / folder / manifest).read_text(encoding="utf-8"))
+        whole.pop("digest")
+        for key in whole:
+            for value in (None, [], {}, "x", -1, 1e300, {"x": {"y": 1}}, ...):
+                copy = Path(shutil.copytree(FORMATS / folder, place / "altered", dirs_exist_ok=True))
+                altered = {name: entry for name, entry in whole.items() if name != key}
+                if value is not ...:
+                    altered[key] = value
+                altered["digest"] = digest_of_dict(altered)
+                (copy / manifest).write_text(json.dumps(altered), encoding="utf-8")
+                rest = [place / "features.npz", "--out", place / "e.npz", "--force"]
+                command = (
+                    ["embed", copy, *rest]
+                    if manifest == "model.json"
+                    else ["query", copy, "--id", "bild-0 ü"]
+                )
+                yield f"{manifest}: {key} = {value!r}", command
+
+
+def _wrong_embeddings(place: Path, model: Path) -> Attacks:
+    """Files of embeddings with wrong notes, with other columns, or of another kind."""
+    from safetensors.numpy import load_file, save_file
+
+    arrays = load_file(FORMATS / "embeddings.safetensors")
+    for number, note in enumerate(("[]", "1", "null", "{", "", '{"ids": 1}', '{"ids": [], "source": []}')):
+        save_file(arrays, place / f"note-{number}.safetensors", metadata={"laplacian_metric.embedding": note})
+        yield f"note {note}", ["query", FLAT, "--array", place / f"note-{number}.safetensors"]
+    (place / "renamed.parquet").write_bytes(
+        (FORMATS / "embeddings.parquet").read_bytes().replace(b"mean", b"meen")
+    )
+    yield "a column with another name", ["query", FLAT, "--array", place / "renamed.parquet"]
+    torch.save({"mean": torch.eye(3)}, place / "pickled.safetensors")
+    yield "torch.save named .safetensors", ["query", FLAT, "--array", place / "pickled.safetensors"]
+    yield "the same as features", ["embed", model, place / "pickled.safetensors", "--out", place / "x.npz"]
+
+
+def _wrong_configurations(place: Path) -> Attacks:
+    for number, text in enumerate(
+        (
+            "data: 5",
+            "method:",
+            "[]",
+            "5",
+            "",
+            "data: {train: 5}",
+            "network: []",
+            "training: {epochs: x}",
+            "a: &a [*a]",
+            "{",
+        )
+    ):
+        path = place / f"cell-{number}.yaml"
+        path.write_text(text, encoding="utf-8")
+        yield f"configuration {text!r}", ["train", "--config", path, "--out", place / f"trained-{number}"]
+
+
+def _wrong_caches_and_images(place: Path, generator: np.random.Generator) -> Attacks:
+    """Altered feature caches, pipes and devices among images, and names that control a terminal."""
+    photos = place / "photos"
+    for label in ("a", "b"):
+        (photos / label).mkdir(parents=True)
+        for number in range(4):
+            _image(photos / label / f"{number}.png", generator)
+    for number, text in enumerate(
+        ("{}", "[]", "1", '{"rows": 3, "width": 5, "dtype": "float16", "fingerprint": ""}')
+    ):
+        cache = place / f"cache-{number}"
+        lam(*_fit(place, photos, cache, 50 + number))
+        notes = [*cache.rglob("*.json")]
+        assert notes, "the fit keeps its features"
+        for path in notes:
+            path.write_text(text, encoding="utf-8")
+        yield f"feature cache {text}", _fit(place, photos, cache, number)
+    os.mkfifo(photos / "a" / "pipe.png")
+    (photos / "a" / "device.png").symlink_to("/dev/zero")
+    yield "a pipe and a device among images", _fit(place, photos, None, 90)
+    (photos / "a" / "pipe.png").unlink()
+    (photos / "a" / "device.png").unlink()
+    (photos / "a" / "\x1b[2J\x1b]0;x\x07.png").write_bytes(b"no image")
+    yield "escapes in a file name", _fit(place, photos, None, 91)
+
+
+def _wrong_options(place: Path, model: Path) -> Attacks:
+    """An array that announces more than it holds, and options that cannot be."""
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 6000), }"
+    (place / "large.npy").write_bytes(header.ljust(127) + b"\n")
+    yield "an announced array of 23 GiB", ["embed", model, place / "large.npy", "--out", place / "x.npz"]
+    for out in ("", place, "/proc/x.npz", place / "none" / "x.npz"):
+        yield f"--out {out!s:.20}", ["embed", model, place / "features.npz", "--out", out]
+    for k in (-1, 0, 10**9, "x"):
+        yield f"-k {k}", ["query", FLAT, "--array", FORMATS / "embeddings.npz", "-k", k]
+    for samples in (-1, 0, "x"):
+        yield f"--samples {samples}", ["evaluate", model, place / "features.npz", "--samples", samples]
+
+
+def _fit(place: Path, photos: Path, cache: Path | None, number: int) -> list[object]:
+    weights = place / "n-digit.safetensors"
+    if not weights.exists():
+        shutil.copy(FORMATS / "n-digit.safetensors", weights)
+    arguments: list[object] = ["fit", "--encoder", "n-digit", "--weights", weights, "--data", photos]
+    arguments += ["--encoder-option", "digits=1", "--encoder-option", "channels=[2,3]", "--no-confidence"]
+    arguments += ["--image-size", 28, "--out", place / f"fitted-{number}"]
+    return arguments if cache is None else [*arguments, "--cache", cache]
+
+
+def _image(path: Path, generator: np.random.Generator) -> None:
+    from PIL import Image
+
+    Image.fromarray(generator.integers(0, 256, (28, 28), dtype=np.uint8)).save(path)
