@@ -56,9 +56,7 @@ def check(name: Names = None, data_dir: options.DataDir = None, as_json: options
     if as_json:
         common.print_json([asdict(one) for one in states])
     else:
-        rows = [
-            (one.name, "yes" if one.found else "no", one.place or _short(one.problem)) for one in states
-        ]
+        rows = [(one.name, "yes" if one.found else "no", one.place or _short(one.problem)) for one in states]
         common.show(common.table(("name", "found", "where"), rows, slice(3, None)))
     if name and not all(one.found for one in states):
         raise typer.Exit(1)
