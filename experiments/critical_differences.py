@@ -165,14 +165,15 @@ def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: lis
     lines = [
         "# Mean ranks of scores over settings",
         "",
-        f"Mean ranks of scores over {len(settings)} settings (1 is best), a Friedman test, and Nemenyi's critical "
-        "difference at 5 %. R: AUROC of wrong answers among known queries. S: AUROC of out-of-distribution queries. "
-        "O: both in equal weight. Ours is Trust's probability in R and O, and its novelty in S. *p* is of Wilcoxon's "
-        "signed-rank test of ours and the rival, with Holm's correction.",
+        f"Which score is best over many data sets? Mean ranks over {len(settings)} settings (1 is best), a Friedman "
+        "test, and Nemenyi's critical difference at 5 %: mean ranks that are closer than this do not differ. R: AUROC "
+        "of wrong answers among known queries. S: AUROC of out-of-distribution queries. O: open-set AUROC, both in "
+        "equal weight. Ours is Trust's probability in R and O, and its novelty in S. *p* is of Wilcoxon's signed-rank "
+        "test of ours and the rival, with Holm's correction.",
         "",
         f"Settings: {', '.join(settings)}.",
         "",
-        "![Mean ranks; a bar joins scores that do not differ](plots/critical_differences.png)",
+        "![Mean ranks; a bar joins scores whose ranks do not differ](plots/critical_differences.png)",
     ]
     for measure, result in rankings.items():
         about, own = MEASURES[measure]

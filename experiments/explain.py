@@ -130,7 +130,9 @@ def _slices(axis: Any, lam: LAM, images: Images) -> None:
         axis.plot(offsets, values, color=colour, label=f"loss along a {name}")
         parabola = 0.5 * FITTED * curvature.view(-1)[entry] * offsets.square()
         axis.plot(offsets, parabola, color=colour, linestyle=":", label="its curvature")
-    axis.set(xlabel="change of the weight", ylabel="images x loss, from its value here", title="1. curvature")
+    axis.set(
+        xlabel="change of the weight", ylabel="images x loss, minus its value at 0", title="1. curvature"
+    )
     axis.legend(fontsize=7)
 
 
@@ -144,7 +146,7 @@ def _clouds(axis: Any, shown: list[Any], generator: torch.Generator) -> None:
         axis.scatter(u[:, 0], u[:, 1], s=3, color=colour, alpha=0.35, linewidths=0)
         axis.scatter([], [], s=20, color=colour, label=name)
         axis.scatter(z[:, 0], z[:, 1], s=6, color=colour, alpha=0.15, linewidths=0)
-    axis.set(title="2. weights", aspect="equal", xlabel="u for 300 draws, and on the circle")
+    axis.set(title="2. weights", aspect="equal", xlabel="300 draws, before and after the norm")
     axis.set(xticks=[0], yticks=[0])
     axis.legend()
 
@@ -164,7 +166,8 @@ def _densities(axis: Any, shown: list[Any], generator: torch.Generator) -> None:
         density = log_density(points, e.mean.expand_as(points), e.kappa.expand(len(points))).exp()
         axis.plot(grid, density, color=colour, label=f"{name}: kappa {float(e.kappa[0]):.0f}")
     axis.set(title="3. kappa", xlabel="angle to the mean direction", ylabel="density", xlim=(-2, 2))
-    axis.legend()
+    axis.margins(y=0.25)  # room for the legend above the peak
+    axis.legend(loc="upper left", fontsize=7)
 
 
 def caps(images: Images, path: Path) -> None:

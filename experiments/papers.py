@@ -88,10 +88,10 @@ def page(
     lines = [
         "# The papers' numbers, and ours",
         "",
-        "Every number of a table that a paper printed, ours beside it, and why they differ. Ours is the mean "
-        "over seeds ± one standard deviation. What could not be run here is listed with its reason. Numbers "
-        "that were made by defective code are history, not targets: [what was "
-        "found](../docs/published_code.md).",
+        "This page is for readers who compare the papers' tables with ours: every number that a paper printed in these "
+        "tables, ours beside it, and why they differ. Ours is the mean over seeds ± one standard deviation. Tables "
+        "that were not run are listed with the reason. Numbers that come from defective code are history, not targets "
+        "([what was found](../docs/published_code.md)).",
     ]
     for key, title in PAPERS.items():
         lines += ["", f"## {key}: {title}"]

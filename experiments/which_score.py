@@ -81,13 +81,13 @@ def draw(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> bytes:
             axes.plot(average[score], row, "o", color=COLOURS[2] if good else COLOURS[0], markersize=8)
             axes.annotate(
                 f"{average[score]:.2f}",
-                (0.33, row),
+                (-0.09, row),
                 fontsize=8,
                 va="center",
                 weight="bold" if good else "normal",
             )
         axes.axvline(0.5, color="#9aa5b1", linewidth=0.8, linestyle=":")
-        axes.set(xlim=(0.12, 1.01), xlabel="AUROC")
+        axes.set(xlim=(-0.12, 1.01), xticks=(0.25, 0.5, 0.75, 1), xlabel="AUROC")
         axes.set_title(title, fontsize=9)
         axes.grid(axis="x", alpha=0.3)
     panels[0].set_yticks(range(len(SCORES)), list(SCORES.values()), fontsize=9)

@@ -28,6 +28,10 @@ _FETCHED_BY_STYLE = re.compile(
 )
 
 
+# Names in tables stay whole, and wide screens show whole lines of code.
+_STYLE = "<style>.md-typeset td code,.md-typeset th code{word-break:normal}.md-grid{max-width:76rem}</style>"
+
+
 class NoHtml(Extension):
     """Markdown without HTML in it: `<a, b>` in a sentence is what it looks like."""
 
@@ -90,6 +94,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
         return markdown
     path = f"{DOCS}/{uri}" if inside.is_file() else uri
     return rewrite(path, markdown, lambda target: (root / target).is_dir())
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Add the site's few style rules to a page."""
+    return output.replace("</head>", f"{_STYLE}</head>", 1)
 
 
 def fetched(text: str, suffix: str) -> list[str]:

@@ -84,7 +84,7 @@ def _trusted(result: DemoResult) -> Section:
             Picture(
                 share_bars({"clothes": _shares(test, ~wrong), "digits": _shares(ood, None)}, PART_COLOURS),
                 alt="For clothes and for digits, the shares of the queries that Trust trusts and rejects.",
-                caption="What becomes of the queries. Whatever is answered to a digit is wrong.",
+                caption="The decision for each kind of query. Every answer to a digit is wrong.",
             ),
             Table(
                 "What Trust says about clothes and digits",

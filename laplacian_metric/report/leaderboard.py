@@ -17,10 +17,10 @@ from laplacian_metric.runs.suites.measuring import BESIDE
 
 ORDER = {IMAGE: 0, BESIDE: 1, GALLERY: 2}
 SUMMARIES = {
-    IMAGE: "These uncertainties are functions of the image alone: they serve where there is no gallery yet.",
-    BESIDE: "These cost nothing: norms and distances of the network that a method starts from, of the image alone.",
+    IMAGE: "These uncertainties are functions of the image alone: they work without a gallery.",
+    BESIDE: "These scores of the image alone cost nothing: norms and distances in a method's first network.",
     GALLERY: (
-        "These also see what was retrieved. They are not compared with the others: they know more. Those marked "
+        "These scores also see the retrieved items, and are therefore not compared with the others. Those marked "
         "“labels” need the classes of the gallery; the others do not."
     ),
 }
@@ -51,13 +51,14 @@ def _explained(results: Mapping[str, Any]) -> list[Paragraph]:
     return [
         Paragraph(
             "R-AUROC is the probability that a query whose nearest neighbour is wrong is more uncertain than one whose "
-            "nearest neighbour is right, on classes that nothing was trained on: 0.5 is chance. R@1 is the share of "
+            "nearest neighbour is right, on classes that were not trained on: 0.5 is chance. R@1 is the share of "
             "right neighbours. A high R-AUROC at a low R@1 is no success: read both, as the scatter plots show them."
         ),
         Paragraph(f"Settings were chosen without any test image. {rules}." if rules else ""),
         Paragraph(
-            "Intervals come from drawing whole classes, since classes and not images are the sample; ± is the standard "
-            "deviation over seeds. “Within” compares images of one class only, which takes away which classes are hard."
+            "Intervals come from drawing whole classes, because new classes are the question; ± is the standard "
+            "deviation over seeds. “Within” compares images of one class only, which leaves out the knowledge of which "
+            "classes are hard."
         ),
     ]
 

@@ -29,7 +29,7 @@ from laplacian_metric.trust import Answer
 LOGGER = logging.getLogger(__name__)
 FORMAT: Final = "laplacian_metric evaluation"
 SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
-CONSEQUENCE = "the figures are better than those of new images will be"
+CONSEQUENCE = "numbers on new images will be worse"
 OF_RETRIEVAL = ("recall@", "map@", "r_precision")
 
 

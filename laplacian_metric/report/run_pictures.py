@@ -90,8 +90,7 @@ def make_galleries(evaluated: Evaluated, measured: Measured) -> Galleries:
         _choose(
             measured,
             f"{name}: OOD images that look most familiar",
-            "Of these images, which are of no class that is known, the ones with the least uncertainty. Whatever "
-            "retrieval answers to them is wrong.",
+            "The out-of-distribution images with the least uncertainty. Every answer to them is wrong.",
             images.uncertainty.argsort(stable=True)[: CARDS // 2],
             name,
         )

@@ -98,13 +98,13 @@ def told(measured: Measured) -> str:
         return f"Retrieval cannot be judged: {measured.reason}."
     whole, some = measured.evaluation.refusals[0], measured.evaluation.refusals[REFUSED]
     text = (
-        f"The nearest neighbour of {whole.wrong:,} of the {whole.total:,} that have another of their class is of "
+        f"Of the {whole.total:,} images whose class has another image, {whole.wrong:,} have a nearest neighbour of "
         f"another class: an error of {share(whole.error)}. "
     )
     if whole.wrong == 0:
-        text += "There is nothing that refusing could improve on these images."
+        text += "Refusing cannot improve on that."
     elif some.answered == whole.answered:
-        text += "The uncertainties are all but equal, so that nothing can be refused by them."
+        text += "The uncertainties are nearly equal, so that they do not tell which queries to refuse."
     elif some.error < whole.error:
         text += (
             f"If the {share(some.share)} that are least certain are refused, {share(some.error)} of the answers are "
@@ -126,7 +126,7 @@ def _doubt(measured: Measured) -> str:
     interval = measured.evaluation.intervals.get("r_auroc")
     if interval is None or not interval.low <= 0.5 <= interval.high:
         return ""
-    return " That may be chance: the interval of the R-AUROC has 0.5 in it."
+    return " This may be chance: the interval of the R-AUROC includes 0.5."
 
 
 def _summary_rows(measured: Measured) -> list[tuple[str, str, str]]:
@@ -157,7 +157,7 @@ def _counted(measured: Measured) -> str:
     left_out = measured.evaluation.counts.unanswerable
     if not left_out:
         return ""
-    return f" Left out of what concerns retrieval, since they have no other of their class: {left_out:,}."
+    return f" Left out of the retrieval metrics, because no other image has their class: {left_out:,}."
 
 
 def _megabytes(size: int) -> str:
@@ -174,6 +174,6 @@ def _about_images(evaluated: Evaluated, galleries: Galleries, drawn: Map) -> str
     return (
         f"This page holds images of the data, downscaled, which take {_megabytes(size)}"
         + (f" ({left_out:,} did not fit)" if left_out else "")
-        + ": whoever gets the page gets them. lam report --no-images leaves them out (in Python, thumbnails=None). "
-        "It loads nothing from anywhere."
+        + ": they go with the page. lam report --no-images leaves them out (in Python, thumbnails=None). "
+        "It loads nothing from elsewhere."
     )

@@ -52,14 +52,14 @@ def refusing(measured: Measured) -> Section:
         "What refusing is worth",
         [
             Paragraph(
-                "A query whose uncertainty is above a threshold can be refused: left to a person, say. The fewer are "
-                "answered, the fewer of the answers should be wrong."
+                "A query whose uncertainty is above a threshold can be refused, and left to a person for example. The "
+                "fewer queries are answered, the smaller the share of wrong answers should be."
             ),
             RefusalSlider("Refusing the most uncertain queries", measured.evaluation.refusals),
             Paragraph(
-                "Each line is what its threshold does on these images, and a threshold chosen for its error here looks "
-                "better here than it will be. laplacian_metric.retrieval.abstention.choose_threshold finds one with a "
-                "guarantee, from queries that nothing else was chosen with."
+                "Each line shows the effect of a threshold on these images. A threshold that is chosen for its error "
+                "here tends to do worse on new images. laplacian_metric.retrieval.abstention.choose_threshold finds a "
+                "threshold with a guarantee, from separate calibration queries."
             ),
         ],
     )
@@ -69,8 +69,8 @@ def embedding_map(evaluated: Evaluated, measured: Measured, drawn: Map) -> Secti
     """The map, and the space itself where it can be drawn."""
     blocks: list[Block] = [
         Paragraph(
-            f"{len(drawn.plot.points):,} images by t-SNE of the angles between their directions: what is close here "
-            "was close there, but neither distances between far groups nor the sizes of groups mean anything. The "
+            f"{len(drawn.plot.points):,} images by t-SNE of the angles between their directions: points that "
+            "are close were close before, but distances between far groups and sizes of groups mean nothing. The "
             "larger and paler a point, the more uncertain it is among the known images. Each class has a colour and a "
             "shape" + ("; OOD images are black lines." if measured.ood else ".")
         ),
@@ -193,10 +193,10 @@ def better_scores(evaluation: Evaluation, names: Sequence[str]) -> str:
         ]
         if won:
             better.append(f"{plain(name)} ({', '.join(map(plain, won))})")
-    text = "An uncertainty that does not beat scores which need no method has shown nothing. "
+    text = "A useful uncertainty is better than scores that need no method. "
     if not better:
         return text + "None of the other scores does better here."
-    return f"{text}Better here, without regard to chance: {'; '.join(better)}. Take one of these where it is enough."
+    return f"{text}Better here, perhaps by chance: {'; '.join(better)}. If such a score is enough, take it."
 
 
 def _number(value: float) -> str:
@@ -242,7 +242,7 @@ def _calibrated(agreed: Calibration, text: str, label: str, what: str) -> list[B
         Picture(
             calibration_plot(agreed, label, what),
             alt=f"Accuracy over {what} in ten bins; the calibration error is {agreed.ece:.3f}.",
-            caption=f"On the diagonal the {what} is what it says; below it is too great.",
+            caption=f"On the diagonal the {what} is calibrated; below the diagonal it is too great.",
         ),
         Table(
             f"Queries by {what}",
@@ -256,8 +256,8 @@ def _calibrated(agreed: Calibration, text: str, label: str, what: str) -> list[B
 def posterior(evaluated: Evaluated) -> Section:
     """The diagnostics in words."""
     if evaluated.diagnostics is None:
-        return Section("Is the posterior to be trusted?", [])
-    return Section("Is the posterior to be trusted?", [diagnostics_table(evaluated.diagnostics)])
+        return Section("Can the posterior be trusted?", [])
+    return Section("Can the posterior be trusted?", [diagnostics_table(evaluated.diagnostics)])
 
 
 def about(evaluated: Evaluated, measured: Measured, resamples: int, seed: int) -> Section:
@@ -290,8 +290,8 @@ def diagnostics_table(diagnostics: Diagnostics) -> Table:
             (
                 "Loss",
                 number(diagnostics.loss_value, 4),
-                "The loss of the trained network over the pairs that the curvature is of.",
-                "Only beside that of another run.",
+                "The loss of the trained network over the pairs of the curvature.",
+                "It only means something beside that of another run.",
                 NONE,
             ),
             (
@@ -305,7 +305,7 @@ def diagnostics_table(diagnostics: Diagnostics) -> Table:
                 "Steps to the mode",
                 f"{number(diagnostics.steps_to_mode)} (a typical draw: {number(diagnostics.expected_steps)})",
                 "How far the trained weights are from the mode of the posterior, in its standard deviations.",
-                "Where it is further than a typical draw: the posterior is then around the wrong place. Train longer, "
+                "If it is further than a typical draw: the posterior is then around the wrong weights. Train longer, "
                 "or with the loss that is fitted.",
                 FINE if diagnostics.is_mode else BAD,
             ),
@@ -313,14 +313,14 @@ def diagnostics_table(diagnostics: Diagnostics) -> Table:
                 "Clamped curvature",
                 share(diagnostics.clamped),
                 "The share of the curvature that was negative and was set to 0, since a precision cannot be negative.",
-                f"Above {share(CLAMPED)}: of most weights the prior alone then says how uncertain they are.",
+                f"Above {share(CLAMPED)}: the uncertainty of most weights then comes from the prior alone.",
                 BAD if diagnostics.clamped > CLAMPED else FINE,
             ),
             (
                 "Prior over data",
                 number(diagnostics.prior_to_data),
                 "The precision of the prior over the mean precision that the data give a weight.",
-                f"Above {PRIOR:g}: the data hardly count, and uncertainties are those of the prior.",
+                f"Above {PRIOR:g}: the data hardly count, and the uncertainties come from the prior.",
                 FINE if diagnostics.prior_to_data <= PRIOR else BAD,
             ),
             (

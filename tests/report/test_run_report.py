@@ -95,7 +95,7 @@ def test_the_whole_page(page: Page) -> None:
         "Concentration",
         "Does the uncertainty find the errors?",
         "Calibration of the sampled networks",
-        "Is the posterior to be trusted?",
+        "Can the posterior be trusted?",
         "About this run",
     ]
     assert len(reader.holding("script")) == 1
@@ -344,13 +344,13 @@ def test_what_cannot_be_said_is_said() -> None:
     assert "there is only one image" in text("one image")
     assert "no image has another of its class" in text("no positives")
     assert "no other image of its class" in text("no positives")
-    assert "There is nothing that refusing could improve" in text("one class")
+    assert "Refusing cannot improve" in text("one class")
     assert "R-AUROC" in text("one class")
     assert "not defined" in text("one class")
     assert "No kappa is finite and above 0" in text("kappa infinite")
     assert "30 are infinite" in text("kappa infinite")
-    assert "nothing can be refused" in text("kappa zero")
-    assert "since they have no other of their class: 1." in text("three images")
+    assert "do not tell which queries to refuse" in text("kappa zero")
+    assert "because no other image has their class: 1." in text("three images")
     assert "class 2" in text("no names")
     assert "Legend of 80 groups" in text("many classes")
 
@@ -366,7 +366,7 @@ def test_refusing_that_does_not_help_is_said() -> None:
 def test_what_may_be_chance_is_called_so(run: Evaluated) -> None:
     few = replace(run, ood={}, scores={}, thumbnails=None, consensus=None)
     numbers = measure(few, resamples=50)
-    doubt = "That may be chance"
+    doubt = "This may be chance"
     for low, expected in ((0.4, True), (0.6, False)):
         interval = replace(numbers.evaluation.intervals["r_auroc"], low=low, high=0.9)
         evaluation = numbers.evaluation.model_copy(update={"intervals": {"r_auroc": interval}})

@@ -15,7 +15,7 @@ from laplacian_metric.report.page import INTERACTIVE, Enhancement
 WIDTH, HEIGHT, MARGIN = 760, 560, 16
 SMALLEST, LARGEST = 3.0, 9.0
 LEGEND = 24  # a longer legend is folded away
-HINT = "Point at a point, or focus the plot and use the arrow keys; Home is the least certain image, End the surest."
+HINT = "Point at a mark, or focus the plot and use the arrow keys; Home is the least, End the most certain image."
 
 
 @dataclass(frozen=True)
