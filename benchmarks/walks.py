@@ -1,9 +1,10 @@
 """How many files and functions of the packages a task walks through: what somebody reads who follows it.
 
-    python -m benchmarks.walks --out figures
+    python -m benchmarks.walks --out walks.json
 
 Every function of `hessians` and `laplacian_metric` that is called counts once, with the file that it is in; bodies of
-modules and of classes do not count.
+modules and of classes do not count. The task runs twice, and its second run is counted: imports, those of
+lazy packages too, and what registers names while modules are imported, are no part of the walk. What the first run cached is forgotten in between.
 """
 
 from __future__ import annotations
@@ -26,32 +27,55 @@ PACKAGES = (str(ROOT / "hessians"), str(ROOT / "laplacian_metric"))
 SKIPPED = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
 
 
-def walked(task: Callable[[], object]) -> dict[str, int]:
-    """Return how many files and functions of the packages a task calls.
+def called(task: Callable[[Path], object]) -> dict[tuple[str, str], None]:
+    """Return the files and functions of the packages that a task, which gets an empty folder, calls in its second run.
 
-    Example:
-        >>> from laplacian_metric.core.embedding import unit_rows
-        >>> walked(lambda: unit_rows(torch.ones(1, 2)))["files"] >= 1
-        True
+    They are in the order in which they are first called.
     """
-    functions: set[tuple[str, str]] = set()
+    functions: dict[tuple[str, str], None] = {}
 
     def record(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        # Bodies of classes are code too, without being functions.
+        name = getattr(code, "co_qualname", code.co_name)
+        # Bodies of classes are code too, without being functions; a module's __getattr__ imports what is named.
         is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name not in SKIPPED
-        if event == "call" and is_function and code.co_filename.startswith(PACKAGES):
-            functions.add((code.co_filename, getattr(code, "co_qualname", code.co_name)))
+        if event == "call" and is_function and name != "__getattr__" and code.co_filename.startswith(PACKAGES):
+            functions[str(Path(code.co_filename).relative_to(ROOT)), name] = None
 
-    sys.setprofile(record)
-    try:
-        task()
-    finally:
-        sys.setprofile(None)
+    with tempfile.TemporaryDirectory() as folder:
+        task(Path(folder))
+    forget_results()
+    with tempfile.TemporaryDirectory() as folder:
+        sys.setprofile(record)
+        try:
+            task(Path(folder))
+        finally:
+            sys.setprofile(None)
+    return functions
+
+
+def walked(task: Callable[[Path], object]) -> dict[str, int]:
+    """Return how many files and functions of the packages a task walks through.
+
+    Example:
+        >>> from laplacian_metric.core.embedding import unit_rows
+        >>> walked(lambda _: unit_rows(torch.ones(1, 2)))["files"] >= 1
+        True
+    """
+    functions = called(task)
     return {"files": len({file for file, _ in functions}), "functions": len(functions)}
 
 
-def lam() -> None:
+def forget_results() -> None:
+    """Empty the caches of the packages' functions, which a second run would not call again."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("hessians", "laplacian_metric"):
+            for value in list(vars(module).values()):
+                if callable(clear := getattr(value, "cache_clear", None)):
+                    clear()
+
+
+def lam(_: Path) -> None:
     """Fit a LAM to features, choose its prior and embed."""
     from hessians import ContrastiveLoss
     from laplacian_metric import LAM, Encoder
@@ -116,17 +140,28 @@ def demo(folder: Path) -> None:
     run_demo(folder / "demo", epochs=1)
 
 
+TASKS = {
+    "fit, prior, embed": lam,
+    "lam fit, index, query": commands,
+    "a cell of PFE": cell,
+    "the demo": demo,
+}
+
+
 def main() -> None:
-    """Count the walks, and write them to a JSON file."""
+    """Count the walks, and write them to a JSON file; or list the files of one of them, with their functions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--list", choices=TASKS, help="lists this walk's files and functions instead")
     options = parser.parse_args()
-    counts = {"fit, prior, embed": walked(lam)}
-    for name, task in {"lam fit, index, query": commands, "a cell of PFE": cell, "the demo": demo}.items():
-        with tempfile.TemporaryDirectory() as folder:
-            counts[name] = walked(lambda task=task, folder=folder: task(Path(folder)))  # type: ignore[misc]
-        print(name, counts[name])
-    options.out.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    if options.list:
+        walk: dict[str, list[str]] = {}
+        for file, function in called(TASKS[options.list]):
+            walk.setdefault(file, []).append(function)
+        text = "\n".join(f"{file}: {', '.join(functions)}" for file, functions in walk.items())
+    else:
+        text = json.dumps({name: walked(task) for name, task in TASKS.items()}, indent=1)
+    options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
