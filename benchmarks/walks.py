@@ -3,8 +3,8 @@
     python -m benchmarks.walks --out walks.json
 
 Every function of `hessians` and `laplacian_metric` that is called counts once, with the file that it is in; bodies of
-modules and of classes do not count. The task runs twice, and its second run is counted: imports, those of
-lazy packages too, and what registers names while modules are imported, are no part of the walk. What the first run cached is forgotten in between.
+modules and of classes do not count. The task runs twice, and its second run is counted: imports, those of lazy packages
+too, and what registers names while modules are imported, are no part of the walk. Caches are emptied in between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ def called(task: Callable[[Path], object]) -> dict[tuple[str, str], None]:
         name = getattr(code, "co_qualname", code.co_name)
         # Bodies of classes are code too, without being functions; a module's __getattr__ imports what is named.
         is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name not in SKIPPED
-        if event == "call" and is_function and name != "__getattr__" and code.co_filename.startswith(PACKAGES):
+        if (
+            event == "call"
+            and is_function
+            and name != "__getattr__"
+            and code.co_filename.startswith(PACKAGES)
+        ):
             functions[str(Path(code.co_filename).relative_to(ROOT)), name] = None
 
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 
 
 class Approximation(Choice):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+T = TypeVar("T", bound="Choice")
 
 COMPUTE_DTYPES = (torch.float32, torch.float64)
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
@@ -15,6 +20,33 @@ class CurvatureOverflowError(ValueError):
 
 class CurvatureWarning(UserWarning):
     """The result is correct, and probably not what its user hopes for."""
+
+
+class Choice(str, Enum):
+    """An enumeration that is made from its words, with an error that lists them."""
+
+    @classmethod
+    def parse(cls: type[T], value: str | T, name: str | None = None) -> T:
+        """The member with this value; ``name`` is what the error calls it, the class's name by default.
+
+        Example:
+            >>> class Colour(Choice):
+            ...     RED = "red"
+            ...     BLUE = "blue"
+            >>> Colour.parse("red")
+            <Colour.RED: 'red'>
+            >>> Colour.parse("green")
+            Traceback (most recent call last):
+            ...
+            ValueError: colour is 'green', one of 'red', 'blue' is needed
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            words = ", ".join(repr(member.value) for member in cls)
+            raise ValueError(
+                f"{name or cls.__name__.lower()} is {value!r}, one of {words} is needed"
+            ) from None
 
 
 def check_floating(name: str, tensor: Tensor) -> None:
@@ -89,14 +121,17 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in COMPUTE_DTYPES else torch.float32
 
 
-def has_float64(device: torch.device | str) -> bool:
-    """Whether a device has float64; Apple's GPUs do not.
+def exact_device(device: torch.device | str) -> torch.device:
+    """Return the device where posteriors are computed: the same, or the processor if that device has no float64.
+
+    Apple's GPUs have none.
 
     Example:
-        >>> has_float64("cpu"), has_float64("mps")
-        (True, False)
+        >>> exact_device("cuda:1"), exact_device("mps")
+        (device(type='cuda', index=1), device(type='cpu'))
     """
-    return torch.device(device).type not in WITHOUT_FLOAT64
+    device = torch.device(device)
+    return torch.device("cpu") if device.type in WITHOUT_FLOAT64 else device
 
 
 def widest_dtype(device: torch.device | str) -> torch.dtype:
@@ -106,4 +141,4 @@ def widest_dtype(device: torch.device | str) -> torch.dtype:
         >>> widest_dtype("cuda"), widest_dtype("mps")
         (torch.float64, torch.float32)
     """
-    return torch.float64 if has_float64(device) else torch.float32
+    return torch.float32 if torch.device(device).type in WITHOUT_FLOAT64 else torch.float64

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, widest_dtype
-from hessians.choices import Choice
+from hessians.checks import Choice, CurvatureWarning, widest_dtype
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
@@ -254,8 +253,8 @@ class ContrastiveLoss(PairLoss):
                 block *= self._inverse_distance(squared, exponent)
             return block.to(points.dtype)
 
-        graph = RowGraph(rows, pairs.num_images)
-        return DenseGraph(graph.dense()) if pairs.num_images <= DENSE_IMAGES else graph
+        count = pairs.num_images
+        return DenseGraph(rows(0, count)) if count <= DENSE_IMAGES else RowGraph(rows, count)
 
     def positive_graph(self, points: Tensor, pairs: Pairs, weight: float) -> PairGraph:
         """The pair weights of the positives alone, each ``weight``, or ``weight``/d with ``power=1``."""
@@ -290,18 +289,17 @@ class ContrastiveLoss(PairLoss):
         warn_about_pairs(pairs, approximation)
         u = u.detach()
         points, inverse = self.on_sphere(u) if self.normalize else (u, None)
-        if pairs.sums is not None and approximation is Approximation.FIXED:
-            row_sums, product = self.known_sums(points, pairs.sums, self.type_weights(pairs))
-            known = self._structured(points, inverse, row_sums, product, None)
-            self._warn_if_zero(known, pairs)
-            return known
         only_positives = TypeWeights(1 / pairs.num_positives if pairs.num_positives else 0.0, 0.0)
+        kept = None
         if approximation is Approximation.POSITIVE:
-            graph = self.positive_graph(points, pairs, only_positives.positive)
+            kept = self.positive_graph(points, pairs, only_positives.positive)
+            row_sums, product = row_sums_and_product(kept, points)
+        elif approximation is Approximation.FIXED and pairs.sums is not None:
+            row_sums, product = self.known_sums(points, pairs.sums, self.type_weights(pairs))
         else:
             graph = self.graph(points, pairs)
-        kept = None if approximation is Approximation.FIXED else graph
-        row_sums, product = row_sums_and_product(graph, points)
+            row_sums, product = row_sums_and_product(graph, points)
+            kept = None if approximation is Approximation.FIXED else graph
         base = self._structured(points, inverse, row_sums, product, kept)
         hessian: StructuredHessian | UnsquaredHessian = base
         if self.power == 1:

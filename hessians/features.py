@@ -20,13 +20,9 @@ class FeatureReader:
         # A block and its square are held at once.
         row = max(1, self.width) * 2 * torch.finfo(self.dtype).bits // 8
         self.rows = max(1, min(max(1, self.num_images), memory_budget // row))
+        self.one_block = self.rows >= self.num_images
         column = max(1, self.num_images) * 4 * torch.finfo(self.dtype).bits // 8
         self.columns = max(1, memory_budget // column)
-
-    @property
-    def one_block(self) -> bool:
-        """Whether a single block holds all features."""
-        return self.rows >= self.num_images
 
     def blocks(self) -> list[tuple[int, int]]:
         """Ranges of rows."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import check_matrix, check_no_overflow, check_same_device, compute_dtype
+from hessians.checks import check_matrix, check_no_overflow, check_same_device
 from hessians.class_moments import diagonal_by_moments, moments_pay
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
@@ -83,22 +83,24 @@ def last_layer_ggn_diagonal(
         (torch.Size([2, 4]), torch.Size([2]))
     """
     approximation = Approximation.parse(approximation)
-    check_layer(features, weight, bias, pairs)
+    check_layer(features, weight, bias, pairs, embeddings)
     if memory_budget < 1:
         raise ValueError(f"memory_budget is {memory_budget}, a positive number of bytes is needed")
     reader = FeatureReader(features, memory_budget)
-    u = reader.embed(weight, bias) if embeddings is None else _check_embeddings(embeddings, features, weight)
+    u = reader.embed(weight, bias) if embeddings is None else embeddings.detach().to(reader.dtype)
     hessian = loss.output_hessian(u, pairs, approximation)
     w, b = _pull_back(hessian, reader, pairs, memory_budget)
     check_no_overflow(features, len(features), w)
     return w, (None if bias is None else b)
 
 
-def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs) -> None:
-    """Refuse features, weight, bias and pairs that do not belong together."""
+def check_layer(
+    features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, embeddings: Tensor | None = None
+) -> None:
+    """Refuse features, weight, bias, pairs and embeddings that do not belong together."""
     check_matrix("features", features)
     check_matrix("weight", weight)
-    check_same_device(features=features, weight=weight, bias=bias)
+    check_same_device(features=features, weight=weight, bias=bias, embeddings=embeddings)
     if len(features) != pairs.num_images:
         raise ValueError(
             f"the pairs are over {pairs.num_images} images, but features has {len(features)} rows"
@@ -114,38 +116,31 @@ def check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pa
             raise TypeError(
                 f"{name} has dtype {other.dtype}, but features have {features.dtype}: convert one of them"
             )
-
-
-def _check_embeddings(embeddings: Tensor, features: Tensor, weight: Tensor) -> Tensor:
-    check_matrix("embeddings", embeddings)
-    check_same_device(embeddings=embeddings, features=features)
-    if embeddings.shape != (len(features), len(weight)):
-        raise ValueError(
-            f"embeddings has shape {tuple(embeddings.shape)}, but {len(features)} rows of features and a weight of "
-            f"{len(weight)} rows give ({len(features)}, {len(weight)})"
-        )
-    return embeddings.detach().to(compute_dtype(features))
+    if embeddings is not None:
+        check_matrix("embeddings", embeddings)
+        if embeddings.shape != (len(features), len(weight)):
+            raise ValueError(
+                f"embeddings has shape {tuple(embeddings.shape)}, but {len(features)} rows of features and a weight "
+                f"of {len(weight)} rows give ({len(features)}, {len(weight)})"
+            )
 
 
 class Total:
-    """Sums (Z, H) matrices and biases: in float64 where there are many blocks, whose sum would lose digits."""
+    """Sums (Z, H) matrices and biases: in float64 where there are many blocks, whose sum would lose digits.
 
-    def __init__(self, dim: int, reader: FeatureReader) -> None:
-        dtype = reader.dtype if reader.one_block else torch.float64
+    They begin with the node term, sum_n A_nk x_nh^2 for ``per_node`` A (N, Z): one matrix product.
+    """
+
+    def __init__(self, per_node: Tensor, reader: FeatureReader) -> None:
         self.dtype = reader.dtype
-        self.weight = reader.features.new_empty(dim, reader.width, dtype=dtype)
-        self.bias = reader.features.new_zeros(dim, dtype=dtype)
-
-    def add_nodes(self, per_node: Tensor, reader: FeatureReader) -> None:
-        """+ sum_n A_nk x_nh^2 for A (N, Z): one matrix product. It comes first: what is there before it is ignored."""
         if reader.one_block:
             block = reader.read(0, reader.num_images)
-            torch.mm(per_node.T, block * block, out=self.weight)
+            self.weight = per_node.T @ (block * block)
         else:
-            self.weight.zero_()
+            self.weight = per_node.new_zeros(per_node.shape[1], reader.width, dtype=torch.float64)
             for start, stop in reader.blocks():
                 self.weight += per_node[start:stop].T @ reader.read(start, stop).square()
-        self.bias += per_node.to(self.bias.dtype).sum(0)
+        self.bias = per_node.to(self.weight.dtype).sum(0)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """(Z, H) and (Z,) in the dtype that was computed in."""
@@ -163,8 +158,7 @@ def _pull_back(
     graph = base.graph if isinstance(base, StructuredHessian) else None
     if isinstance(graph, PositiveGraph) and isinstance(base, StructuredHessian) and moments_pay(pairs, base):
         return diagonal_by_moments(base, graph, pairs, reader)
-    total = Total(hessian.dim, reader)
-    total.add_nodes(hessian.diagonal_per_dimension(), reader)
+    total = Total(hessian.diagonal_per_dimension(), reader)
     if isinstance(base, StructuredHessian) and graph is not None:
         coupling = _dense_coupling(base, graph)
         _subtract_edge_products(total, base, graph, coupling, reader)
@@ -233,11 +227,12 @@ def _subtract_listed_edges(
 
 def _coupled(hessian: CoupledHessian, reader: FeatureReader) -> tuple[Tensor, Tensor]:
     """sum_{n,m} M_{nk,mk} x_nh x_mh for every k, by one product with an N x N matrix for each."""
-    total = Total(hessian.dim, reader)
+    weight = reader.features.new_empty(hessian.dim, reader.width, dtype=reader.dtype)
+    bias = weight.new_empty(hessian.dim)
     for k in range(hessian.dim):
         coupling = hessian.coupling(k)
         for columns in reader.column_blocks():
             block = reader.read_columns(columns)
-            total.weight[k, columns] = (block * (coupling @ block)).sum(0).to(total.weight.dtype)
-        total.bias[k] = coupling.sum()
-    return total.result()
+            weight[k, columns] = (block * (coupling @ block)).sum(0)
+        bias[k] = coupling.sum()
+    return weight, bias

@@ -51,24 +51,31 @@ def trained_gradient(loss: PairLoss, summary: LossSummary, num_negatives: float)
 
 def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSummary:
     """All sums that are needed follow from Y 1 and Y z, for the positives and for all pairs."""
-    weights, known = loss.type_weights(pairs), pairs.sums
-    if known is not None:
-        return _from_sums(loss, u, known, weights)
-    points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
-    every = row_sums_and_product(loss.graph(points, pairs), points)
-    positive = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
-    negative = (every[0] - positive[0], every[1] - positive[1])
-    (first, square), (second, other) = (_gradient(points, inverse, *sums) for sums in (positive, negative))
-    if loss.power == 1:
-        totals = loss.sums(points, pairs)
-        value = weights.positive * float(totals[0]) + weights.negative * float(totals[1])
-        return LossSummary(value, first, second, float(totals[2]))
-    total = -float(negative[0].sum(dtype=torch.float64)) / 2
-    return LossSummary(*_value(loss, weights, square + other, total, first, second))
+    weights = loss.type_weights(pairs)
+    if pairs.sums is not None:
+        positive, negative, square, total = _from_sums(loss, u, pairs.sums, weights)
+    else:
+        points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
+        every = row_sums_and_product(loss.graph(points, pairs), points)
+        sums = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
+        rest = (every[0] - sums[0], every[1] - sums[1])
+        (positive, square), (negative, other) = (_gradient(points, inverse, *part) for part in (sums, rest))
+        if loss.power == 1:
+            totals = loss.sums(points, pairs)
+            value = weights.positive * float(totals[0]) + weights.negative * float(totals[1])
+            return LossSummary(value, positive, negative, float(totals[2]))
+        square, total = square + other, -float(rest[0].sum(dtype=torch.float64)) / 2
+    active = max(0.0, total / weights.negative) if weights.negative else 0.0
+    return LossSummary((square + loss.margin**2 * total) / 2, positive, negative, active)
 
 
-def _from_sums(loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeWeights) -> LossSummary:
-    """A few images at a time, since their sums are known."""
+def _from_sums(
+    loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeWeights
+) -> tuple[Tensor, Tensor, float, float]:
+    """Both gradients (N, Z), the sum of y d^2 over all pairs, and what all active negatives weigh, 2w/|Q| each.
+
+    A few images at a time, since their sums are known.
+    """
     gradients, squares, total = (torch.empty_like(u), torch.empty_like(u)), 0.0, 0.0
     for start in range(0, len(u), ROWS):
         part = slice(start, start + ROWS)
@@ -84,16 +91,7 @@ def _from_sums(loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeW
             into[part], square = _gradient(points, inverse, row_sums, product)
             squares += square
         total -= float(row_sums.sum(dtype=torch.float64)) / 2
-    return LossSummary(*_value(loss, weights, squares, total, *gradients))
-
-
-def _value(
-    loss: ContrastiveLoss, weights: TypeWeights, squares: float, total: float, *gradients: Tensor
-) -> tuple[float, Tensor, Tensor, float]:
-    """The fields of a summary; ``total`` is what all active negatives weigh, -2w/|Q| each with the other sign."""
-    value = (squares + loss.margin**2 * total) / 2
-    active = max(0.0, total / weights.negative) if weights.negative else 0.0
-    return value, gradients[0], gradients[1], active
+    return *gradients, squares, total
 
 
 def _gradient(

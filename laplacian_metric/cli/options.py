@@ -221,7 +221,7 @@ def checked_device(name: str) -> Any:
     """
     import torch
 
-    from laplacian_metric.core.devices import best_device
+    from laplacian_metric.core.batch import best_device
 
     if name == "auto":
         return best_device()

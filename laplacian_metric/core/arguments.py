@@ -101,7 +101,7 @@ def parse_choices(options: Any) -> None:
         >>> loss.distance
         <Distance.EUCLIDEAN: 'euclidean'>
     """
-    from hessians.choices import Choice  # with torch, which checks of names do without
+    from hessians.checks import Choice  # with torch, which checks of names do without
 
     hints = get_type_hints(type(options))
     for field in fields(options):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.core.modes import evaluating
@@ -33,6 +33,8 @@ class Batch:
     Example:
         >>> Batch(torch.zeros(2, 3), torch.tensor([4, 5])).labels
         tensor([4, 5])
+        >>> len(Batch({"words": torch.zeros(4, 7), "scale": 2.0}))
+        4
     """
 
     inputs: Any
@@ -41,7 +43,11 @@ class Batch:
     views: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
-        return num_inputs(self.inputs)
+        """How many inputs there are: the length of the first tensor among them."""
+        inputs = tuple(self.inputs.values()) if isinstance(self.inputs, Mapping) else self.inputs
+        if isinstance(inputs, tuple):
+            inputs = next((part for part in inputs if isinstance(part, Tensor)), inputs[0])
+        return len(inputs)
 
     def to(self, module: nn.Module) -> Batch:
         """Return the batch with its inputs and views on a module's device; labels stay where they are."""
@@ -135,9 +141,10 @@ def read(
     if is_single(data) and not labelled:
         yield data if isinstance(data, Batch) else Batch(data)
         return
-    images = 0
-    loader = track(loader_of(data, labelled=labelled), title, total=_length(data), show=progress)
-    for number, item in enumerate(loader):
+    images, total = 0, getattr(data, "num_batches", None)
+    loader = loader_of(data, labelled=labelled)
+    batches = track(loader, title, total=total if isinstance(total, int) else None, show=progress)
+    for number, item in enumerate(batches):
         batch = as_batch(item, number, labelled=labelled)
         images += len(batch) if labelled else 1
         yield batch
@@ -208,18 +215,6 @@ def map_batches(
         return [function(batch.to(module)) for batch in batches]
 
 
-def _length(data: Any) -> int | None:
-    """How many batches there are, where that is known."""
-    number = getattr(data, "num_batches", None)
-    if (
-        number is None
-        and isinstance(data, Sized)
-        and not isinstance(getattr(data, "dataset", None), IterableDataset)
-    ):
-        return len(data)
-    return number if isinstance(number, int) else None
-
-
 def repeatable(data: Any) -> Any:
     """Return data that may be read again and again in one order.
 
@@ -235,41 +230,29 @@ def repeatable(data: Any) -> Any:
     return data if fixed else list(read(data))
 
 
-def num_inputs(inputs: Any) -> int:
-    """Return how many inputs a batch has: the length of the first tensor in it.
+def best_device() -> torch.device:
+    """Return the GPU that torch can use, CUDA's (and ROCm's) before Apple's, else the processor."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
-    Example:
-        >>> num_inputs({"words": torch.zeros(4, 7), "scale": 2.0})
-        4
-    """
-    if isinstance(inputs, Mapping):
-        inputs = tuple(inputs.values())
-    if isinstance(inputs, tuple):
-        inputs = next((part for part in inputs if isinstance(part, Tensor)), inputs[0])
-    return len(inputs)
+
+def pins_memory() -> bool:
+    """Whether batches are put into pinned memory, out of which they are copied to a GPU while it computes."""
+    return torch.cuda.is_available()
 
 
 def device_of(module: nn.Module) -> torch.device:
     """Return where the last of a module's parameters is, its head's in an encoder; the processor if it has none."""
-    return _last_parameter(module).device
+    return [torch.empty(0), *module.parameters()][-1].device
 
 
-def _last_parameter(module: nn.Module) -> Tensor:
-    last = torch.empty(0)
-    for parameter in module.parameters():
-        last = parameter
-    return last
+def to_device(inputs: Any, target: nn.Module | Tensor) -> Any:
+    """Return inputs on the device of a tensor, or of the module's last parameter, whatever they are made of.
 
-
-def to_device(inputs: Any, module: nn.Module) -> Any:
-    """Return inputs on the device of the module's last parameter, whatever they are made of.
-
-    Arrays of numpy become tensors; those of floats take the dtype of the module.
+    Arrays of numpy become tensors; those of floats take the dtype of the target.
     """
-    return _moved(inputs, _last_parameter(module))
-
-
-def _moved(inputs: Any, like: Tensor) -> Any:
+    like = target if isinstance(target, Tensor) else [torch.empty(0), *target.parameters()][-1]
     if isinstance(inputs, Tensor):
         # Out of pinned memory the copy goes on while the GPU computes; the next kernel on it waits for the copy.
         return inputs.to(like.device, non_blocking=inputs.is_pinned() if like.is_cuda else False)
@@ -278,9 +261,9 @@ def _moved(inputs: Any, like: Tensor) -> Any:
         tensor = torch.as_tensor(inputs if inputs.flags.writeable else inputs.copy(), device=like.device)
         return tensor.to(like.dtype) if tensor.is_floating_point() else tensor
     if isinstance(inputs, Mapping):
-        return {name: _moved(value, like) for name, value in inputs.items()}
+        return {name: to_device(value, like) for name, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):
-        moved = [_moved(value, like) for value in inputs]
+        moved = [to_device(value, like) for value in inputs]
         # A named tuple takes its entries one by one.
         return type(inputs)(*moved) if hasattr(inputs, "_fields") else type(inputs)(moved)
     return inputs

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians import Pairs
-from hessians.choices import Choice
+from hessians.checks import Choice
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding

@@ -92,12 +92,13 @@ def check_unused(module: nn.Module) -> None:
 
 
 def _enter(parts: list[nn.Module], thread: int, shared: bool) -> None:
-    def is_free(part: nn.Module) -> bool:
-        use = _USES.get(id(part))
-        return use is None or set(use.threads) <= {thread} or (shared and not use.alone)
-
     with _FREED:
-        _FREED.wait_for(lambda: all(map(is_free, parts)))
+        _FREED.wait_for(
+            lambda: all(
+                use is None or set(use.threads) <= {thread} or (shared and not use.alone)
+                for use in (_USES.get(id(part)) for part in parts)
+            )
+        )
         for part in parts:
             use = _USES.setdefault(id(part), _Use(part, part.training))
             use.threads[thread] += 1

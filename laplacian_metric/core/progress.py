@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -122,15 +123,17 @@ def track(
         yield from items
         return
     bar = on_terminal() if show is None else show
-    length = len(items) if total is None and isinstance(items, Sized) else total
+    if total is None and isinstance(items, Sized):
+        with suppress(TypeError):  # a loader of a stream has a len() that does not work
+            total = len(items)
     shown: Iterable[T] = items
     if bar:
         from rich.console import Console
         from rich.progress import track as rich_track
 
         console = Console(stderr=True, force_terminal=show)
-        shown = rich_track(items, description=description, total=length, console=console, transient=True)
-    pace = Pace(description, length, lines=not bar, unit=unit)
+        shown = rich_track(items, description=description, total=total, console=console, transient=True)
+    pace = Pace(description, total, lines=not bar, unit=unit)
     for done, item in enumerate(shown, 1):
         yield item
         pace.advance(done)

@@ -1,4 +1,7 @@
-"""Files of tensors (safetensors) with notes and a digest, written whole or not at all; nothing in them is code."""
+"""Files of tensors (safetensors) with notes and a digest, written whole or not at all; nothing in them is code.
+
+`digest` is the digest of tensors that are in no file, such as those of a module.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.manifest import DamagedArtifactError, MissingArtifactError
@@ -46,7 +49,7 @@ def save(
         (tensor([1., 1.]), 'me')
     """
     notes = notes or {}
-    header: dict[str, Any] = {"__metadata__": {**notes, DIGEST: _digest(tensors, notes)}}
+    header: dict[str, Any] = {"__metadata__": {**notes, DIGEST: _file_digest(tensors, notes)}}
     offset, names = 0, sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     for name in names:
         tensor = tensors[name]
@@ -73,7 +76,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     with opened(path) as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         notes: dict[str, str] = dict(file.metadata() or {})
-    if notes.pop(DIGEST, None) not in (None, _digest(tensors, notes)):
+    if notes.pop(DIGEST, None) not in (None, _file_digest(tensors, notes)):
         raise DamagedArtifactError(
             f"{Path(path).name} is damaged: it is not as it was written. Copy it again"
         )
@@ -101,13 +104,37 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         ) from error
 
 
-def _digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
+def _file_digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
     """Return the SHA-256 of the notes and of the names, dtypes, shapes and bytes, in the order of the names."""
     digest = hashlib.sha256(json.dumps(dict(notes), sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def digest(source: nn.Module | Mapping[str, Tensor], settings: Mapping[str, Any]) -> str:
+    """SHA-256 of names, shapes, dtypes and bytes of tensors, and of some settings; 64 hex digits.
+
+    Args:
+        source: the tensors by name, or a module, whose parameters and buffers they are.
+        settings: as JSON has them.
+
+    Example:
+        >>> digest({"a": torch.zeros(2)}, {}) == digest({"b": torch.zeros(2)}, {})
+        False
+    """
+    if isinstance(source, nn.Module):
+        parameters = source.named_parameters(remove_duplicate=False)
+        source = {**dict(parameters), **dict(source.named_buffers(remove_duplicate=False))}
+    summed = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode())
+    for name in sorted(source):
+        tensor = source[name].detach()
+        # Lengths first, so that no two lists of tensors give the same bytes.
+        head = json.dumps([name, list(tensor.shape), str(tensor.dtype)]).encode()
+        summed.update(len(head).to_bytes(8, "little") + head)
+        summed.update(bytes_of(tensor))
+    return summed.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.arguments import at_least
-from laplacian_metric.core.batch import Batch
-from laplacian_metric.core.devices import pins_memory
+from laplacian_metric.core.batch import Batch, pins_memory
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.data.splits import Role, Split, parse_split

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 
 from hessians.checks import compute_dtype
-from laplacian_metric.encoder.checks import arguments, check_features, check_head, check_inputs, is_tracing
-from laplacian_metric.encoder.fingerprint import digest
+from laplacian_metric.core.tensor_file import digest
 
 
 class Encoder(nn.Module):
@@ -263,3 +264,112 @@ def _check_norms(norm: Tensor) -> None:
         f"{int((~good).sum())} of {len(norm)} embeddings have no direction; the first is row {row}, which has {what}: "
         "remove those images, mend the network that made them, or use normalize=False"
     )
+
+
+# --- checks of what an encoder is made of and is called with ---
+
+
+def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
+    if len(inputs) == 1 and not named:
+        (entry,) = inputs
+        if isinstance(entry, dict):
+            return (), dict(entry)
+        if isinstance(entry, tuple | list) and any(isinstance(x, Tensor) for x in entry):
+            return tuple(entry), {}
+    return inputs, named
+
+
+def is_tracing() -> bool:
+    """Whether a graph is being made of what runs, so that nothing may depend on values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def check_head(head: nn.Module, backbone: nn.Module) -> None:
+    """Refuse a head whose weight is not a plain parameter of its own that is multiplied with the features."""
+    kind = type(head).__name__
+    if not isinstance(head, nn.Linear):
+        raise TypeError(
+            f"head is a {kind}, a torch.nn.Linear is needed, which the posterior is over: put whatever else there is "
+            "into the backbone, or use Encoder.with_head(backbone, example_inputs)"
+        )
+    if not isinstance(head._parameters.get("weight"), nn.Parameter):
+        raise ValueError(
+            f"the weight of head ({kind}) is not a parameter but computed from others, as weight_norm and "
+            'spectral_norm do: torch.nn.utils.parametrize.remove_parametrizations(head, "weight"), or '
+            "torch.nn.utils.remove_weight_norm(head), makes it one"
+        )
+    if is_lazy(head.weight):
+        raise ValueError(f"head ({kind}) has no shape yet: call the model once before")
+    own = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in (head.weight, head.bias)
+        if tensor is not None and tensor.numel() and not tensor.is_meta
+    }
+    names = [
+        name
+        for name, tensor in backbone.named_parameters()
+        if not (is_lazy(tensor) or tensor.is_meta or not tensor.numel())
+        and tensor.untyped_storage().data_ptr() in own
+    ]
+    if names:
+        raise ValueError(
+            f"head shares its weights with the backbone ({', '.join(names)}): weights drawn from a posterior over the "
+            "head would change both. Use Encoder.from_module(model) to cut a model, or give the head a copy: "
+            "head.weight = torch.nn.Parameter(head.weight.detach().clone())"
+        )
+    if type(head).forward is not nn.Linear.forward or head._forward_hooks or head._forward_pre_hooks:
+        _check_product(head)
+
+
+def _check_product(head: nn.Linear) -> None:
+    """A layer with a forward pass or hooks of its own may do more than multiply: try it."""
+    weight = head.weight
+    probe = torch.linspace(-1, 1, 2 * head.in_features, dtype=weight.dtype, device=weight.device)
+    probe = probe.reshape(2, head.in_features)
+    with torch.no_grad():
+        output = head(probe)
+        right = F.linear(probe, head.weight, head.bias)
+    tolerance = 100 * torch.finfo(weight.dtype).eps * float(right.abs().max() + 1)
+    if output.shape != right.shape or not bool(((output - right).abs() <= tolerance).all()):
+        raise ValueError(
+            f"head ({type(head).__name__}) does not compute weight @ h + bias, as a posterior over its weight assumes: "
+            "remove its hooks, or merge what it adds into the weight of a torch.nn.Linear"
+        )
+
+
+def check_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], backbone: nn.Module) -> None:
+    """Refuse whole numbers where an image is expected: a single tensor, and no embedding layer to look it up in."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+        return
+    (images,) = args
+    if images.is_floating_point() or images.is_complex():
+        return
+    if not any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in backbone.modules()):
+        raise TypeError(f"images has dtype {images.dtype}: convert to floats in [0, 1] first")
+
+
+def check_features(
+    features: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backbone: nn.Module, head: nn.Linear
+) -> None:
+    """Refuse what is not one row of ``head.in_features`` floats for each image."""
+    kind = type(backbone).__name__
+    needed = f"the head takes (N, {head.in_features})"
+    if not isinstance(features, Tensor):
+        raise TypeError(
+            f"backbone ({kind}) returns a {type(features).__name__}, {needed} as one tensor: wrap it in a module that "
+            "returns that"
+        )
+    if not features.is_floating_point():
+        raise TypeError(f"backbone ({kind}) returns dtype {features.dtype}, floats are needed")
+    if features.ndim != 2 or features.shape[1] != head.in_features:
+        remedy = " Pool and flatten it first." if features.ndim > 2 else ""
+        raise ValueError(f"backbone ({kind}) returns shape {tuple(features.shape)}, {needed}.{remedy}")
+    if is_tracing():  # where the number of rows is a symbol, which a comparison would turn into a number
+        return
+    lengths = {len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim}
+    if lengths and len(features) not in lengths:
+        raise ValueError(
+            f"backbone ({kind}) returns {len(features)} rows of features for {max(lengths)} inputs: one row for each "
+            "is needed"
+        )

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from laplacian_metric.encoder.checks import is_raw_or_unit, is_tracing, trial
+from laplacian_metric.encoder.encoder import is_tracing
 from laplacian_metric.encoder.linear_layers import (
     StandIn,
     ask,
@@ -21,6 +22,7 @@ from laplacian_metric.encoder.linear_layers import (
     linears,
     named_head,
     remedy,
+    trial,
 )
 
 
@@ -110,7 +112,7 @@ def _problem_after(after: list[tuple[str, nn.Module]], head: nn.Linear) -> str |
     with torch.no_grad():
         for _, module in after:
             output = module(output)
-    if is_raw_or_unit(output, probe):
+    if _is_raw_or_unit(output, probe):
         return None
     listed = ", ".join(f"{name} ({type(module).__name__})" for name, module in after)
     return f"what comes after the head, {listed}, is not the l2 norm"
@@ -245,7 +247,7 @@ def check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:
             "module that returns them, or name the layer and cut before it yourself, Encoder(backbone, head)"
         )
     try:
-        same = is_raw_or_unit(output.detach(), raw)
+        same = _is_raw_or_unit(output.detach(), raw)
     except RuntimeError:  # inside vmap, where no value may be looked at
         return False
     if not same:
@@ -254,3 +256,16 @@ def check_output(module: nn.Module, name: str, output: Any, raw: Any) -> bool:
             f"{tuple(raw.shape)}, nor its l2 norm: {remedy(module, name)}"
         )
     return bool(raw.numel())
+
+
+def _is_raw_or_unit(output: Any, raw: Tensor) -> bool:
+    if not isinstance(output, Tensor) or output.shape != raw.shape or raw.ndim != 2:
+        return False
+    # As many digits as the coarser of the two has: a norm may be computed in fewer.
+    eps = max(torch.finfo(x.dtype).eps if x.is_floating_point() else 1.0 for x in (output, raw))
+    output, raw = output.double(), raw.double()
+    for expected in (raw, F.normalize(raw, dim=1)):
+        tolerance = 100 * eps * (1 + expected.abs().amax(dim=1, keepdim=True))
+        if bool(((output - expected).abs() <= tolerance).all()):
+            return True
+    return False

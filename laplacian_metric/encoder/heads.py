@@ -12,7 +12,7 @@ from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix, check_varied
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.progress import track
-from laplacian_metric.encoder.checks import trial
+from laplacian_metric.encoder.linear_layers import trial
 from laplacian_metric.encoder.networks.small import seeded
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+from torch.func import functional_call
 
-from laplacian_metric.encoder.checks import trial
+from laplacian_metric.encoder.encoder import arguments
 
 LISTED = 20
 
@@ -51,6 +53,18 @@ def remedy(module: nn.Module, name: str) -> str:
 def last_registered(module: nn.Module) -> str:
     """The name of the linear layer that comes last in the module's own order."""
     return list(linears(module))[-1]
+
+
+def trial(module: nn.Module, inputs: Any) -> Any:
+    """What a module returns for a tensor, a tuple of positional or a dictionary of named arguments.
+
+    Nothing is left of the call: neither running statistics nor random numbers change.
+    """
+    args, kwargs = arguments((inputs,), {})
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    devices = {x.device.index for x in module.parameters() if x.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)):
+        return functional_call(module, buffers, args, kwargs)
 
 
 def last_run(module: nn.Module, example_inputs: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.batch import device_of
 from laplacian_metric.encoder.encoder import Encoder
 

@@ -18,7 +18,7 @@ from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.output_hessian import CoupledHessian, MatrixHessian, OutputHessian
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.progress import track
-from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches, pair_counts
+from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches
 from laplacian_metric.laplace.layer import (
     DiagonalCurvature,
     FullCurvature,
@@ -104,20 +104,17 @@ class _Part:
     keeps_dense: bool
     _known: list[OutputHessian] = field(default_factory=list)
 
-    @property
-    def features(self) -> Tensor:
-        rows = self.rows
-        return self.data.features if rows is None else self.data.features[rows.to(self.data.features.device)]
-
-    @property
-    def embeddings(self) -> Tensor:
-        return self.data.embeddings if self.rows is None else self.data.embeddings[self.rows]
+    def select(self, rows: Tensor) -> Tensor:
+        """Those of the rows (N, ...) of all images that are of this batch."""
+        return rows if self.rows is None else rows[self.rows.to(rows.device)]
 
     def hessian(self) -> OutputHessian:
         """Kept once it is known, unless it is dense and all of them would be too large."""
         if self._known:
             return self._known[0]
-        hessian = self.data.loss.output_hessian(self.embeddings, self.pairs, self.approximation)
+        hessian = self.data.loss.output_hessian(
+            self.select(self.data.embeddings), self.pairs, self.approximation
+        )
         if self.keeps_dense or not isinstance(hessian, (MatrixHessian, CoupledHessian)):
             self._known.append(hessian)
         return hessian
@@ -132,13 +129,11 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
     """
     searched = _searched(data, settings, batches)
     parts, population = _parts(data, settings, batches, searched)
-    make = {
-        Structure.DIAGONAL: _diagonal,
-        Structure.KRONECKER: _kronecker,
-        Structure.LOW_RANK: _low_rank,
-        Structure.FULL: _full,
-    }[settings.structure]
-    curvature = make(data, parts, settings)
+    if settings.structure is Structure.DIAGONAL:
+        curvature: LayerCurvature = DiagonalCurvature(_summed_diagonal(data, parts, settings))
+    else:
+        make = {Structure.KRONECKER: _kronecker, Structure.LOW_RANK: _low_rank, Structure.FULL: _full}
+        curvature = make[settings.structure](data, parts, settings)
     # The curvature of "positive" has no negatives, and its positives are summed by classes.
     error = searched.error if searched and settings.approximation is Approximation.FIXED else 0.0
     return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
@@ -167,7 +162,8 @@ def _searched(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
 def _parts(
     data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, searched: SearchedPairs | None
 ) -> tuple[list[_Part], tuple[float, float]]:
-    labels, approximation = data.labels, settings.approximation
+    """The batches, with the counts of positives and negatives in all of them and in all processes."""
+    labels, approximation, reduce = data.labels, settings.approximation, settings.reduce
     if settings.structure is Structure.KRONECKER and approximation is Approximation.FULL:
         raise ValueError(
             'structure "kron" of the indefinite approximation "full" has no nearest positive semi-definite product '
@@ -176,34 +172,32 @@ def _parts(
     if isinstance(labels, Pairs):
         if batches is not None:
             raise ValueError("batches are given with pairs: pass labels, or pairs of one batch")
-        counts = _reduced_counts(
-            (labels.num_positives, labels.num_negatives), data.embeddings, settings.reduce
-        )
-        pairs = labels.with_population(counts)
-        return [_Part(data, None, pairs, approximation, keeps_dense=True)], counts
-    if batches is None and (data.loss.couples_batch or _in_batches(settings)):
-        batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
-    if searched is not None and len(searched.labels) > len(labels):
-        population: tuple[float, float] = pair_counts(searched.labels)
+        sets = [labels]
     else:
-        own = pair_counts(labels, None if batches is None else list(batches))
-        population = _reduced_counts(own, data.embeddings, settings.reduce)
+        if batches is None and (data.loss.couples_batch or _in_batches(settings)):
+            batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
+        sets = [
+            Pairs.from_labels(part)
+            for part in ([labels] if batches is None else map(labels.__getitem__, batches))
+        ]
+    counted = sets
+    if searched is not None and len(searched.labels) > len(data.features):  # the labels of all processes
+        counted, reduce = [Pairs.from_labels(searched.labels)], None
+    counts = (sum(pairs.num_positives for pairs in counted), sum(pairs.num_negatives for pairs in counted))
+    if reduce is not None:
+        like = data.embeddings
+        counts = tuple(reduce(torch.tensor(counts, dtype=torch.float64, device=like.device)).tolist())
+    sets = [pairs.with_population(counts) for pairs in sets]
+    if searched is not None:
+        sets = [pairs.with_sums(searched.sums) for pairs in sets]
     if batches is None:
-        pairs = Pairs.from_labels(labels, population=population)
-        pairs = pairs if searched is None else pairs.with_sums(searched.sums)
-        return [_Part(data, None, pairs, approximation, keeps_dense=True)], population
+        return [_Part(data, None, sets[0], approximation, keeps_dense=True)], counts
     u = data.embeddings
     dense = sum((len(rows) * u.shape[1]) ** 2 for rows in batches) * u.element_size()
     return [
-        _Part(
-            data,
-            rows,
-            Pairs.from_labels(labels[rows], population=population),
-            approximation,
-            keeps_dense=dense <= DENSE_MEMORY,
-        )
-        for rows in batches
-    ], population
+        _Part(data, rows, pairs, approximation, keeps_dense=dense <= DENSE_MEMORY)
+        for rows, pairs in zip(batches, sets, strict=True)
+    ], counts
 
 
 def _in_batches(settings: Settings) -> bool:
@@ -213,17 +207,6 @@ def _in_batches(settings: Settings) -> bool:
     return settings.structure is Structure.KRONECKER and settings.approximation is Approximation.POSITIVE
 
 
-def _reduced_counts(own: tuple[float, float], like: Tensor, reduce: Reduce | None) -> tuple[float, float]:
-    if reduce is None:
-        return own
-    total = reduce(torch.tensor(own, dtype=torch.float64, device=like.device))
-    return float(total[0]), float(total[1])
-
-
-def _diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
-    return DiagonalCurvature(_summed_diagonal(data, parts, settings))
-
-
 def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> Tensor:
     """diag(G) without a clamp, (Z, H'), summed in float64."""
     inputs = data.weight.shape[1] + int(data.bias is not None)
@@ -231,13 +214,13 @@ def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) ->
     show = settings.progress if len(parts) > 1 else False
     for part in track(parts, "curvature", show=show):
         w, b = last_layer_ggn_diagonal(
-            part.features,
+            part.select(data.features),
             data.weight,
             data.bias,
             part.pairs,
             data.loss,
             settings.approximation,
-            embeddings=part.embeddings,
+            embeddings=part.select(data.embeddings),
         )
         total += w if b is None else torch.cat([w, b[:, None]], dim=1)
     total = total if settings.reduce is None else settings.reduce(total)
@@ -245,7 +228,7 @@ def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) ->
 
 
 def _operator(data: LayerData, parts: list[_Part], settings: Settings) -> LayerGGN:
-    batches = [LayerBatch(part.features, part.hessian) for part in parts]
+    batches = [LayerBatch(part.select(data.features), part.hessian) for part in parts]
     return LayerGGN(batches, len(data.weight), data.bias is not None, reduce=settings.reduce)
 
 

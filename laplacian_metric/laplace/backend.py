@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hessians.approximations import Approximation
-from hessians.choices import Choice
+from hessians.checks import Choice
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
 from laplacian_metric.laplace.torch_backend.batches import Batches, batch_population

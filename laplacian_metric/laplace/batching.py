@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hessians import Pairs
-
 BATCH_SIZE = 256
 FEWEST_PER_CLASS = 4
 
@@ -71,17 +69,3 @@ def on_host(generator: torch.Generator | None) -> torch.Generator | None:
         return generator
     seed = torch.randint(2**62, (1,), generator=generator, device=generator.device)
     return torch.Generator().manual_seed(int(seed))
-
-
-def pair_counts(labels: Tensor, batches: list[Tensor] | None = None) -> tuple[int, int]:
-    """Positive and negative pairs inside the batches (one batch of all images by default), summed.
-
-    Example:
-        >>> pair_counts(torch.tensor([0, 0, 1, 1]), [torch.tensor([0, 1]), torch.tensor([2, 3])])
-        (2, 0)
-    """
-    parts = [labels] if batches is None else [labels[batch] for batch in batches]
-    counted = [Pairs.from_labels(part) for part in parts]
-    return int(sum(pairs.num_positives for pairs in counted)), int(
-        sum(pairs.num_negatives for pairs in counted)
-    )

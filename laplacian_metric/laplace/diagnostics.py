@@ -11,16 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessians.checks import CurvatureWarning
-from hessians.features import FeatureReader
-from hessians.loss_summary import LossSummary, summarise, trained_gradient
-from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import unit_rows
-from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior
 from laplacian_metric.metrics import recall_at_k
-
-FEATURE_MEMORY = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -101,44 +95,6 @@ def warn_unless_mode(diagnostics: Diagnostics) -> None:
             CurvatureWarning,
             stacklevel=3,
         )
-
-
-def loss_and_gradient(
-    loss: PairLoss, data: LayerData, accumulated: Accumulated, reduce: Reduce | None
-) -> tuple[float, Tensor]:
-    """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
-    u = data.embeddings
-    value, active = 0.0, 0.0
-    positive, negative = torch.zeros_like(u[:1]).expand_as(u), torch.zeros_like(u[:1]).expand_as(u)
-    for number, (rows, pairs) in enumerate(accumulated.batches):
-        part = summarise(loss, u if rows is None else u[rows], pairs)
-        value, active = value + part.value, active + part.active
-        if rows is None:  # the only batch
-            positive, negative = part.positive_gradient, part.negative_gradient
-            continue
-        index = rows.to(u.device)
-        if not number:
-            positive, negative = torch.zeros_like(u), torch.zeros_like(u)
-        positive.index_add_(0, index, part.positive_gradient)
-        negative.index_add_(0, index, part.negative_gradient)
-    numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)
-    value, active = (numbers if reduce is None else reduce(numbers)).tolist()
-    trained = trained_gradient(
-        loss, LossSummary(value, positive, negative, active), accumulated.num_negatives
-    )
-    gradient = pull_back(trained, data.features, data.bias is not None)
-    return value, gradient if reduce is None else reduce(gradient)
-
-
-def pull_back(gradient: Tensor, features: Tensor, bias: bool) -> Tensor:
-    """dL/d[W | b] (Z, H') from dL/du (N, Z) and the features (N, H), read in blocks."""
-    reader = FeatureReader(features, FEATURE_MEMORY)
-    total = torch.zeros(gradient.shape[1], reader.width, dtype=torch.float64, device=features.device)
-    for start, stop in reader.blocks():
-        total += gradient[start:stop].to(reader.dtype).T @ reader.read(start, stop)
-    if bias:
-        total = torch.cat([total, gradient.double().sum(0)[:, None]], dim=1)
-    return total.to(reader.dtype)
 
 
 def recall_lost(

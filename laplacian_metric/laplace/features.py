@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -23,10 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hessians.checks import check_finite
+from hessians.checks import check_finite, exact_device
 from laplacian_metric.core import artifact
-from laplacian_metric.core.batch import Loader, read, to_device
-from laplacian_metric.core.devices import exact_device
+from laplacian_metric.core.batch import Batch, Loader, read, to_device
 from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.manifest import (
     ArtifactError,
@@ -44,6 +43,7 @@ LOGGER = logging.getLogger(__name__)
 
 DEFAULT_LIMIT = 1 << 30
 ROWS_BETWEEN_NOTES = 4096
+NAME = "these features"
 
 
 class FeaturesManifest(Manifest):
@@ -106,52 +106,76 @@ def collect_features(
     Returns:
         The data set, if the loader is one, with features in place of its inputs, or one of features and labels.
     """
-    with _Store(encoder, folder, memory_limit, dict(of or {})) as store, evaluating(encoder):
-        for number, batch in enumerate(read(loader, "features", labelled=True, progress=progress)):
-            labels = batch.labels
-            assert labels is not None
-
-            def features(inputs: Any = batch.inputs) -> Tensor:
-                return encoder.features(to_device(inputs, encoder)).to(dtype)
-
-            if store.holds(labels, features):
+    in_memory: list[tuple[Tensor, Tensor]] = []
+    size, store = 0, None
+    with ExitStack() as stack, evaluating(encoder):
+        if folder is not None:
+            store = stack.enter_context(_Store(encoder, Path(folder) / own_folder(), of=dict(of or {})))
+        batches = read(loader, "features", labelled=True, progress=progress)
+        for h, labels in _computed(encoder, batches, store, dtype):
+            if store is not None:
+                store.add(h, labels)
                 continue
-            h = features()
-            if len(h) != len(labels):
-                raise ValueError(
-                    f"batch {number} of the loader has {len(labels)} labels for {len(h)} images: one for each is needed"
-                )
-            check_finite(f"the features of batch {number} of the loader", h)
-            store.add(h, labels)
-        collected = store.finish()
+            # They leave a GPU at once, whose memory is for the backbone.
+            in_memory.append((h.cpu(), labels))
+            size += h.nbytes
+            if size > memory_limit:
+                LOGGER.info("the features exceed %.3g GiB: they are mapped from a file", memory_limit / 2**30)
+                temporary = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
+                store = stack.enter_context(_Store(encoder, temporary))
+                for part in in_memory:
+                    store.add(*part)
+                in_memory.clear()
+        if store is not None:
+            collected = store.finish()
+        else:
+            rows, row_labels = (torch.cat(parts) for parts in zip(*in_memory, strict=True))
+            collected = Dataset(rows.to(exact_device(h.device)), row_labels, name=NAME)
     if isinstance(loader, Dataset):
         return loader.with_inputs(collected.features, collected.folder)
     return collected
 
 
-class _Store:
-    """Rows on their way: in lists until they are too many, then in files."""
+def _computed(
+    encoder: Encoder, batches: Iterable[Batch], store: _Store | None, dtype: torch.dtype | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The features (n, H) and labels (n,) of each batch that the folder does not hold of an earlier pass, checked."""
+    last_dtype = None
+    for number, batch in enumerate(batches):
+        labels = batch.labels
+        assert labels is not None
+        if store is not None and number and store.holds(labels):
+            continue
+        h = encoder.features(to_device(batch.inputs, encoder)).to(dtype)
+        if len(h) != len(labels):
+            raise ValueError(
+                f"batch {number} of the loader has {len(labels)} labels for {len(h)} images: one for each is needed"
+            )
+        check_finite(f"the features of batch {number} of the loader", h)
+        if store is not None and not number and store.holds(labels, h):
+            continue
+        before = last_dtype if store is None else last_dtype or store.dtype
+        if before not in (None, h.dtype):
+            raise TypeError(f"the features changed from {before} to {h.dtype} on the way: use one dtype")
+        last_dtype = h.dtype
+        yield h, labels
 
-    def __init__(
-        self, encoder: Encoder, folder: str | Path | None, memory_limit: int, of: dict[str, Any]
-    ) -> None:
-        self.persistent = folder is not None
-        self.limit = memory_limit
-        self.of, self.noted_of = of, dict[str, Any]()
+
+class _Store:
+    """Rows on their way into the files of a folder, which is kept if it is told what the rows are ``of``."""
+
+    def __init__(self, encoder: Encoder, folder: Path, of: dict[str, Any] | None = None) -> None:
+        self.folder, self.persistent = folder, of is not None
+        self.of, self.noted_of = of or {}, dict[str, Any]()
         self.width = encoder.num_features
         self.fingerprint = encoder.fingerprint() if self.persistent else ""
-        self.rows: list[Tensor] = []
-        self.labels: list[Tensor] = []
-        self.folder: Path | None = None
         self.dtype: torch.dtype | None = None
-        self.device = torch.device("cpu")
         self.noted = self.count = 0
-        self.known = _dataset(torch.empty(0, 1), torch.empty(0, dtype=torch.long))
+        self.earlier: Dataset | None = None
         self._stack = ExitStack()
         self._files: dict[str, tuple[BinaryIO, Any]] = {}
         self._entries: dict[str, FileEntry] = {}
-        if folder is not None:
-            self.folder = Path(folder) / own_folder()
+        if self.persistent:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take_up()
 
@@ -162,12 +186,11 @@ class _Store:
         if self._files:
             self._note()
         self._stack.close()
-        if error[0] is not None and self.folder is not None and not self.persistent:
+        if error[0] is not None and not self.persistent:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _take_up(self) -> None:
         """Read what an earlier pass of the same encoder left in the folder."""
-        assert self.folder is not None
         try:
             manifest = artifact.read_manifest(self.folder, FeaturesManifest)
             if (manifest.fingerprint, manifest.width) != (self.fingerprint, self.width):
@@ -184,15 +207,15 @@ class _Store:
             (self.folder / FeaturesManifest.FILE).unlink()
             return
         if len(stored):
-            self.noted, self.dtype, self.known = len(stored), stored.features.dtype, stored
+            self.noted, self.dtype, self.earlier = len(stored), stored.features.dtype, stored
             self._entries = manifest.files
 
-    def holds(self, labels: Tensor, features: Callable[[], Tensor]) -> bool:
-        """Whether these images are among those of an earlier pass: their labels say so, and the first features do."""
+    def holds(self, labels: Tensor, first_rows: Tensor | None = None) -> bool:
+        """Whether the next images are among those of an earlier pass, by their labels and the first features."""
         end = self.count + len(labels)
-        if end > self.noted or self._files:
+        if self.earlier is None or end > self.noted or self._files:
             return False
-        if not torch.equal(self.known.labels[self.count : end], labels.cpu().long()):
+        if not torch.equal(self.earlier.labels[self.count : end], labels.cpu().long()):
             if self.count:
                 raise ValueError(
                     f"image {self.count} and those after it have other labels than in the earlier pass: the loader's "
@@ -200,7 +223,7 @@ class _Store:
                 )
             self._forget("labels")
             return False
-        if self.count == 0 and not self._are_noted(features().cpu()):
+        if first_rows is not None and not self._are_noted(first_rows.cpu()):
             # Other images, or another preparation of them, may have the same labels.
             self._forget("features")
             return False
@@ -209,9 +232,9 @@ class _Store:
 
     def _are_noted(self, rows: Tensor) -> bool:
         """Whether the first rows of the earlier pass are these, but for rounding."""
-        if self.dtype != rows.dtype or not len(rows):
+        if self.earlier is None or self.dtype != rows.dtype or not len(rows):
             return self.dtype == rows.dtype
-        stored = self.known.features[: len(rows)]
+        stored = self.earlier.features[: len(rows)]
         size = float(stored.abs().double().mean())
         return torch.allclose(stored.double(), rows.double(), rtol=1e-2, atol=1e-2 * size)
 
@@ -223,41 +246,28 @@ class _Store:
 
     def add(self, rows: Tensor, labels: Tensor) -> None:
         """Keep these features (n, H) and labels (n,)."""
-        if self.dtype is not None and self.dtype != rows.dtype:
-            raise TypeError(
-                f"the features changed from {self.dtype} to {rows.dtype} on the way: use one dtype"
-            )
         self.dtype = rows.dtype
-        size = (self.count + len(rows)) * self.width * rows.element_size()
-        if not self._files and (self.persistent or size > self.limit):
-            self._to_files()
-        self.device = exact_device(rows.device)
         if not self._files:
-            # They leave a GPU at once, whose memory is for the backbone.
-            self.rows.append(rows.cpu())
-            self.labels.append(labels)
-            self.count += len(rows)
-            return
-        self._write(rows, labels)
+            self._open(self.dtype)
+        for (file, digest), tensor in zip(self._files.values(), (rows, labels.long()), strict=True):
+            content = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().data
+            file.write(content)
+            digest.update(content)
         self.count += len(rows)
         if self.persistent and self.count - self.noted >= ROWS_BETWEEN_NOTES:
             self._note()
 
-    def _to_files(self) -> None:
-        if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp(prefix="laplacian-metric-"))
-            LOGGER.info("the features exceed %.3g GiB: they are mapped from a file", self.limit / 2**30)
-        assert self.dtype is not None
+    def _open(self, dtype: torch.dtype) -> None:
+        """Open the files behind the rows of the earlier pass that stay."""
         if self.persistent:
             self._stack.enter_context(locked(self.folder / "features"))
-        written = self.count - sum(map(len, self.rows))
-        for name, size in _row_sizes(self.width, self.dtype).items():
+        for name, size in _row_sizes(self.width, dtype).items():
             path = self.folder / name
-            if not written:
+            if not self.count:
                 path.unlink(missing_ok=True)  # whoever has mapped it keeps it
             path.touch()
             file, digest = self._stack.enter_context(path.open("r+b")), hashlib.sha256()
-            while chunk := file.read(min(artifact.CHUNK, written * size - file.tell())):
+            while chunk := file.read(min(artifact.CHUNK, self.count * size - file.tell())):
                 digest.update(chunk)
             self._files[name] = (file, digest)
         if self.persistent:
@@ -265,15 +275,6 @@ class _Store:
             self._write_note()
         for stream, _ in self._files.values():
             stream.truncate()
-        for rows, labels in zip(self.rows, self.labels, strict=True):
-            self._write(rows, labels)
-        self.rows, self.labels = [], []
-
-    def _write(self, rows: Tensor, labels: Tensor) -> None:
-        for (file, digest), tensor in zip(self._files.values(), (rows, labels.long()), strict=True):
-            content = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().data
-            file.write(content)
-            digest.update(content)
 
     def _note(self) -> None:
         """Have the disk know the rows, and then the note that counts them."""
@@ -285,7 +286,6 @@ class _Store:
             self._write_note()
 
     def _write_note(self) -> None:
-        assert self.folder is not None
         manifest = FeaturesManifest.model_validate(
             {
                 "rows": self.count,
@@ -305,9 +305,7 @@ class _Store:
         self.noted = self.count
 
     def finish(self) -> Dataset:
-        """All features, in memory or mapped."""
-        if self.folder is None:
-            return _dataset(torch.cat(self.rows).to(self.device), torch.cat(self.labels))
+        """Return all features, mapped."""
         if self.count < self.noted:
             raise ValueError(
                 f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "
@@ -315,10 +313,10 @@ class _Store:
             )
         self.noted_of = self.of
         self._note()
+        if self.earlier is not None and not self._files:
+            return self.earlier
         assert self.dtype is not None
-        result = self.known
-        if self._files:
-            result = _mapped(self.folder, self.folder.joinpath, self.count, self.width, self.dtype)
+        result = _mapped(self.folder, self.folder.joinpath, self.count, self.width, self.dtype)
         if not self.persistent:
             weakref.finalize(
                 result.features.untyped_storage(), shutil.rmtree, self.folder, ignore_errors=True
@@ -341,15 +339,13 @@ def load_features(folder: Path) -> Dataset:
 
 
 def _mapped(folder: Path, path: Callable[[str], Path], rows: int, width: int, dtype: torch.dtype) -> Dataset:
-    if not rows:
-        return _dataset(torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long), folder)
-    features = torch.from_file(str(path("features.bin")), size=rows * width, dtype=dtype)
-    labels = torch.from_file(str(path("labels.bin")), size=rows, dtype=torch.long)
-    return _dataset(features.view(rows, width), labels.clone(), folder)
-
-
-def _dataset(features: Tensor, labels: Tensor, folder: Path | None = None) -> Dataset:
-    return Dataset(features, labels, name="these features", folder=folder)
+    features, labels = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long)
+    if rows:
+        features = torch.from_file(str(path("features.bin")), size=rows * width, dtype=dtype).view(
+            rows, width
+        )
+        labels = torch.from_file(str(path("labels.bin")), size=rows, dtype=torch.long).clone()
+    return Dataset(features, labels, name=NAME, folder=folder)
 
 
 def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,22 +13,58 @@ from torch import Tensor, nn
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_matrix, check_no_overflow, check_varied, compute_dtype
+from hessians.checks import (
+    CurvatureWarning,
+    check_matrix,
+    check_no_overflow,
+    check_varied,
+    compute_dtype,
+    exact_device,
+)
 from hessians.features import FeatureReader
+from hessians.loss_summary import LossSummary, summarise, trained_gradient
 from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
-from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.parallel import check_agreement
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.accumulate import LayerData, Settings, accumulate
-from laplacian_metric.laplace.diagnostics import loss_and_gradient
+from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce, Settings, accumulate
 from laplacian_metric.laplace.encoder_guard import Watch, sum_of_squares
 from laplacian_metric.laplace.head import FEATURE_MEMORY
+from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import warn_if_inexact
-from laplacian_metric.laplace.state import Fitted
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A curvature and what it is the curvature of.
+
+    Attributes:
+        curvature: of the loss's average, unscaled.
+        num_images: how many images it was fitted to.
+        num_positives, num_negatives: the pairs that the average is over.
+        num_batches: over how many batches they were summed.
+        loss_value: L(theta*).
+        gradient: dL/d[W | b] at theta*, (Z, H').
+        bias_is_random: whether H' counts the bias.
+        fingerprint: of the encoder.
+        length: the root mean square of |u| over the images, before the norm; None where it is not known.
+        curvature_error: the error of the curvature's diagonal in the l2 norm, where pairs were sampled.
+    """
+
+    curvature: LayerCurvature
+    num_images: int
+    num_positives: float
+    num_negatives: float
+    num_batches: int
+    loss_value: float
+    gradient: Tensor
+    bias_is_random: bool
+    fingerprint: str
+    length: float | None = None
+    curvature_error: float = 0.0
 
 
 @torch.no_grad()
@@ -67,12 +104,13 @@ def bias_is_known(loss: PairLoss, approximation: Approximation) -> bool:
 def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch) -> Fitted:
     """The curvature, and what else is known about the data, summed over all processes."""
     reduce, weight = settings.reduce, watch.encoder.head.weight
-    pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
-    check_agreement(
-        reduce,
-        f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} "
-        f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
-    )
+    if reduce is not None:
+        pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
+        check_agreement(
+            reduce,
+            f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} "
+            f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
+        )
     with warnings.catch_warnings():
         if isinstance(data.labels, Tensor):
             # Said once for the data set, not for every batch.
@@ -114,6 +152,44 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
     )
 
 
+def loss_and_gradient(
+    loss: PairLoss, data: LayerData, accumulated: Accumulated, reduce: Reduce | None
+) -> tuple[float, Tensor]:
+    """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
+    u = data.embeddings
+    value, active = 0.0, 0.0
+    positive, negative = torch.zeros_like(u[:1]).expand_as(u), torch.zeros_like(u[:1]).expand_as(u)
+    for number, (rows, pairs) in enumerate(accumulated.batches):
+        part = summarise(loss, u if rows is None else u[rows], pairs)
+        value, active = value + part.value, active + part.active
+        if rows is None:  # the only batch
+            positive, negative = part.positive_gradient, part.negative_gradient
+            continue
+        index = rows.to(u.device)
+        if not number:
+            positive, negative = torch.zeros_like(u), torch.zeros_like(u)
+        positive.index_add_(0, index, part.positive_gradient)
+        negative.index_add_(0, index, part.negative_gradient)
+    numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)
+    value, active = (numbers if reduce is None else reduce(numbers)).tolist()
+    trained = trained_gradient(
+        loss, LossSummary(value, positive, negative, active), accumulated.num_negatives
+    )
+    gradient = pull_back(trained, data.features, data.bias is not None)
+    return value, gradient if reduce is None else reduce(gradient)
+
+
+def pull_back(gradient: Tensor, features: Tensor, bias: bool) -> Tensor:
+    """dL/d[W | b] (Z, H') from dL/du (N, Z) and the features (N, H), read in blocks."""
+    reader = FeatureReader(features, FEATURE_MEMORY)
+    total = torch.zeros(gradient.shape[1], reader.width, dtype=torch.float64, device=features.device)
+    for start, stop in reader.blocks():
+        total += gradient[start:stop].to(reader.dtype).T @ reader.read(start, stop)
+    if bias:
+        total = torch.cat([total, gradient.double().sum(0)[:, None]], dim=1)
+    return total.to(reader.dtype)
+
+
 # --- checks of what is fitted to ---
 
 
@@ -153,10 +229,8 @@ def check_model(encoder: Any, loss: Any) -> None:
         )
 
 
-def checked_batches(batches: Sequence[Tensor] | None, features: Tensor) -> list[Tensor] | None:
+def checked_batches(batches: Sequence[Tensor], features: Tensor) -> list[Tensor]:
     """Positions of the images of each batch, on the features' device."""
-    if batches is None:
-        return None
     row_batches = [torch.as_tensor(rows, device=features.device) for rows in batches]
     if not row_batches:
         raise ValueError("batches is empty: at least one batch is needed")

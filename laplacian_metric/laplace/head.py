@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessians.checks import check_finite, check_matrix, compute_dtype
-from laplacian_metric.core.devices import exact_device
+from hessians.checks import check_finite, check_matrix, compute_dtype, exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.layer import LayerPosterior
@@ -41,13 +40,9 @@ class HeadPosterior:
         dtype, device = compute_dtype(head.weight), exact_device(head.weight.device)
         self.weight = head.weight.detach().to(device, dtype)
         self.bias: Tensor | None = None if head.bias is None else head.bias.detach().to(device, dtype)
+        self.num_features = self.weight.shape[1]
         self.posterior = posterior
         self.bias_is_random = bias_is_random
-
-    @property
-    def num_features(self) -> int:
-        """H."""
-        return self.weight.shape[1]
 
     @property
     def theta(self) -> Tensor:

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss
 from hessians.active_pairs import ActiveSearch, Cells, Stratum
-from hessians.checks import CurvatureWarning
-from hessians.choices import Choice
+from hessians.checks import Choice, CurvatureWarning
 from hessians.features import FeatureReader
 from hessians.pairs import PairSums
 from laplacian_metric.core import tensor_file

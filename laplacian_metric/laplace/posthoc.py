@@ -15,17 +15,16 @@ from torch import Tensor
 
 from hessians import Pairs
 from hessians.approximations import Approximation
+from hessians.checks import exact_device
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
-from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
-from laplacian_metric.core.parallel import reducer, together
-from laplacian_metric.core.watch import watched
+from laplacian_metric.core.parallel import reducer, together, watched
+from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batching import BATCH_SIZE
 from laplacian_metric.laplace.confidence import MatchConfidence
@@ -38,6 +37,7 @@ from laplacian_metric.laplace.diagnostics import (
 from laplacian_metric.laplace.encoder_guard import Watch, warn_if_longer
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, collect_features
 from laplacian_metric.laplace.fit import (
+    Fitted,
     check_model,
     checked_batches,
     features_and_labels,
@@ -48,7 +48,6 @@ from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.pair_search import TOLERANCE, PairChoice, SearchOptions
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
-from laplacian_metric.laplace.state import Fitted
 
 
 class NotFittedError(RuntimeError):
@@ -216,7 +215,7 @@ class LAM:
                     )
                 rows, pairs = features_and_labels(features, labels)
                 data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
-                chosen = checked_batches(batches, rows)
+                chosen = None if batches is None else checked_batches(batches, rows)
                 watch = Watch(self.encoder)
             self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
         self.confidence = None
@@ -420,7 +419,7 @@ class LAM:
                 "prior": self.prior_precision,
                 "bias": fitted.bias_is_random,
             }
-            self._fingerprint = depends, digest_tensors(tensors, settings)
+            self._fingerprint = depends, digest(tensors, settings)
         return self._fingerprint[1]
 
     def _judged(self, e: StochasticEmbedding, h: Tensor) -> StochasticEmbedding:

@@ -24,9 +24,9 @@ from hessians import Pairs
 from hessians.pair_loss import PairLoss
 from hessians.pairs import PairList
 from laplacian_metric.laplace.batching import class_balanced_batches, on_host
+from laplacian_metric.laplace.fit import Fitted
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerCurvature
-from laplacian_metric.laplace.state import Fitted
 
 LOGGER = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from laplacian_metric.core.manifest import (
     parsed,
     validated,
 )
-from laplacian_metric.encoder.fingerprint import digest
-from laplacian_metric.laplace.state import Fitted
+from laplacian_metric.core.tensor_file import digest
+from laplacian_metric.laplace.fit import Fitted
 
 if TYPE_CHECKING:
     from laplacian_metric.encoder import Encoder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians import Pairs
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import at_least, check_known, not_negative, parse_choices, positive
 from laplacian_metric.core.method import all_pairs
 from laplacian_metric.encoder.precision import Precision

@@ -7,7 +7,7 @@ is a one-dimensional integral, here written with non-negative integrands only. d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,9 +18,12 @@ from laplacian_metric.vmf.angle import gauss_legendre
 from laplacian_metric.vmf.checks import check_entries, precise, result_dtype
 from laplacian_metric.vmf.fitting import safe_sqrt, solve, unit_direction
 
-NODES = 48
+# s^2 at the nodes of the integral over s from 0 to infinity, s = (x/(1-x))^2, and the weights times ds/dx.
+STEPS = [
+    ((x / (1 - x)) ** 4, weight * 2 * x / (1 - x) ** 3) for x, weight in zip(*gauss_legendre(48), strict=True)
+]
 BLOCK = 1 << 17  # entries handled at a time: a few such arrays stay in the processor's cache
-Step = float | Tensor  # s^2 at one node of the integral, or (NODES, 1, 1) at all of them
+Step = float | Tensor  # s^2 at one node of the integral, or (48, 1, 1) at all of them
 
 
 class ProjectedNormal(NamedTuple):
@@ -77,8 +80,13 @@ def projected_normal(
         variance, factor = torch.diag_embed(variance) + factor @ factor.mT, None
     if variance.ndim == 3:
         mean, variance, axes = _principal_axes(mean, variance)
+    # A few rows at a time; in a graph, which is for any number of them, all at once.
+    blocks = [slice(None)]
+    if not torch.compiler.is_compiling():
+        size = max(1, BLOCK // (dim * (1 if factor is None else 1 + 2 * factor.shape[2])))
+        blocks = [slice(start, start + size) for start in range(0, len(mean), size)]
     parts = []
-    for rows in _row_blocks(mean, dim * (1 if factor is None else 1 + 2 * factor.shape[2])):
+    for rows in blocks:
         if factor is None:
             parts.append(_moments(mean[rows].to(dtype), variance[rows].to(dtype), None))
         else:
@@ -151,16 +159,6 @@ def _principal_axes(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, T
     return turned, values.clamp(min=0) * unit[..., 0], axes
 
 
-def _row_blocks(matrix: Tensor, width: int) -> Iterator[slice]:
-    """All rows, a few at a time; in a graph, which is for any number of them, all at once."""
-    if torch.compiler.is_compiling():
-        yield slice(None)
-        return
-    size = max(1, BLOCK // width)
-    for start in range(0, max(len(matrix), 1), size):
-        yield slice(start, start + size)
-
-
 def _moments(mean: Tensor, variance: Tensor, factor: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Mean direction (N, Z), R and V (N,) of a block of rows, the last two in float64."""
     # In units of the largest entry, so that no square overflows.
@@ -206,18 +204,14 @@ def _moments(mean: Tensor, variance: Tensor, factor: Tensor | None) -> tuple[Ten
 def _integrate(
     node: Callable[[Step], _Node], energy: Tensor, start: Tensor, at_once: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The integrals of eta, of alpha (N, 1) and of the tangent (N, Z) over s from 0 to infinity, s = (x/(1-x))^2.
+    """The integrals of eta, of alpha (N, 1) and of the tangent (N, Z) over s.
 
     With ``at_once`` all nodes are evaluated together, in a dimension before the others.
     """
     eta, alpha, tangent = torch.zeros_like(energy), torch.zeros_like(energy), start
-    # s^2, and the weight times ds/dx
-    steps: list[tuple[Step, Step]] = [
-        ((x / (1 - x)) ** 4, weight * 2 * x / (1 - x) ** 3)
-        for x, weight in zip(*gauss_legendre(NODES), strict=True)
-    ]
+    steps: Sequence[tuple[Step, Step]] = STEPS
     if at_once:
-        together = energy.new_tensor(steps)[..., None, None]
+        together = energy.new_tensor(STEPS)[..., None, None]
         steps = [(together[:, 0], together[:, 1])]
     for squared, weight in steps:
         at = node(squared)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from laplacian_metric.core.batch import (
     Batch,
@@ -17,7 +18,6 @@ from laplacian_metric.core.batch import (
     device_of,
     is_single,
     map_batches,
-    num_inputs,
     read,
     repeatable,
     to_device,
@@ -135,7 +135,7 @@ def test_what_is_read_once_only_is_kept_to_be_read_again() -> None:
 
 @pytest.mark.parametrize("inputs", [X, X.numpy(), (1.0, X), {"a": "word", "b": X}, ["one", "two"], ("ab",)])
 def test_inputs_are_counted(inputs: Any) -> None:
-    assert num_inputs(inputs) == 2
+    assert len(Batch(inputs)) == 2
 
 
 def test_the_last_parameter_says_where() -> None:
@@ -167,3 +167,15 @@ def test_arrays_take_the_dtype_of_the_module(dtype: torch.dtype) -> None:
         assert to_device(array, module).dtype == dtype
     assert to_device(Y.numpy(), module).dtype == torch.int64
     assert to_device(X.double(), module).dtype == torch.float64
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(X, Y, strict=True))
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_stream_without_a_length_is_read(progress: bool | None) -> None:
+    loader = DataLoader(Stream(), batch_size=2)
+    (batch,) = read(loader, labelled=True, progress=progress)
+    assert torch.equal(batch.inputs, X)

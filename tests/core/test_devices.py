@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hessians import ContrastiveLoss, checks
+from hessians.checks import exact_device
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.cli.options import checked_device
-from laplacian_metric.core import batch
-from laplacian_metric.core.devices import best_device, exact_device
+from laplacian_metric.core.batch import best_device, to_device
 from laplacian_metric.data import dataset, from_arrays
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.training import loop
@@ -112,8 +111,11 @@ def test_only_pinned_batches_are_copied_while_a_gpu_computes(pinned: bool, cuda:
         def to(self, device: Any, non_blocking: bool = False) -> Any:  # type: ignore[override]
             return non_blocking
 
-    like: Any = SimpleNamespace(device=torch.device("cpu"), is_cuda=cuda, dtype=torch.float32)
-    assert batch._moved(torch.ones(2).as_subclass(Inputs), like) == (pinned and cuda)
+    class Parameter(torch.Tensor):
+        is_cuda = cuda
+
+    like = torch.ones(1).as_subclass(Parameter)
+    assert to_device(torch.ones(2).as_subclass(Inputs), like) == (pinned and cuda)
 
 
 def test_losses_that_are_read_later_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laplacian_metric.laplace.batching import FEWEST_PER_CLASS, class_balanced_batches, on_host, pair_counts
+from hessians import Pairs
+from laplacian_metric.laplace.batching import FEWEST_PER_CLASS, class_balanced_batches, on_host
 from tests.generators import seeded
 
 
@@ -75,7 +76,7 @@ def test_positives_where_there_are_many_classes(classes: int, images: int) -> No
     for batch in batches:
         _, inverse, counts = torch.unique(labels[batch], return_inverse=True, return_counts=True)
         alone[batch] = counts[inverse] == 1
-        assert pair_counts(labels, [batch])[0] >= len(batch) / 2
+        assert Pairs.from_labels(labels[batch]).num_positives >= len(batch) / 2
     # Only the groups that the ends of the batches cut may leave an image alone.
     assert int(alone.sum()) <= 2 * len(batches)
 
@@ -104,14 +105,3 @@ def test_a_seed_gives_one_partition() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert on_host(None) is None
-
-
-@given(labels=st.lists(st.integers(0, 3), max_size=20))
-def test_pair_counts(labels: list[int]) -> None:
-    tensor = torch.tensor(labels, dtype=torch.long)
-    positives = sum(labels[i] == labels[j] for i in range(len(labels)) for j in range(i))
-    everything = len(labels) * (len(labels) - 1) // 2
-    assert pair_counts(tensor) == (positives, everything - positives)
-    halves = list(torch.arange(len(labels)).tensor_split(2))
-    expected = [pair_counts(tensor[half]) for half in halves]
-    assert pair_counts(tensor, halves) == tuple(map(sum, zip(*expected, strict=True)))

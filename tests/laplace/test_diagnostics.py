@@ -15,12 +15,8 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Accumulated, Settings, accumulate
-from laplacian_metric.laplace.diagnostics import (
-    diagnose,
-    loss_and_gradient,
-    pull_back,
-    warn_unless_mode,
-)
+from laplacian_metric.laplace.diagnostics import diagnose, warn_unless_mode
+from laplacian_metric.laplace.fit import loss_and_gradient, pull_back
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics import recall_at_k
@@ -71,7 +67,7 @@ def test_pull_back_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     features, gradient = gaussian(50, 6, seed=0), gaussian(50, 3, seed=1)
     expected = torch.cat([gradient.T @ features, gradient.sum(0)[:, None]], 1)
     for memory in (1 << 20, 800):
-        monkeypatch.setattr("laplacian_metric.laplace.diagnostics.FEATURE_MEMORY", memory)
+        monkeypatch.setattr("laplacian_metric.laplace.fit.FEATURE_MEMORY", memory)
         close(pull_back(gradient, features, bias=True), expected)
         close(pull_back(gradient, features.float(), bias=False), expected[:, :-1].float())
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.checks import arguments, check_features, check_inputs
+from laplacian_metric.encoder.encoder import arguments, check_features, check_inputs
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import at_least
 from laplacian_metric.encoder.networks.small import seeded
 

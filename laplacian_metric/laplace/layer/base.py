@@ -15,8 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hessians.checks import check_floating
-from hessians.choices import Choice
+from hessians.checks import Choice, check_floating
 from laplacian_metric.core.gaussian import Gaussians
 
 

@@ -91,7 +91,8 @@ def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkF
         file = None if cache is None else StateFile(cache)
         kept = None if file is None else file.read()
         counts, groups, digest = _first_pass(task, loader, 0 if kept is None else kept.done)
-    check_agreement(reduce, f"{task.describe(groups)}, encoder {fingerprint[:12]}")
+    if reduce is not None:
+        check_agreement(reduce, f"{task.describe(groups)}, encoder {fingerprint[:12]}")
     own = torch.tensor([counts.positives, counts.negatives, counts.images], dtype=torch.float64)
     own = own.to(task.encoder.head.weight.device)
     positives, negatives, images = (own if reduce is None else reduce(own)).tolist()

@@ -21,8 +21,8 @@ from laplacian_metric.core.batch import Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.fingerprint import digest_tensors
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
 from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.fit import check_model
@@ -253,7 +253,7 @@ class NetworkLAM:
                 "prior": posterior.prior,
                 "predictive": predictive.value,
             }
-            self._fingerprint = posterior, predictive, digest_tensors(tensors, settings)
+            self._fingerprint = posterior, predictive, digest(tensors, settings)
         return self._fingerprint[2]
 
     def _check_encoder(self) -> None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from hessians.capture import Inputs, run, unaltered
-from hessians.checks import check_finite
-from hessians.choices import Choice
+from hessians.checks import Choice, check_finite
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised

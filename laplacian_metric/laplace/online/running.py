@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hessians.checks import CurvatureWarning
 from hessians.pairs import Population
+from laplacian_metric.laplace.fit import Fitted
 from laplacian_metric.laplace.layer import DiagonalCurvature
-from laplacian_metric.laplace.state import Fitted
 
 
 class Running:

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hessians import Pairs
-from hessians.checks import check_finite, check_floating
-from hessians.choices import Choice
+from hessians.checks import Choice, check_finite, check_floating
 from hessians.pairs import ListedPairs
 from laplacian_metric.vmf.checks import precise
 

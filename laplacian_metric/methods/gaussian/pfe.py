@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hessians import Pairs
-from hessians.checks import check_same_device
-from hessians.choices import Choice
+from hessians.checks import Choice, check_same_device
 from laplacian_metric.core.arguments import at_least, parse_choices
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians

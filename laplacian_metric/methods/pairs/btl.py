@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import at_least, not_negative, positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import at_least, not_negative, parse_choices
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import parse_choices, positive
 from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows

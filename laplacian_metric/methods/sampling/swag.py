@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
-from hessians.choices import Choice
+from hessians.checks import Choice
 from laplacian_metric.core.arguments import not_negative, parse_choices
 from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows

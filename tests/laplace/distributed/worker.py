@@ -18,8 +18,7 @@ from torch import Tensor
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM
-from laplacian_metric.core.parallel import all_sum
-from laplacian_metric.core.watch import watched
+from laplacian_metric.core.parallel import all_sum, watched
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
 PROCESSES = 2
