@@ -306,8 +306,16 @@ class ContrastiveLoss(PairLoss):
             weights = only_positives if approximation is Approximation.POSITIVE else None
             bend = self.graph(points.double(), pairs, weights, exponent=3)
             hessian = UnsquaredHessian(base, points, bend, row_sums[:, None] * points - product)
-        elif approximation is Approximation.FIXED:
-            self._warn_if_zero(base, pairs)
+        elif approximation is Approximation.FIXED and base.radial is None:
+            # With every negative active and classes of equal size it is 0 for the Euclidean distance.
+            rounding = len(u) * torch.finfo(u.dtype).eps * self.type_weights(pairs).positive
+            if pairs.num_positives and pairs.num_negatives and bool((base.nodes.abs() <= rounding).all()):
+                warnings.warn(
+                    'the "fixed" curvature is 0 for every image: all negatives are inside the margin; train longer, '
+                    "lower the margin, or use another approximation",
+                    CurvatureWarning,
+                    stacklevel=2,
+                )
         return hessian.positive_part() if approximation is Approximation.CLIPPED else hessian
 
     def known_sums(self, points: Tensor, sums: PairSums, weights: TypeWeights) -> tuple[Tensor, Tensor]:
@@ -337,19 +345,6 @@ class ContrastiveLoss(PairLoss):
         along = (points * product).sum(1)
         radial = product - along[:, None] * points
         return StructuredHessian(points, inverse, along, kept, radial, points.shape[1])
-
-    def _warn_if_zero(self, hessian: StructuredHessian, pairs: Pairs) -> None:
-        """With every negative active and classes of equal size, "fixed" is 0 for the Euclidean distance."""
-        if hessian.radial is not None or not (pairs.num_positives and pairs.num_negatives):
-            return
-        rounding = pairs.num_images * torch.finfo(hessian.nodes.dtype).eps * self.type_weights(pairs).positive
-        if bool((hessian.nodes.abs() <= rounding).all()):
-            warnings.warn(
-                'the "fixed" curvature is 0 for every image: all negatives are inside the margin; train longer, '
-                "lower the margin, or use another approximation",
-                CurvatureWarning,
-                stacklevel=4,
-            )
 
 
 def row_sums_and_product(graph: PairGraph, points: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,13 +20,10 @@ class FeatureReader:
         # A block and its square are held at once.
         row = max(1, self.width) * 2 * torch.finfo(self.dtype).bits // 8
         self.rows = max(1, min(max(1, self.num_images), memory_budget // row))
-        self.one_block = self.rows >= self.num_images
+        # Ranges of rows.
+        self.blocks = [(i, min(i + self.rows, self.num_images)) for i in range(0, self.num_images, self.rows)]
         column = max(1, self.num_images) * 4 * torch.finfo(self.dtype).bits // 8
         self.columns = max(1, memory_budget // column)
-
-    def blocks(self) -> list[tuple[int, int]]:
-        """Ranges of rows."""
-        return [(i, min(i + self.rows, self.num_images)) for i in range(0, self.num_images, self.rows)]
 
     def column_blocks(self, copies: int = 1) -> list[slice]:
         """Ranges of columns for what needs all rows at once; ``copies`` of a block stay in the cache."""
@@ -50,7 +47,7 @@ class FeatureReader:
         weight = weight.detach().to(self.dtype)
         shift = weight.new_zeros(len(weight)) if bias is None else bias.detach().to(self.dtype)
         u = weight.new_empty(self.num_images, len(weight))
-        for start, stop in self.blocks():
+        for start, stop in self.blocks:
             block = self.read(start, stop)
             check_finite("features", block, first_row=start)
             check_no_overflow(block, self.num_images)

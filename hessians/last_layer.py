@@ -132,19 +132,14 @@ class Total:
     """
 
     def __init__(self, per_node: Tensor, reader: FeatureReader) -> None:
-        self.dtype = reader.dtype
-        if reader.one_block:
+        if len(reader.blocks) < 2:
             block = reader.read(0, reader.num_images)
             self.weight = per_node.T @ (block * block)
         else:
             self.weight = per_node.new_zeros(per_node.shape[1], reader.width, dtype=torch.float64)
-            for start, stop in reader.blocks():
+            for start, stop in reader.blocks:
                 self.weight += per_node[start:stop].T @ reader.read(start, stop).square()
         self.bias = per_node.to(self.weight.dtype).sum(0)
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """(Z, H) and (Z,) in the dtype that was computed in."""
-        return self.weight.to(self.dtype), self.bias.to(self.dtype)
 
 
 def _pull_back(
@@ -166,7 +161,7 @@ def _pull_back(
             _subtract_listed_edges(total, graph, base.edge_coefficients, reader, budget)
         if isinstance(hessian, UnsquaredHessian):
             _subtract_listed_edges(total, hessian.bend, hessian.edge_coefficients, reader, budget)
-    return total.result()
+    return total.weight.to(reader.dtype), total.bias.to(reader.dtype)
 
 
 def _dense_coupling(hessian: StructuredHessian, graph: PairGraph) -> Tensor | None:

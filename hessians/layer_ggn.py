@@ -90,11 +90,11 @@ class LayerGGN:
         for batch, reader in zip(self.batches, self.readers, strict=True):
             images = reader.num_images
             outputs = flat.new_empty(images, len(flat))
-            for start, stop in reader.blocks():
+            for start, stop in reader.blocks:
                 torch.mm(self._inputs(reader, start, stop), flat.T, out=outputs[start:stop])
             by_vector = outputs.view(images, count, -1).transpose(0, 1)
             product = batch.hessian().matmul(by_vector).transpose(0, 1).reshape(images, -1)
-            for start, stop in reader.blocks():
+            for start, stop in reader.blocks:
                 total.addmm_(product[start:stop].T, self._inputs(reader, start, stop))
         return self._reduce(total).view_as(vectors)
 
@@ -141,7 +141,7 @@ class LayerGGN:
                 inputs = self._inputs(reader, 0, reader.num_images)
                 total.addmm_(inputs.T, weights @ inputs)
                 continue
-            for start, stop in reader.blocks():
+            for start, stop in reader.blocks:
                 inputs = self._inputs(reader, start, stop)
                 total.addmm_(inputs.T, inputs * weights[start:stop, None])
         total = self._reduce(total)
@@ -157,7 +157,7 @@ class LayerGGN:
                 inner = (inputs @ factor) @ inputs.T
             else:
                 inner = factor.new_empty(reader.num_images)
-                for start, stop in reader.blocks():
+                for start, stop in reader.blocks:
                     inputs = self._inputs(reader, start, stop)
                     inner[start:stop] = ((inputs @ factor) * inputs).sum(1)
             total += blocks.sum_over_images(inner.double())

@@ -64,6 +64,7 @@ class Pairs(ABC):
     """
 
     num_images: int
+    device: torch.device  # embeddings have to live there too
     num_positives: float
     num_negatives: float
     sums: PairSums | None = None
@@ -109,11 +110,6 @@ class Pairs(ABC):
         Positive within ``positive_radius`` (inclusive), negative beyond ``negative_radius``, neither in between.
         """
         return PositionPairs(positions, positive_radius, negative_radius, population=population)
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the pairs live; embeddings have to live there too."""
 
     @abstractmethod
     def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -189,17 +185,13 @@ class LabelPairs(Pairs):
         if labels.is_floating_point() or labels.is_complex():
             raise TypeError(f"labels has dtype {labels.dtype}, integers are needed: use labels.long()")
         self.labels: Tensor = labels.detach()
-        self.num_images = len(labels)
+        self.num_images, self.device = len(labels), labels.device
         _, self.class_of, self.class_sizes = torch.unique(
             self.labels, return_inverse=True, return_counts=True
         )
         positives = int((self.class_sizes * (self.class_sizes - 1) // 2).sum())
         own = (positives, self.num_images * (self.num_images - 1) // 2 - positives)
         self._set_population(own, population)
-
-    @property
-    def device(self) -> torch.device:
-        return self.labels.device
 
     def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         positive = self.class_of[start:stop, None] == self.class_of[None, :]
@@ -251,17 +243,13 @@ class ListedPairs(Pairs):
         )
         for name, index in zip(names, indices, strict=True):
             _check_index(name, index, num_images)
-        self.num_images = num_images
+        self.num_images, self.device = num_images, indices[0].device
         negative_names = ("anchor", "negative") if len(indices) == 3 else ("anchor2", "negative")
         negative_anchor = indices[0] if len(indices) == 3 else indices[2]
         self._positive = _fold(("anchor", "positive"), indices[0], indices[1], num_images)
         self._negative = _fold(negative_names, negative_anchor, indices[-1], num_images)
         own = (int(self._positive.times.sum()), int(self._negative.times.sum()))
         self._set_population(own, population)
-
-    @property
-    def device(self) -> torch.device:
-        return self._positive.first.device
 
     def listed(self, positive: bool) -> Iterator[PairList]:
         yield self._positive if positive else self._negative
@@ -319,12 +307,8 @@ class PositionPairs(Pairs):
         self.positions = positions.detach().double()
         self.positive_radius = positive_radius
         self.negative_radius = negative_radius
-        self.num_images = len(positions)
+        self.num_images, self.device = len(positions), positions.device
         self._set_population(self._count(), population)
-
-    @property
-    def device(self) -> torch.device:
-        return self.positions.device
 
     def block(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         # By differences, not by a matrix product, which would lose the digits that float64 keeps.

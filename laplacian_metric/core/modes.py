@@ -68,7 +68,19 @@ def evaluating(module: nn.Module, *, shared: bool = False, gradients: bool = Fal
         True
     """
     parts, thread = list(module.modules()), threading.get_ident()
-    _enter(parts, thread, shared)
+    with _FREED:
+        _FREED.wait_for(
+            lambda: all(
+                use is None or set(use.threads) <= {thread} or (shared and not use.alone)
+                for use in (_USES.get(id(part)) for part in parts)
+            )
+        )
+        for part in parts:
+            use = _USES.setdefault(id(part), _Use(part, part.training))
+            use.threads[thread] += 1
+            use.alone += not shared
+            if part.training:
+                part.training = False
     try:
         with nullcontext() if gradients else torch.no_grad():
             yield
@@ -89,22 +101,6 @@ def check_unused(module: nn.Module) -> None:
             f"another thread embeds with this {type(module).__name__}, which is in evaluation mode meanwhile: embed "
             "with a copy.deepcopy of what is trained, or between two steps"
         )
-
-
-def _enter(parts: list[nn.Module], thread: int, shared: bool) -> None:
-    with _FREED:
-        _FREED.wait_for(
-            lambda: all(
-                use is None or set(use.threads) <= {thread} or (shared and not use.alone)
-                for use in (_USES.get(id(part)) for part in parts)
-            )
-        )
-        for part in parts:
-            use = _USES.setdefault(id(part), _Use(part, part.training))
-            use.threads[thread] += 1
-            use.alone += not shared
-            if part.training:
-                part.training = False
 
 
 def _leave(parts: list[nn.Module], thread: int, shared: bool) -> str | None:

@@ -208,8 +208,7 @@ class Encoder(nn.Module):
         Inputs are one tensor, one tuple of the backbone's positional or one dictionary of its named arguments, or
         these arguments themselves. Tensors of whole numbers are refused unless the backbone has an embedding layer.
         """
-        args, kwargs = arguments(inputs, named)
-        check_inputs(args, kwargs, self.backbone)
+        args, kwargs = arguments(inputs, named, self.backbone)
         features = self.backbone(*args, **kwargs)
         check_features(features, args, kwargs, self.backbone, self.head)
         return features  # type: ignore[no-any-return]
@@ -269,14 +268,24 @@ def _check_norms(norm: Tensor) -> None:
 # --- checks of what an encoder is made of and is called with ---
 
 
-def arguments(inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked."""
-    if len(inputs) == 1 and not named:
-        (entry,) = inputs
-        if isinstance(entry, dict):
-            return (), dict(entry)
-        if isinstance(entry, tuple | list) and any(isinstance(x, Tensor) for x in entry):
-            return tuple(entry), {}
+def arguments(
+    inputs: tuple[Any, ...], named: dict[str, Any], backbone: nn.Module | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the backbone is called with: a single tuple, dictionary or list of tensors is unpacked.
+
+    A single tensor of whole numbers is refused where a backbone has no embedding layer to look them up in.
+    """
+    if len(inputs) != 1 or named:
+        return inputs, named
+    (entry,) = inputs
+    if isinstance(entry, dict):
+        return (), dict(entry)
+    if isinstance(entry, tuple | list) and any(isinstance(x, Tensor) for x in entry):
+        return tuple(entry), {}
+    whole = isinstance(entry, Tensor) and not (entry.is_floating_point() or entry.is_complex())
+    modules = [] if backbone is None or not whole else list(backbone.modules())
+    if modules and not any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in modules):
+        raise TypeError(f"images has dtype {entry.dtype}: convert to floats in [0, 1] first")
     return inputs, named
 
 
@@ -336,17 +345,6 @@ def _check_product(head: nn.Linear) -> None:
             f"head ({type(head).__name__}) does not compute weight @ h + bias, as a posterior over its weight assumes: "
             "remove its hooks, or merge what it adds into the weight of a torch.nn.Linear"
         )
-
-
-def check_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], backbone: nn.Module) -> None:
-    """Refuse whole numbers where an image is expected: a single tensor, and no embedding layer to look it up in."""
-    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
-        return
-    (images,) = args
-    if images.is_floating_point() or images.is_complex():
-        return
-    if not any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in backbone.modules()):
-        raise TypeError(f"images has dtype {images.dtype}: convert to floats in [0, 1] first")
 
 
 def check_features(

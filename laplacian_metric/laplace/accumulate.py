@@ -17,6 +17,7 @@ from hessians.graph import DENSE_IMAGES
 from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.output_hessian import CoupledHessian, MatrixHessian, OutputHessian
 from hessians.pair_loss import PairLoss
+from hessians.pairs import LabelPairs, Population
 from laplacian_metric.core.progress import track
 from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches
 from laplacian_metric.laplace.layer import (
@@ -161,7 +162,7 @@ def _searched(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
 
 def _parts(
     data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, searched: SearchedPairs | None
-) -> tuple[list[_Part], tuple[float, float]]:
+) -> tuple[list[_Part], Population]:
     """The batches, with the counts of positives and negatives in all of them and in all processes."""
     labels, approximation, reduce = data.labels, settings.approximation, settings.reduce
     if settings.structure is Structure.KRONECKER and approximation is Approximation.FULL:
@@ -172,32 +173,34 @@ def _parts(
     if isinstance(labels, Pairs):
         if batches is not None:
             raise ValueError("batches are given with pairs: pass labels, or pairs of one batch")
-        sets = [labels]
+        sets: list[Pairs] = [labels]
     else:
         if batches is None and (data.loss.couples_batch or _in_batches(settings)):
             batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
-        sets = [
-            Pairs.from_labels(part)
-            for part in ([labels] if batches is None else map(labels.__getitem__, batches))
-        ]
+        parts = [labels] if batches is None else [labels[rows] for rows in batches]
+        sets = [LabelPairs(part) for part in parts]
     counted = sets
     if searched is not None and len(searched.labels) > len(data.features):  # the labels of all processes
-        counted, reduce = [Pairs.from_labels(searched.labels)], None
-    counts = (sum(pairs.num_positives for pairs in counted), sum(pairs.num_negatives for pairs in counted))
+        counted, reduce = [LabelPairs(searched.labels)], None
+    positives, negatives = (
+        sum(pairs.num_positives for pairs in counted),
+        sum(pairs.num_negatives for pairs in counted),
+    )
     if reduce is not None:
-        like = data.embeddings
-        counts = tuple(reduce(torch.tensor(counts, dtype=torch.float64, device=like.device)).tolist())
-    sets = [pairs.with_population(counts) for pairs in sets]
+        counts = torch.tensor([positives, negatives], dtype=torch.float64, device=data.embeddings.device)
+        positives, negatives = reduce(counts).tolist()
+    population = (positives, negatives)
+    sets = [pairs.with_population(population) for pairs in sets]
     if searched is not None:
         sets = [pairs.with_sums(searched.sums) for pairs in sets]
     if batches is None:
-        return [_Part(data, None, sets[0], approximation, keeps_dense=True)], counts
+        return [_Part(data, None, sets[0], approximation, keeps_dense=True)], population
     u = data.embeddings
     dense = sum((len(rows) * u.shape[1]) ** 2 for rows in batches) * u.element_size()
     return [
         _Part(data, rows, pairs, approximation, keeps_dense=dense <= DENSE_MEMORY)
         for rows, pairs in zip(batches, sets, strict=True)
-    ], counts
+    ], population
 
 
 def _in_batches(settings: Settings) -> bool:

@@ -183,7 +183,7 @@ def pull_back(gradient: Tensor, features: Tensor, bias: bool) -> Tensor:
     """dL/d[W | b] (Z, H') from dL/du (N, Z) and the features (N, H), read in blocks."""
     reader = FeatureReader(features, FEATURE_MEMORY)
     total = torch.zeros(gradient.shape[1], reader.width, dtype=torch.float64, device=features.device)
-    for start, stop in reader.blocks():
+    for start, stop in reader.blocks:
         total += gradient[start:stop].to(reader.dtype).T @ reader.read(start, stop)
     if bias:
         total = torch.cat([total, gradient.double().sum(0)[:, None]], dim=1)

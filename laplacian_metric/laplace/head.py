@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from hessians.checks import check_finite, check_matrix, compute_dtype, exact_device
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.layer import LayerPosterior
 from laplacian_metric.laplace.layer.full import FullPosterior
 from laplacian_metric.laplace.layer.low_rank import LowRankPosterior
@@ -51,15 +50,6 @@ class HeadPosterior:
             return self.weight
         return torch.cat([self.weight, self.bias[:, None]], dim=1)
 
-    def gaussians(self, h: Tensor) -> Gaussians:
-        """The Gaussians of u for features h (N, H)."""
-        u = F.linear(h, self.weight, self.bias)
-        return (
-            self.posterior.predictive_with_bias(h, u)
-            if self.bias_is_random
-            else self.posterior.predictive(h, u)
-        )
-
     def prior_variance(self, h: Tensor) -> Tensor:
         """The variance of every component of u by the prior alone, |x|^2/prior, for features h (N, H); (N,)."""
         return (h.square().sum(1) + int(self.bias_is_random)) / self.posterior.prior
@@ -84,7 +74,11 @@ class HeadPosterior:
     def embed(self, features: Tensor, name: str = "features") -> StochasticEmbedding:
         """Embed features (N, H), which may be mapped from a file, in blocks; ``name`` is for errors."""
         self.check(features, name)
-        parts = [StochasticEmbedding.from_gaussians(self.gaussians(h)) for h in self.blocks(features)]
+        predictive = self.posterior.predictive_with_bias if self.bias_is_random else self.posterior.predictive
+        parts = [
+            StochasticEmbedding.from_gaussians(predictive(h, F.linear(h, self.weight, self.bias)))
+            for h in self.blocks(features)
+        ]
         return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
 
     def embed_with(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -244,7 +244,7 @@ def _combined(features: Tensor, bias: bool, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(2, (reader.width + 1, COMBINATIONS), generator=generator).to(reader.dtype) * 2 - 1
     signs = signs.to(features.device) / math.sqrt(COMBINATIONS)
-    parts = [reader.read(i, j).square() @ signs[:-1] + int(bias) * signs[-1] for i, j in reader.blocks()]
+    parts = [reader.read(i, j).square() @ signs[:-1] + int(bias) * signs[-1] for i, j in reader.blocks]
     return torch.cat(parts)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.encoder import arguments, check_features, check_inputs
+from laplacian_metric.encoder.encoder import arguments, check_features
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -57,8 +57,7 @@ class Pieces:
         """What every draw has in common: the input (N, ...) of the first dropout."""
         if self.start is None:
             return self.encoder.features(inputs)
-        args, kwargs = arguments((inputs,), {})
-        check_inputs(args, kwargs, self.encoder.backbone)
+        args, kwargs = arguments((inputs,), {}, self.encoder.backbone)
         if kwargs or len(args) != 1:
             raise TypeError(
                 f"the backbone ({type(self.encoder.backbone).__name__}) takes one tensor of inputs, "
