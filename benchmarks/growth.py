@@ -37,7 +37,6 @@ from laplacian_metric.data import load
 from laplacian_metric.data.lookup import VARIABLE
 from laplacian_metric.encoder import train_head
 from laplacian_metric.laplace.accumulate import Settings
-from laplacian_metric.laplace.encoder_guard import Watch
 from laplacian_metric.laplace.fit import fit_layer, layer_data
 from laplacian_metric.retrieval import Index, Items
 from laplacian_metric.trust.trust import SAME
@@ -187,7 +186,7 @@ def fit_by_rows(encoder: Encoder, features: Tensor, labels: Tensor) -> None:
     """A fit that goes over all pairs row by row, as every fit did before there was a search."""
     lam = LAM(encoder, LOSS)
     data = layer_data(encoder.head, LOSS, features, labels, lam.approximation)
-    fit_layer(data, Settings(lam.structure, lam.approximation), None, Watch(encoder))
+    fit_layer(data, Settings(lam.structure, lam.approximation), None, encoder, encoder.fingerprint())
 
 
 def embedded(lam: LAM, features: Tensor) -> Items:

@@ -32,12 +32,12 @@ POSTERIORS = {"diagonal": "posterior/diag_marginal", "low rank": "fashion_mnist/
 
 def finer(gaussians: Gaussians) -> tuple[Tensor, Tensor]:
     """Kappa (N,) and mean direction (N, Z) by the integral with many nodes."""
-    nodes = projected.NODES
+    steps = projected.STEPS
     try:
-        projected.NODES = FINE
+        projected.STEPS = projected.steps(FINE)
         fine = gaussians.direction()
     finally:
-        projected.NODES = nodes
+        projected.STEPS = steps
     return fine.kappa, fine.mean
 
 

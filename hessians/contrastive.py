@@ -237,8 +237,11 @@ class ContrastiveLoss(PairLoss):
     ) -> PairGraph:
         """The pair weights Y (Eq. 23, 30): 2(1-w)/|P| at positives, -2w/|Q| at active negatives, 0 elsewhere.
 
-        With ``power=1`` they are divided by d, or by d^exponent. ``weights`` takes the place of those of the types.
+        With ``power=1`` they are divided by d, or by d^exponent. ``weights`` takes the place of those of the types; a
+        graph of positives alone needs no distances otherwise.
         """
+        if weights is not None and not weights.negative and self.power == 2:
+            return PositiveGraph(pairs, weights.positive, points.dtype)
         weights = self.type_weights(pairs) if weights is None else weights
         if isinstance(pairs, ListedPairs):
             return self._edge_graph(points, pairs, weights, exponent)
@@ -255,12 +258,6 @@ class ContrastiveLoss(PairLoss):
 
         count = pairs.num_images
         return DenseGraph(rows(0, count)) if count <= DENSE_IMAGES else RowGraph(rows, count)
-
-    def positive_graph(self, points: Tensor, pairs: Pairs, weight: float) -> PairGraph:
-        """The pair weights of the positives alone, each ``weight``, or ``weight``/d with ``power=1``."""
-        if self.power == 1:
-            return self.graph(points, pairs, TypeWeights(weight, 0.0))
-        return PositiveGraph(pairs, weight, points.dtype)
 
     def _edge_graph(
         self, points: Tensor, pairs: ListedPairs, weights: TypeWeights, exponent: int
@@ -292,7 +289,7 @@ class ContrastiveLoss(PairLoss):
         only_positives = TypeWeights(1 / pairs.num_positives if pairs.num_positives else 0.0, 0.0)
         kept = None
         if approximation is Approximation.POSITIVE:
-            kept = self.positive_graph(points, pairs, only_positives.positive)
+            kept = self.graph(points, pairs, only_positives)
             row_sums, product = row_sums_and_product(kept, points)
         elif approximation is Approximation.FIXED and pairs.sums is not None:
             row_sums, product = self.known_sums(points, pairs.sums, self.type_weights(pairs))

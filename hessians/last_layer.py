@@ -89,7 +89,21 @@ def last_layer_ggn_diagonal(
     reader = FeatureReader(features, memory_budget)
     u = reader.embed(weight, bias) if embeddings is None else embeddings.detach().to(reader.dtype)
     hessian = loss.output_hessian(u, pairs, approximation)
-    w, b = _pull_back(hessian, reader, pairs, memory_budget)
+    base = hessian.base if isinstance(hessian, UnsquaredHessian) else hessian
+    graph = base.graph if isinstance(base, StructuredHessian) else None
+    if isinstance(hessian, CoupledHessian):
+        w, b = _coupled(hessian, reader)
+    elif not isinstance(hessian, (StructuredHessian, BlockHessian, UnsquaredHessian)):
+        raise TypeError(f"there is no closed form for an output Hessian of type {type(hessian).__name__}")
+    elif (
+        isinstance(base, StructuredHessian) and isinstance(graph, PositiveGraph) and moments_pay(pairs, base)
+    ):
+        w, b = diagonal_by_moments(base, graph, pairs, reader)
+    else:
+        total = Total(hessian.diagonal_per_dimension(), reader)
+        if isinstance(base, StructuredHessian) and graph is not None:
+            _subtract_edges(total, hessian, base, graph, reader, memory_budget)
+        w, b = total.weight.to(reader.dtype), total.bias.to(reader.dtype)
     check_no_overflow(features, len(features), w)
     return w, (None if bias is None else b)
 
@@ -142,26 +156,21 @@ class Total:
         self.bias = per_node.to(self.weight.dtype).sum(0)
 
 
-def _pull_back(
-    hessian: OutputHessian, reader: FeatureReader, pairs: Pairs, budget: int
-) -> tuple[Tensor, Tensor]:
-    if isinstance(hessian, CoupledHessian):
-        return _coupled(hessian, reader)
-    if not isinstance(hessian, (StructuredHessian, BlockHessian, UnsquaredHessian)):
-        raise TypeError(f"there is no closed form for an output Hessian of type {type(hessian).__name__}")
-    base = hessian.base if isinstance(hessian, UnsquaredHessian) else hessian
-    graph = base.graph if isinstance(base, StructuredHessian) else None
-    if isinstance(graph, PositiveGraph) and isinstance(base, StructuredHessian) and moments_pay(pairs, base):
-        return diagonal_by_moments(base, graph, pairs, reader)
-    total = Total(hessian.diagonal_per_dimension(), reader)
-    if isinstance(base, StructuredHessian) and graph is not None:
-        coupling = _dense_coupling(base, graph)
-        _subtract_edge_products(total, base, graph, coupling, reader)
-        if coupling is None and base.unit is not None:
-            _subtract_listed_edges(total, graph, base.edge_coefficients, reader, budget)
-        if isinstance(hessian, UnsquaredHessian):
-            _subtract_listed_edges(total, hessian.bend, hessian.edge_coefficients, reader, budget)
-    return total.weight.to(reader.dtype), total.bias.to(reader.dtype)
+def _subtract_edges(
+    total: Total,
+    hessian: OutputHessian,
+    base: StructuredHessian,
+    graph: PairGraph,
+    reader: FeatureReader,
+    budget: int,
+) -> None:
+    """The edge term, of the squared distance's part ``base`` and of what the un-squared one adds."""
+    coupling = _dense_coupling(base, graph)
+    _subtract_edge_products(total, base, graph, coupling, reader)
+    if coupling is None and base.unit is not None:
+        _subtract_listed_edges(total, graph, base.edge_coefficients, reader, budget)
+    if isinstance(hessian, UnsquaredHessian):
+        _subtract_listed_edges(total, hessian.bend, hessian.edge_coefficients, reader, budget)
 
 
 def _dense_coupling(hessian: StructuredHessian, graph: PairGraph) -> Tensor | None:

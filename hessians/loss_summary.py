@@ -57,7 +57,7 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
     else:
         points, inverse = loss.on_sphere(u) if loss.normalize else (u - u.mean(0, keepdim=True), None)
         every = row_sums_and_product(loss.graph(points, pairs), points)
-        sums = row_sums_and_product(loss.positive_graph(points, pairs, weights.positive), points)
+        sums = row_sums_and_product(loss.graph(points, pairs, TypeWeights(weights.positive, 0.0)), points)
         rest = (every[0] - sums[0], every[1] - sums[1])
         (positive, square), (negative, other) = (_gradient(points, inverse, *part) for part in (sums, rest))
         if loss.power == 1:

@@ -19,8 +19,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.encoder_guard import sum_of_squares
-from laplacian_metric.laplace.fit import Fitted, features_and_labels, layer_data, pull_back
+from laplacian_metric.laplace.fit import Fitted, features_and_labels, layer_data, pull_back, sum_of_squares
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder

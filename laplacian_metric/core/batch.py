@@ -82,21 +82,9 @@ def as_batch(item: Any, number: int = 0, *, labelled: bool = False) -> Batch:
         batch = Batch(item)
     if not labelled:
         return replace(batch, labels=None)
-    if batch.labels is None:
-        raise _no_pair(item, number)
-    return replace(batch, labels=_checked_labels(batch, number))
-
-
-def _no_pair(item: Any, number: int) -> TypeError:
-    what = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, (tuple, list)) else "")
-    return TypeError(
-        f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
-        "labels say which images are pairs; ((x, y) for x, y, *_ in loader) takes the first two of more"
-    )
-
-
-def _checked_labels(batch: Batch, number: int) -> Tensor:
     labels: Any = batch.labels
+    if labels is None:
+        raise _no_pair(item, number)
     if isinstance(labels, str) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0:
         raise TypeError(
             f"entry {number} of the loader has a single label, so it is an image and no batch: for a data set pass "
@@ -112,9 +100,17 @@ def _checked_labels(batch: Batch, number: int) -> Tensor:
             f"batch {number} of the loader has {len(labels)} labels for {len(batch)} images: one for each is needed"
         )
     try:
-        return as_labels(f"batch {number} of the loader: labels", labels)
+        return replace(batch, labels=as_labels(f"batch {number} of the loader: labels", labels))
     except ValueError as error:  # of another shape: what a loader yields is of the wrong kind
         raise TypeError(str(error)) from None
+
+
+def _no_pair(item: Any, number: int) -> TypeError:
+    what = f"a {type(item).__name__}" + (f" of {len(item)}" if isinstance(item, (tuple, list)) else "")
+    return TypeError(
+        f"batch {number} of the loader is {what}: a loader that yields (inputs, labels) is needed, since the "
+        "labels say which images are pairs; ((x, y) for x, y, *_ in loader) takes the first two of more"
+    )
 
 
 def is_single(data: Any) -> bool:

@@ -128,7 +128,16 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
     pairs inside class-balanced batches, each batch standing for its share: the counts are summed over all batches
     and divided by once.
     """
-    searched = _searched(data, settings, batches)
+    labels, approximation = data.labels, settings.approximation
+    # The pairs of a whole data set are too many for the others.
+    over_all = approximation is Approximation.FIXED or (
+        approximation is Approximation.POSITIVE and settings.structure is not Structure.KRONECKER
+    )
+    searched = None
+    if isinstance(labels, Tensor) and batches is None:
+        searched = _searched(data, labels, settings) if over_all else None
+        if not over_all or data.loss.couples_batch:
+            batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
     parts, population = _parts(data, settings, batches, searched)
     if settings.structure is Structure.DIAGONAL:
         curvature: LayerCurvature = DiagonalCurvature(_summed_diagonal(data, parts, settings))
@@ -136,14 +145,14 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
         make = {Structure.KRONECKER: _kronecker, Structure.LOW_RANK: _low_rank, Structure.FULL: _full}
         curvature = make[settings.structure](data, parts, settings)
     # The curvature of "positive" has no negatives, and its positives are summed by classes.
-    error = searched.error if searched and settings.approximation is Approximation.FIXED else 0.0
+    error = searched.error if searched and approximation is Approximation.FIXED else 0.0
     return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
 
 
-def _searched(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None) -> SearchedPairs | None:
-    """The sums over all pairs of a data set; None where they are summed row by row, or over batches."""
-    options, labels = settings.search, data.labels
-    if options is None or isinstance(labels, Pairs) or batches is not None or _in_batches(settings):
+def _searched(data: LayerData, labels: Tensor, settings: Settings) -> SearchedPairs | None:
+    """The sums over all pairs of a data set; None where they are summed row by row."""
+    options = settings.search
+    if options is None:
         return None
     if type(data.loss) is not ContrastiveLoss or data.loss.power != 2:
         if options.choice is PairChoice.ESTIMATE:
@@ -175,8 +184,6 @@ def _parts(
             raise ValueError("batches are given with pairs: pass labels, or pairs of one batch")
         sets: list[Pairs] = [labels]
     else:
-        if batches is None and (data.loss.couples_batch or _in_batches(settings)):
-            batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
         parts = [labels] if batches is None else [labels[rows] for rows in batches]
         sets = [LabelPairs(part) for part in parts]
     counted = sets
@@ -201,13 +208,6 @@ def _parts(
         _Part(data, rows, pairs, approximation, keeps_dense=dense <= DENSE_MEMORY)
         for rows, pairs in zip(batches, sets, strict=True)
     ], population
-
-
-def _in_batches(settings: Settings) -> bool:
-    """Whether the pairs of the whole data set are too many for this approximation and structure."""
-    if settings.approximation in (Approximation.FULL, Approximation.CLIPPED):
-        return True
-    return settings.structure is Structure.KRONECKER and settings.approximation is Approximation.POSITIVE
 
 
 def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> Tensor:

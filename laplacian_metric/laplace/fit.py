@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,38 +30,27 @@ from laplacian_metric.core.parallel import check_agreement
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce, Settings, accumulate
-from laplacian_metric.laplace.encoder_guard import Watch, sum_of_squares
+from laplacian_metric.laplace.encoder_posterior import FittedData
 from laplacian_metric.laplace.head import FEATURE_MEMORY
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import warn_if_inexact
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fitted(FittedData):
     """A curvature and what it is the curvature of.
 
     Attributes:
         curvature: of the loss's average, unscaled.
-        num_images: how many images it was fitted to.
-        num_positives, num_negatives: the pairs that the average is over.
-        num_batches: over how many batches they were summed.
-        loss_value: L(theta*).
         gradient: dL/d[W | b] at theta*, (Z, H').
         bias_is_random: whether H' counts the bias.
-        fingerprint: of the encoder.
         length: the root mean square of |u| over the images, before the norm; None where it is not known.
         curvature_error: the error of the curvature's diagonal in the l2 norm, where pairs were sampled.
     """
 
     curvature: LayerCurvature
-    num_images: int
-    num_positives: float
-    num_negatives: float
-    num_batches: int
-    loss_value: float
     gradient: Tensor
     bias_is_random: bool
-    fingerprint: str
     length: float | None = None
     curvature_error: float = 0.0
 
@@ -101,15 +89,17 @@ def bias_is_known(loss: PairLoss, approximation: Approximation) -> bool:
 
 
 @torch.no_grad()
-def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, watch: Watch) -> Fitted:
+def fit_layer(
+    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, encoder: Encoder, fingerprint: str
+) -> Fitted:
     """The curvature, and what else is known about the data, summed over all processes."""
-    reduce, weight = settings.reduce, watch.encoder.head.weight
+    reduce, weight = settings.reduce, encoder.head.weight
     if reduce is not None:
         pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
         check_agreement(
             reduce,
             f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} "
-            f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {watch.fingerprint[:12]}",
+            f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {fingerprint[:12]}",
         )
     with warnings.catch_warnings():
         if isinstance(data.labels, Tensor):
@@ -146,7 +136,7 @@ def fit_layer(data: LayerData, settings: Settings, batches: Sequence[Tensor] | N
         loss_value=value,
         gradient=gradient.to(device, dtype),
         bias_is_random=data.bias is not None,
-        fingerprint=watch.fingerprint,
+        fingerprint=fingerprint,
         length=math.sqrt(squares / num_images),
         curvature_error=accumulated.error,
     )
@@ -190,6 +180,16 @@ def pull_back(gradient: Tensor, features: Tensor, bias: bool) -> Tensor:
     return total.to(reader.dtype)
 
 
+def sum_of_squares(u: Tensor) -> float:
+    """Of the entries of raw embeddings u (N, Z), in float64.
+
+    Example:
+        >>> sum_of_squares(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        25.0
+    """
+    return float(torch.linalg.vector_norm(u, dtype=torch.float64)) ** 2
+
+
 # --- checks of what is fitted to ---
 
 
@@ -212,21 +212,6 @@ def features_and_labels(
     checked = LabelPairs(as_labels("labels", labels))
     _check_classes(checked, len(features))
     return features, checked.labels.to(features.device)
-
-
-def check_model(encoder: Any, loss: Any) -> None:
-    """Refuse a bare module, and a loss whose curvature is not known; a loss of None is not checked."""
-    if not isinstance(encoder, Encoder):
-        raise TypeError(
-            f"the encoder is a {type(encoder).__name__}: make it one with Encoder.from_module(module), which finds the "
-            "last linear layer, or Encoder(backbone, head)"
-        )
-    if loss is not None and not isinstance(loss, PairLoss):
-        raise TypeError(
-            f"the loss is a {type(loss).__name__}, whose curvature is not known: pass a hessians.ContrastiveLoss. It "
-            "can be taken for a network that another loss has trained too: see 'Trained with another loss' in "
-            "docs/existing_checkpoints.md"
-        )
 
 
 def checked_batches(batches: Sequence[Tensor], features: Tensor) -> list[Tensor]:

@@ -42,13 +42,9 @@ class HeadPosterior:
         self.num_features = self.weight.shape[1]
         self.posterior = posterior
         self.bias_is_random = bias_is_random
-
-    @property
-    def theta(self) -> Tensor:
-        """theta*, the random part of [W | b], (Z, H')."""
-        if self.bias is None or not self.bias_is_random:
-            return self.weight
-        return torch.cat([self.weight, self.bias[:, None]], dim=1)
+        self.theta = self.weight  # theta*, the random part of [W | b], (Z, H')
+        if self.bias is not None and bias_is_random:
+            self.theta = torch.cat([self.weight, self.bias[:, None]], dim=1)
 
     def prior_variance(self, h: Tensor) -> Tensor:
         """The variance of every component of u by the prior alone, |x|^2/prior, for features h (N, H); (N,)."""

@@ -17,7 +17,7 @@ from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.checks import exact_device
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.arguments import positive
+from laplacian_metric.core.arguments import at_least, positive
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
@@ -34,11 +34,15 @@ from laplacian_metric.laplace.diagnostics import (
     recall_lost,
     warn_unless_mode,
 )
-from laplacian_metric.laplace.encoder_guard import Watch, warn_if_longer
+from laplacian_metric.laplace.encoder_posterior import (
+    EncoderPosterior,
+    NotFittedError,
+    check_model,
+    warn_if_longer,
+)
 from laplacian_metric.laplace.features import DEFAULT_LIMIT, collect_features
 from laplacian_metric.laplace.fit import (
     Fitted,
-    check_model,
     checked_batches,
     features_and_labels,
     fit_layer,
@@ -49,12 +53,10 @@ from laplacian_metric.laplace.layer import LayerPosterior, Structure
 from laplacian_metric.laplace.pair_search import TOLERANCE, PairChoice, SearchOptions
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 
-
-class NotFittedError(RuntimeError):
-    """There is no posterior yet."""
+__all__ = ["LAM", "NotFittedError"]
 
 
-class LAM:
+class LAM(EncoderPosterior[Fitted]):
     r"""The Laplacian Metric Learner: a Gaussian over the last layer's weights, made from the curvature of a pair loss.
 
     The posterior's precision is n_effective/temperature times the loss's generalised Gauss-Newton matrix, plus the
@@ -87,6 +89,8 @@ class LAM:
         (torch.Size([40, 3]), torch.Size([40]))
     """
 
+    FITTED_BY = "fit(loader) or fit_features(features, labels)"
+
     def __init__(
         self,
         encoder: Encoder,
@@ -101,21 +105,12 @@ class LAM:
         weight_decay: float | None = None,
         pairs: str | PairChoice = PairChoice.AUTO,
     ) -> None:
-        check_model(encoder, loss)
-        self.encoder = encoder
-        self.loss = loss
-        self.approximation = Approximation.parse(approximation)
+        super().__init__(encoder, loss, approximation, n_effective, temperature, weight_decay)
+        at_least(1, rank=rank)
         self.structure = Structure.parse(structure)
-        if rank < 1:
-            raise ValueError(f"rank is {rank}, at least 1 is needed")
         self.rank = rank
         self.pairs = PairChoice.parse(pairs, "pairs")
-        self._n_effective = positive("n_effective", n_effective)
-        self._temperature = positive("temperature", temperature) or 1.0
         self._prior_precision = positive("prior_precision", prior_precision)
-        self.weight_decay = None if not weight_decay else positive("weight_decay", weight_decay)
-        self.fitted: Fitted | None = None
-        self._watch: Watch | None = None
         self._head: tuple[tuple[Any, ...], HeadPosterior] | None = None
         self._fingerprint: tuple[tuple[Any, ...], str] | None = None
         self.confidence: MatchConfidence | None = None
@@ -216,37 +211,14 @@ class LAM:
                 rows, pairs = features_and_labels(features, labels)
                 data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
                 chosen = None if batches is None else checked_batches(batches, rows)
-                watch = Watch(self.encoder)
-            self.fitted, self._watch = fit_layer(data, settings, chosen, watch), watch
+                fingerprint = self.encoder_fingerprint()
+            self.fitted = fit_layer(data, settings, chosen, self.encoder, fingerprint)
         self.confidence = None
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
 
     # --- the posterior ---
-
-    @property
-    def n_effective(self) -> float:
-        """How many independent observations the loss's average stands for."""
-        return self._n_effective if self._n_effective is not None else float(self._fit().num_images)
-
-    @n_effective.setter
-    def n_effective(self, value: float | None) -> None:
-        self._n_effective = positive("n_effective", value)
-
-    @property
-    def temperature(self) -> float:
-        """Divides n_effective."""
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        self._temperature = positive("temperature", value) or 1.0
-
-    @property
-    def scale(self) -> float:
-        """n_effective / temperature, what the curvature is multiplied with."""
-        return self.n_effective / self.temperature
 
     @property
     def prior_precision(self) -> float:
@@ -263,9 +235,7 @@ class LAM:
     def head(self) -> HeadPosterior:
         """The head with the posterior over its weights; refused if the encoder has changed since the fit."""
         fitted = self._fit()
-        if self._watch is None or self._watch.encoder is not self.encoder:
-            self._watch = Watch(self.encoder)
-        self._watch.check(fitted.fingerprint)
+        self.check_encoder()
         device = exact_device(self.encoder.head.weight.device)
         made_of = (fitted, self.encoder.head, device, self.scale, self.prior_precision)
         if self._head is None or self._head[0] != made_of:
@@ -294,13 +264,6 @@ class LAM:
             self.confidence = self.confidence.to(device)
         return self
 
-    def _fit(self) -> Fitted:
-        if self.fitted is None:
-            raise NotFittedError(
-                "this LAM has no posterior yet: call fit(loader) or fit_features(features, labels)"
-            )
-        return self.fitted
-
     def sample_weights(
         self, k: int, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -309,13 +272,9 @@ class LAM:
 
     def log_marginal_likelihood(self, prior_precision: float | None = None) -> float:
         """log p(D), but for the constants of the likelihood."""
-        fitted = self._fit()
+        fitted, square = self._fit(), float(self.head.theta.double().square().sum())
         prior = self.prior_precision if prior_precision is None else prior_precision
-        return log_marginal_likelihood(fitted.curvature, self.scale, prior, self._square(), fitted.loss_value)
-
-    def _square(self) -> float:
-        """|theta*|^2."""
-        return float(self.head.theta.double().square().sum())
+        return log_marginal_likelihood(fitted.curvature, self.scale, prior, square, fitted.loss_value)
 
     def optimize_prior_precision(
         self,
@@ -340,8 +299,8 @@ class LAM:
             generator: of the images and the draws.
         """
         if method == "marginal":
-            curvature = self._fit().curvature
-            self.prior_precision = optimal_prior(curvature, self.scale, self._square(), self.prior_precision)
+            curvature, square = self._fit().curvature, float(self.head.theta.double().square().sum())
+            self.prior_precision = optimal_prior(curvature, self.scale, square, self.prior_precision)
         elif method == "validation":
             if features is None:
                 raise ValueError('method "validation" needs features and labels of validation images')

@@ -19,7 +19,7 @@ from hessians.pair_loss import PairLoss
 from laplacian_metric.core import tensor_file
 from laplacian_metric.core.manifest import DamagedArtifactError, ForeignArtifactError
 from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.fit import Fitted
 from laplacian_metric.laplace.layer import CURVATURES, LayerCurvature, Structure
 from laplacian_metric.laplace.stored_header import (

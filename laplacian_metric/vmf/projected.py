@@ -18,12 +18,17 @@ from laplacian_metric.vmf.angle import gauss_legendre
 from laplacian_metric.vmf.checks import check_entries, precise, result_dtype
 from laplacian_metric.vmf.fitting import safe_sqrt, solve, unit_direction
 
-# s^2 at the nodes of the integral over s from 0 to infinity, s = (x/(1-x))^2, and the weights times ds/dx.
-STEPS = [
-    ((x / (1 - x)) ** 4, weight * 2 * x / (1 - x) ** 3) for x, weight in zip(*gauss_legendre(48), strict=True)
-]
 BLOCK = 1 << 17  # entries handled at a time: a few such arrays stay in the processor's cache
 Step = float | Tensor  # s^2 at one node of the integral, or (48, 1, 1) at all of them
+
+
+def steps(count: int) -> list[tuple[float, float]]:
+    """s^2 at the nodes of the integral over s from 0 to infinity, s = (x/(1-x))^2, and the weights times ds/dx."""
+    nodes = zip(*gauss_legendre(count), strict=True)
+    return [((x / (1 - x)) ** 4, weight * 2 * x / (1 - x) ** 3) for x, weight in nodes]
+
+
+STEPS = steps(48)
 
 
 class ProjectedNormal(NamedTuple):
@@ -209,11 +214,11 @@ def _integrate(
     With ``at_once`` all nodes are evaluated together, in a dimension before the others.
     """
     eta, alpha, tangent = torch.zeros_like(energy), torch.zeros_like(energy), start
-    steps: Sequence[tuple[Step, Step]] = STEPS
+    nodes: Sequence[tuple[Step, Step]] = STEPS
     if at_once:
         together = energy.new_tensor(STEPS)[..., None, None]
-        steps = [(together[:, 0], together[:, 1])]
-    for squared, weight in steps:
+        nodes = [(together[:, 0], together[:, 1])]
+    for squared, weight in nodes:
         at = node(squared)
         root = at.a.sqrt()
         common = weight * (-squared * energy * at.a).exp()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, OnlineLAM
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.laplace.encoder_guard import FAR, PreparationWarning, warn_if_longer
+from laplacian_metric.laplace.encoder_posterior import FAR, PreparationWarning, warn_if_longer
 from laplacian_metric.laplace.storage import KEY
 
 

@@ -21,7 +21,7 @@ from laplacian_metric import Trust, vmf
 from laplacian_metric.data import embedded_sample
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks import fashion_network
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.export import ExportableLAM, export_onnx, export_program
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError

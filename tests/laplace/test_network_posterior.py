@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians.checks import CurvatureWarning
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.network import NetworkLAM
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError

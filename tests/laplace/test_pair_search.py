@@ -13,7 +13,7 @@ from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.laplace import diagnostics, fit, pair_search
+from laplacian_metric.laplace import fit, pair_search
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs
 from tests.laplace.fit_reference import LOSSES, Layer
@@ -217,7 +217,7 @@ def test_mapped_features_stay_in_their_file(
     pairs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many features each image has, a fit holds blocks of them and what it knows of each image."""
-    for module in (fit, pair_search, diagnostics):
+    for module in (fit, pair_search):
         monkeypatch.setattr(module, "FEATURE_MEMORY", 4 << 20)
     count, width = 6000, 8192
     mapped = torch.from_file(str(tmp_path / "features"), shared=True, size=count * width).view(count, width)

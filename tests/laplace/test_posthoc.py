@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from tests.generators import seeded
 from tests.laplace.fit_reference import LOSSES, STRUCTURES, Layer, clamped, images_of, network
 

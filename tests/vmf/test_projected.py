@@ -104,7 +104,7 @@ def test_nodes_are_enough(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     mean = gaussian(12, dim)
     variance = torch.logspace(-10, 4, 12, dtype=float64)[:, None] * gaussian(12, dim, seed=1).square()
     few = vmf.projected_normal(mean, variance)
-    monkeypatch.setattr(projected, "NODES", 200)
+    monkeypatch.setattr(projected, "STEPS", projected.steps(200))
     assert_same(few, vmf.projected_normal(mean, variance), 2e-6)
 
 

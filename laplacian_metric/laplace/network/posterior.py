@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from laplacian_metric.laplace.encoder_posterior import FittedData
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.layer.base import LayerPosterior
 from laplacian_metric.laplace.network.layers import Groups
@@ -17,30 +18,19 @@ from laplacian_metric.laplace.prior import NoOptimumError, optimal_prior
 Prior = float | Mapping[str, float]
 
 
-@dataclass(frozen=True, eq=False)
-class NetworkFitted:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkFitted(FittedData):
     """What a fit leaves behind.
 
     Attributes:
         groups: the parameters of each layer, in the order in which the layers run.
         curvature: of the loss's average, unscaled and clamped, for each layer (1, P), its parameters one after another.
         gradient: of the loss as it is trained at theta*, for each parameter.
-        loss_value: L(theta*).
-        num_images: how many images it was fitted to.
-        num_positives, num_negatives: the pairs inside of batches that the average is over.
-        num_batches: over how many batches they were summed.
-        fingerprint: of the encoder.
     """
 
     groups: Groups
     curvature: dict[str, DiagonalCurvature]
     gradient: dict[str, Tensor]
-    loss_value: float
-    num_images: int
-    num_positives: float
-    num_negatives: float
-    num_batches: int
-    fingerprint: str
 
     @property
     def clamped(self) -> float:
@@ -70,8 +60,9 @@ class NetworkPosterior:
 
     Example:
         >>> fitted = NetworkFitted(
-        ...     {"head": ["head.weight"]}, {"head": DiagonalCurvature(torch.tensor([[2.0, 0.0]]))},
-        ...     {"head.weight": torch.zeros(2, 1)}, 0.0, 2, 1, 0, 1, "",
+        ...     groups={"head": ["head.weight"]}, curvature={"head": DiagonalCurvature(torch.tensor([[2.0, 0.0]]))},
+        ...     gradient={"head.weight": torch.zeros(2, 1)}, loss_value=0.0, num_images=2, num_positives=1,
+        ...     num_negatives=0, num_batches=1, fingerprint="",
         ... )
         >>> posterior = NetworkPosterior(fitted, {"head.weight": torch.ones(2, 1)}, scale=2.0, prior=1.0)
         >>> posterior.variance()

@@ -24,8 +24,7 @@ from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
-from laplacian_metric.laplace.encoder_guard import Watch
-from laplacian_metric.laplace.fit import check_model
+from laplacian_metric.laplace.encoder_posterior import EncoderPosterior
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (
@@ -40,11 +39,10 @@ from laplacian_metric.laplace.network.predictive import (
     linearised_embedding,
     sampled_embedding,
 )
-from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.metrics import recall_at_k
 
 
-class NetworkLAM:
+class NetworkLAM(EncoderPosterior[NetworkFitted]):
     r"""As `LAM`, with a diagonal Gaussian over the last layers of an encoder, or over all of its parameters.
 
     Pairs are taken inside of the loader's batches; each batch stands for its share of all of them. With one layer it
@@ -90,10 +88,7 @@ class NetworkLAM:
         samples: int = 100,
         memory_budget: int = 256 << 20,
     ) -> None:
-        check_model(encoder, loss)
-        self.encoder = encoder
-        self.loss = loss
-        self.approximation = Approximation.parse(approximation)
+        super().__init__(encoder, loss, approximation, n_effective, temperature, weight_decay)
         self.network = RawNetwork(encoder)
         self.chosen = check_layers(layers, self.network)
         self._predictive = Predictive.parse(predictive)
@@ -103,14 +98,9 @@ class NetworkLAM:
             raise ValueError(f"memory_budget is {memory_budget}, a number of bytes is needed")
         self.samples = samples
         self.memory_budget = memory_budget
-        self.fitted: NetworkFitted | None = None
-        self._posterior: NetworkPosterior | None = None
+        self._posterior: tuple[tuple[Any, ...], NetworkPosterior] | None = None
         self._fingerprint: tuple[NetworkPosterior, Predictive, str] | None = None
-        self._watch: Watch | None = None
-        self._n_effective = positive("n_effective", n_effective)
-        self._temperature = positive("temperature", temperature) or 1.0
         self._prior_precision = _prior(prior_precision)
-        self.weight_decay = None if not weight_decay else positive("weight_decay", weight_decay)
 
     # --- fitting ---
 
@@ -154,7 +144,7 @@ class NetworkLAM:
             fitted = accumulate(task, loader, cache)
         if isinstance(self._prior_precision, Mapping):
             prior_of_layers(self._prior_precision, fitted.groups)
-        self.fitted, self._posterior = fitted, None
+        self.fitted = fitted
         if not fitted.trace > 0:
             warnings.warn(
                 "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, "
@@ -169,29 +159,6 @@ class NetworkLAM:
     # --- the posterior ---
 
     @property
-    def n_effective(self) -> float:
-        """How many independent observations the loss's average stands for."""
-        return self._n_effective if self._n_effective is not None else float(self._fit().num_images)
-
-    @n_effective.setter
-    def n_effective(self, value: float | None) -> None:
-        self._n_effective, self._posterior = positive("n_effective", value), None
-
-    @property
-    def temperature(self) -> float:
-        """Divides n_effective."""
-        return self._temperature
-
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        self._temperature, self._posterior = positive("temperature", value) or 1.0, None
-
-    @property
-    def scale(self) -> float:
-        """n_effective / temperature, what the curvature is multiplied with."""
-        return self.n_effective / self.temperature
-
-    @property
     def prior_precision(self) -> float | dict[str, float]:
         """Of every weight, or of those of each layer."""
         if self._prior_precision is not None:
@@ -203,7 +170,7 @@ class NetworkLAM:
         value = _prior(value)
         if self.fitted is not None and value is not None:
             prior_of_layers(value, self.fitted.groups)
-        self._prior_precision, self._posterior = value, None
+        self._prior_precision = value
 
     @property
     def predictive(self) -> Predictive:
@@ -222,20 +189,17 @@ class NetworkLAM:
     @property
     def posterior(self) -> NetworkPosterior:
         """The Gaussian over the deviations of the parameters from the trained ones."""
-        if self._posterior is None:
-            self._posterior = self._posterior_of(self.prior_precision)
-        return self._posterior
+        prior = self.prior_precision
+        made_of = (self._fit(), self.scale, dict(prior) if isinstance(prior, Mapping) else prior)
+        if self._posterior is None or self._posterior[0] != made_of:
+            self._posterior = made_of, self._posterior_of(prior)
+        return self._posterior[1]
 
     def _posterior_of(self, prior: Prior) -> NetworkPosterior:
         fitted = self._fit()
         every = dict(self.network.named_parameters())
         theta = {name: every[name].detach() for names in fitted.groups.values() for name in names}
         return NetworkPosterior(fitted, theta, self.scale, prior)
-
-    def _fit(self) -> NetworkFitted:
-        if self.fitted is None:
-            raise NotFittedError("this NetworkLAM has no posterior yet: call fit(loader)")
-        return self.fitted
 
     def fingerprint(self) -> str:
         """A digest of all that an embedding depends on; see `LAM.fingerprint`."""
@@ -256,29 +220,22 @@ class NetworkLAM:
             self._fingerprint = posterior, predictive, digest(tensors, settings)
         return self._fingerprint[2]
 
-    def _check_encoder(self) -> None:
-        """The posterior is around the weights that the encoder had."""
-        fitted = self._fit()
-        if self._watch is None or self._watch.encoder is not self.encoder:
-            self._watch = Watch(self.encoder)
-        self._watch.check(fitted.fingerprint)
-
     def log_marginal_likelihood(self, prior_precision: Prior | None = None) -> float:
         """log p(D), but for the constants of the likelihood."""
-        self._check_encoder()
+        self.check_encoder()
         posterior = self.posterior if prior_precision is None else self._posterior_of(prior_precision)
         penalty = sum(posterior.prior[layer] * square for layer, square in posterior.squares().items())
         return -self.scale * self._fit().loss_value - (penalty + posterior.occam()) / 2
 
     def optimize_prior_precision(self, *, per_layer: bool = False) -> float | dict[str, float]:
         """Set the prior precision, or one for each layer, that maximises the marginal likelihood, and return it."""
-        self._check_encoder()
+        self.check_encoder()
         self.prior_precision = optimal_priors(self._fit(), self.posterior, self.scale, per_layer)
         return self.prior_precision
 
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used; ``prior_to_data`` is of the mean prior precision."""
-        self._check_encoder()
+        self.check_encoder()
         fitted, posterior = self._fit(), self.posterior
         effective = posterior.effective_parameters()
         data = self.scale * fitted.trace
@@ -314,7 +271,7 @@ class NetworkLAM:
         """
         if samples < 0:
             raise ValueError(f"samples is {samples}, 0 or more are needed")
-        self._check_encoder()
+        self.check_encoder()
         options = (self.network, self.posterior, samples, generator, self.memory_budget)
         if self.predictive is Predictive.LINEARISED:
             embed = linearised_embedding(*options)

@@ -16,7 +16,7 @@ from hessians.checks import CurvatureOverflowError, CurvatureWarning, compute_dt
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.labels import as_labels
-from laplacian_metric.laplace.encoder_guard import sum_of_squares
+from laplacian_metric.laplace.fit import sum_of_squares
 from laplacian_metric.laplace.layer import LayerPosterior
 
 Labels = Tensor | Sequence[int] | Pairs

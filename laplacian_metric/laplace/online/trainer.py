@@ -27,7 +27,8 @@ from hessians.pairs import Population
 from laplacian_metric.core.modes import check_unused
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.fit import bias_is_known, check_model
+from laplacian_metric.laplace.encoder_posterior import check_model
+from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
 from laplacian_metric.laplace.online import batch as batches

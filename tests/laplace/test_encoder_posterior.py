@@ -10,13 +10,29 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError, Watch
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError, EncoderPosterior, FittedData
 from tests.laplace.fit_reference import Layer, network
 
 
 def encoder() -> Encoder:
     backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
     return Encoder(backbone, nn.Linear(5, 3))
+
+
+def posterior(watched: Encoder) -> EncoderPosterior[FittedData]:
+    """What is common to posteriors, as it is after a fit of this encoder."""
+    guard: EncoderPosterior[FittedData] = EncoderPosterior(
+        watched, ContrastiveLoss(), "fixed", n_effective=None, temperature=1.0, weight_decay=None
+    )
+    guard.fitted = FittedData(
+        num_images=2,
+        num_positives=1,
+        num_negatives=0,
+        num_batches=1,
+        loss_value=0.0,
+        fingerprint=guard.encoder_fingerprint(),
+    )
+    return guard
 
 
 def batch_statistics(watched: Encoder) -> None:
@@ -56,29 +72,29 @@ CHANGES = [batch_statistics, set_norm, write_in_place, replace_data, replace_lay
 @pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
 def test_what_changes_an_encoder(change: Callable[[Encoder], None]) -> None:
     watched = encoder()
-    watch = Watch(watched)
-    fingerprint = watch.fingerprint
-    watch.check(fingerprint)
+    guard = posterior(watched)
+    guard.check_encoder()
     change(watched)
     for _ in range(2):
         with pytest.raises(EncoderChangedError, match="fit again, or load the weights that it had"):
-            watch.check(fingerprint)
-    Watch(watched).check(watched.fingerprint())
+            guard.check_encoder()
+    posterior(watched).check_encoder()
+    assert guard.encoder_fingerprint() == watched.fingerprint()
 
 
 def test_what_does_not() -> None:
     """Gradients, modes, new storage with the same numbers; weights that come back."""
     watched = encoder().eval()
-    watch = Watch(watched)
+    guard = posterior(watched)
     watched(torch.randn(8, 6)).sum().backward()
     watched.train().eval().requires_grad_(False)
-    watch.check(watch.fingerprint)
-    fingerprint, state = watch.fingerprint, {k: v.clone() for k, v in watched.state_dict().items()}
+    guard.check_encoder()
+    state = {name: tensor.clone() for name, tensor in watched.state_dict().items()}
     watched.load_state_dict(state)
-    watch.check(fingerprint)
+    guard.check_encoder()
     write_in_place(watched)
     watched.load_state_dict(state)
-    watch.check(fingerprint)
+    guard.check_encoder()
 
 
 def test_the_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,5 +122,4 @@ def test_the_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_of_inference_mode() -> None:
     with torch.inference_mode():
         watched = encoder()
-    watch = Watch(watched)
-    watch.check(watch.fingerprint)
+    posterior(watched).check_encoder()
