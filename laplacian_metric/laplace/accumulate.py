@@ -29,7 +29,13 @@ from laplacian_metric.laplace.layer import (
     Structure,
 )
 from laplacian_metric.laplace.layer.full import check_dense_weights
-from laplacian_metric.laplace.pair_search import PairChoice, SearchedPairs, SearchOptions, search_pairs
+from laplacian_metric.laplace.pair_search import (
+    PairChoice,
+    SearchedPairs,
+    SearchOptions,
+    search_pairs,
+    warn_if_inexact,
+)
 
 LOGGER = logging.getLogger(__name__)
 
@@ -146,6 +152,8 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
         curvature = make[settings.structure](data, parts, settings)
     # The curvature of "positive" has no negatives, and its positives are summed by classes.
     error = searched.error if searched and approximation is Approximation.FIXED else 0.0
+    if error and settings.search is not None:
+        warn_if_inexact(error, float(curvature.diagonal().double().norm()), settings.search.tolerance)
     return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
 
 

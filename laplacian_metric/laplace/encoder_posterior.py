@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
+from hessians.checks import CurvatureWarning
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.arguments import positive
 from laplacian_metric.encoder import Encoder
@@ -155,6 +156,16 @@ def check_model(encoder: Any, loss: Any) -> None:
             "can be taken for a network that another loss has trained too: see 'Trained with another loss' in "
             "docs/existing_checkpoints.md"
         )
+
+
+def warn_of_no_curvature(stacklevel: int) -> None:
+    """Say that there is nothing in a posterior but its prior."""
+    warnings.warn(
+        "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, or take "
+        "another approximation",
+        CurvatureWarning,
+        stacklevel=stacklevel,
+    )
 
 
 class PreparationWarning(UserWarning):

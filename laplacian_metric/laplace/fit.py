@@ -30,10 +30,9 @@ from laplacian_metric.core.parallel import check_agreement
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce, Settings, accumulate
-from laplacian_metric.laplace.encoder_posterior import FittedData
+from laplacian_metric.laplace.encoder_posterior import FittedData, warn_of_no_curvature
 from laplacian_metric.laplace.head import FEATURE_MEMORY
 from laplacian_metric.laplace.layer import LayerCurvature
-from laplacian_metric.laplace.pair_search import warn_if_inexact
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,9 +108,6 @@ def fit_layer(
         for tensor in accumulated.curvature.tensors().values():
             check_no_overflow(data.features, len(data.features), tensor)
         value, gradient = loss_and_gradient(data.loss, data, accumulated, reduce)
-    if settings.search is not None and accumulated.error:
-        size = float(accumulated.curvature.diagonal().double().norm())
-        warn_if_inexact(accumulated.error, size, settings.search.tolerance)
     sums = torch.tensor(
         [len(data.features), len(accumulated.batches), sum_of_squares(data.embeddings)],
         dtype=torch.float64,
@@ -121,12 +117,9 @@ def fit_layer(
     device, dtype = exact_device(weight.device), compute_dtype(weight)
     curvature = accumulated.curvature.to(device, dtype)
     if not curvature.trace() > 0:
-        warnings.warn(
-            "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, or "
-            "take another approximation",
-            CurvatureWarning,
-            stacklevel=4,  # of whoever called LAM.fit_features, behind what switches gradients off
-        )
+        warn_of_no_curvature(
+            stacklevel=5
+        )  # of whoever called LAM.fit_features, behind what switches gradients off
     return Fitted(
         curvature=curvature,
         num_images=round(num_images),

@@ -307,16 +307,9 @@ class LAM(EncoderPosterior[Fitted]):
             rows, chosen = features_and_labels(features, labels)
             if isinstance(chosen, Pairs):
                 raise TypeError("labels are pairs, but images are drawn at random here: pass the labels (N,)")
+            fitted, head = self._fit(), self.encoder.head
             self.prior_precision = validated_prior(
-                self.encoder.head,
-                self._fit(),
-                self.scale,
-                self.loss,
-                rows,
-                chosen,
-                samples,
-                max_images,
-                generator,
+                head, fitted, self.scale, self.loss, rows, chosen, samples, max_images, generator
             )
         else:
             raise ValueError(f"method is {method!r}, one of 'marginal', 'validation' is needed")

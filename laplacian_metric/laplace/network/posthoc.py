@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.arguments import positive
@@ -24,7 +22,7 @@ from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
-from laplacian_metric.laplace.encoder_posterior import EncoderPosterior
+from laplacian_metric.laplace.encoder_posterior import EncoderPosterior, warn_of_no_curvature
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (
@@ -146,12 +144,7 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
             prior_of_layers(self._prior_precision, fitted.groups)
         self.fitted = fitted
         if not fitted.trace > 0:
-            warnings.warn(
-                "the curvature is 0 for every weight, or was clamped at 0: the posterior is the prior. Train longer, "
-                "or take another approximation",
-                CurvatureWarning,
-                stacklevel=2,
-            )
+            warn_of_no_curvature(stacklevel=3)
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
