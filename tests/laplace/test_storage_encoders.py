@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairBlocks, PairLoss
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.encoder_guard import EncoderChangedError
+from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.storage import describe
 from tests.laplace.stored_lam import EUCLIDEAN, a_lam, an_encoder, inputs, same
