@@ -1,4 +1,4 @@
-"""Online with Lightning: training_step returns the loss at a draw from the posterior that the callback keeps up."""
+"""Online with Lightning: training_step returns the loss at a draw from the posterior that the callback maintains."""
 
 from __future__ import annotations
 

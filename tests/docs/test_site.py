@@ -60,6 +60,13 @@ def test_no_link_is_broken_over_two_lines(root: Path) -> None:
         assert broken.findall(text) == [], page
 
 
+def test_every_table_has_its_own_lines(root: Path) -> None:
+    for page in pages(root):
+        lines = [line for _, line in site_links.prose((root / page).read_text(encoding="utf-8"))]
+        joined = [line for line in lines if "|---" in line and not re.fullmatch(r"(\|[-:]+)+\|", line)]
+        assert joined == [], page
+
+
 def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text(
