@@ -85,7 +85,10 @@ class Networks:
         return records
 
     def outliers(self, records: tables.Records) -> tuple[dict[str, dict[int, dict[str, Any]]], Any]:
-        """Return what each network makes of the outliers, and how to have these themselves."""
+        """Return what each network makes of the outliers, and how to have these themselves.
+
+        Without the network whose mistakes they are, only numbers that are in files are returned.
+        """
         chosen: list[outliers.Outliers] = []
 
         def pairs() -> outliers.Outliers:
@@ -99,6 +102,8 @@ class Networks:
         for name, runs in records.items():
             for seed in runs if "quality" in tables.first(runs) else ():
                 path = self.options.out / f"{name}-{seed}-outliers.json"
+                if not path.exists() and self.work.trained(*tables.REFERENCE) is None:
+                    continue
                 record = self.record(path, name, seed, lambda run: outliers.measured(run, pairs()))
                 if record is not None:
                     measured.setdefault(name, {})[seed] = record
