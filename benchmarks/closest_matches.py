@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability, mismatch_probability
 from laplacian_metric.runs.closest_matches import closest_matches
 
@@ -80,11 +79,8 @@ def main(
     match = MatchProbability(settings["scale"], settings["offset"])
     with torch.no_grad():
         rows = [measure(*search, read["verification"], match, repeats) for search in SEARCHES]
-    show(TITLE, rows)
-    if out is not None:
-        note = f"{NOTE} The images are those of {read['cell']}, seed {read['seed']}."
-        for path in save(out, "benchmark_closest_matches", TITLE, rows, note):
-            Console().print(f"written: {path}")
+    note = f"{NOTE} The images are those of {read['cell']}, seed {read['seed']}."
+    report(TITLE, rows, out, "benchmark_closest_matches", note)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -88,14 +86,9 @@ def _status_bytes(field: str) -> int:
 
 def environment() -> dict[str, Any]:
     """What the numbers depend on: processor count, threads and versions. Nothing that names the machine."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+    from laplacian_metric.runs.provenance import machine  # late: what is measured must not be loaded before
+
+    return machine()
 
 
 def origin(package: str = "benchmarks") -> dict[str, str]:
@@ -137,6 +130,16 @@ def show(title: str, rows: Sequence[Row]) -> None:
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)
+
+
+def report(
+    title: str, rows: Sequence[Row], out: Path | None, name: str, note: str = "", package: str = "benchmarks"
+) -> None:
+    """Print the rows as a table and, where there is a folder ``out``, write them there; see `save`."""
+    show(title, rows)
+    if out is not None:
+        for path in save(out, name, title, rows, note, package):
+            Console().print(f"written: {path}")
 
 
 def save(

@@ -23,7 +23,7 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.common import median_seconds, save, show
+from benchmarks.common import median_seconds, report
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.labelled_gallery import Head
 from laplacian_metric.core.surroundings import LOCAL, VOTERS
@@ -266,10 +266,7 @@ def main(
         if "memory" in stored or not as_is:
             rows.append(stored if "memory" in stored else in_a_process(name, count, work))
             Console().print(rows[-1])
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_engines", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_engines", NOTE)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ from typing import Annotated, Any
 import faiss
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import Row, mebibytes, peak_extra_memory, save, show, write_text
+from benchmarks.common import Row, mebibytes, peak_extra_memory, report, write_text
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder, Trust
@@ -361,9 +360,7 @@ def main(
             ("benchmark_pair_estimate", f"{DRAW_TITLE}: {draw_images:,} images", draws_table, DRAW_NOTE)
         )
     for name, title, table, note in tables:
-        show(title, table)
-        for path in save(out, name, title, table, note) if out is not None else ():
-            Console().print(f"written: {path}")
+        report(title, table, out, name, note)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import typer
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, OnlineLAM
 from laplacian_metric.core.modes import evaluating
@@ -168,12 +168,10 @@ def main(
     """Measure both and write them."""
     embedding = embedding_rows(repeats)
     title = "Embedding with a concentration beside the deterministic pass"
-    show(title, embedding)
-    save(out, "benchmark_embedding", title, embedding, EMBEDDING_NOTE)
+    report(title, embedding, out, "benchmark_embedding", EMBEDDING_NOTE)
     training = training_rows(4 * repeats)
     title = "A step of online training beside a deterministic step"
-    show(title, training)
-    save(out, "benchmark_online", title, training, TRAINING_NOTE)
+    report(title, training, out, "benchmark_online", TRAINING_NOTE)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import faiss
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric import metrics
 from laplacian_metric.core.search import search
 
@@ -147,10 +146,7 @@ def main(
         problem = Problem(pixels[:images], labels[:images], dim, samples)
         rows += measure(problem, resamples, repeats, budget)
     title = f"{TITLE}: {len(problem.labels):,} images, {samples} joint samples"
-    show(title, rows)
-    if out is not None:
-        for path in save(out, "benchmark_metrics", title, rows, NOTE):
-            Console().print(f"wrote {path}")
+    report(title, rows, out, "benchmark_metrics", NOTE)
 
 
 if __name__ == "__main__":

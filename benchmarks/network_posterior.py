@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from benchmarks.network import VisionTransformer
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder, NetworkLAM
@@ -122,10 +121,7 @@ def main(
     """Measure every network with all layers and with the last two."""
     cases: list[tuple[str, Layers]] = [(name, layers) for name in CASES for layers in ("all", 2)]
     rows = [measure(*case, repeats, budget) for case in track(cases, description="networks")]
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_network_posterior", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_network_posterior", NOTE)
 
 
 if __name__ == "__main__":

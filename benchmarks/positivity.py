@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.common import median_seconds, save, show
+from benchmarks.common import median_seconds, report
 from laplacian_metric.methods.spherical.vmf_contrast import elk_info_nce, mc_info_nce, positivity_info_nce
 
 SIZES = ((256, 10), (256, 128))
@@ -58,9 +58,7 @@ def main(
 ) -> None:
     """Measure all sizes."""
     rows = [measure(*size, repeats) for size in SIZES]
-    show(TITLE, rows)
-    if out is not None:
-        save(out, "benchmark_positivity", TITLE, rows, NOTE)
+    report(TITLE, rows, out, "benchmark_positivity", NOTE)
 
 
 if __name__ == "__main__":

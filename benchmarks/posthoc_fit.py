@@ -21,10 +21,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import nn
 
-from benchmarks.common import mebibytes, peak_extra_memory, save, show, write_text
+from benchmarks.common import mebibytes, peak_extra_memory, report, write_text
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
@@ -192,11 +191,8 @@ def main(
             costs = [laplace(heads[name], structure, features) for _ in range(repeats)]
             rows.append(row_of(heads[name], structure, costs, backbone))
     title = f"{TITLE}: {len(features):,} images of {size} pixels"
-    show(title, rows)
-    if out is not None:
-        note = NOTE.format(size=size, head=head_cost.seconds, repeats=repeats)
-        for path in save(out, "benchmark_posthoc_fit", title, rows, note):
-            Console().print(f"written: {path}")
+    note = NOTE.format(size=size, head=head_cost.seconds, repeats=repeats)
+    report(title, rows, out, "benchmark_posthoc_fit", note)
 
 
 if __name__ == "__main__":

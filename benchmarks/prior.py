@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.common import save, show
+from benchmarks.common import report
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
@@ -81,10 +80,7 @@ def main(
     warnings.simplefilter("ignore", CurvatureWarning)  # the heads were not trained with the loss
     torch.set_num_threads(1)
     rows = [measured(width, dim, images, repeats) for width, dim in SIZES]
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_prior", TITLE, rows, NOTE.format(images=images, repeats=repeats)):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_prior", NOTE.format(images=images, repeats=repeats))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from typing import Annotated
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
 from torch import nn
 
-from benchmarks.common import Row, save, show
+from benchmarks.common import Row, report
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
@@ -90,10 +89,7 @@ def main(
                         "difference": difference,
                     }
                 )
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_processes", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_processes", NOTE)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import typer
 from torch import nn
 
-from benchmarks.common import median_seconds, save, show
+from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import Setup
 from laplacian_metric.encoder import Encoder
@@ -65,9 +65,7 @@ def main(
 ) -> None:
     """Measure all batch sizes."""
     rows = [measure(batch, repeats) for batch in BATCHES]
-    show(TITLE, rows)
-    if out is not None:
-        save(out, "benchmark_proxies", TITLE, rows, NOTE)
+    report(TITLE, rows, out, "benchmark_proxies", NOTE)
 
 
 if __name__ == "__main__":

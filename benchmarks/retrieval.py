@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.common import mebibytes, save, show
+from benchmarks.common import mebibytes, report
 from benchmarks.retrieval_steps import K
 
 TITLE = "A flat index of distributions beside FAISS' own"
@@ -133,10 +133,10 @@ def main(
         rows = rows_of(measurements, queries)
         equal = same_answers(folder)
     title = f"{TITLE}: {vectors:,} vectors of {dim} dimensions, k = {K}, {threads} threads"
-    show(title, rows)
-    if out is not None:
-        note = f"{NOTE} {100 * equal:.2f} % of the answers' rows are the same; the others are ties but for rounding."
-        save(out, "benchmark_retrieval", title, rows, note)
+    note = (
+        f"{NOTE} {100 * equal:.2f} % of the answers' rows are the same; the others are ties but for rounding."
+    )
+    report(title, rows, out, "benchmark_retrieval", note)
 
 
 if __name__ == "__main__":

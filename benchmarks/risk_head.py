@@ -18,10 +18,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
-from benchmarks.common import mebibytes, save, show
+from benchmarks.common import mebibytes, report
 from laplacian_metric.methods.risk import RiskHead, RiskOptions, fit_head
 
 WIDTH = 1280  # of EfficientNet-Lite0
@@ -113,10 +112,7 @@ def main(
             for count in map(int, sizes.split(","))
             for hidden in (256, 512)
         ]
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_risk_head", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_risk_head", NOTE)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from benchmarks.common import median_seconds, save, show
+from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss, InfoNCELoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric import methods
 from laplacian_metric.core.method import Setup
@@ -114,10 +114,7 @@ def main(
             other = beside.get(name, f"{name.split(', ')[0]}, nt-xent" if ", umm" in name else "")
             ratio = f"{taken / seconds[other]:.2f}" if other else ""
             rows.append({"what": name, "ms": taken * 1e3, "beside": other, "ratio": ratio})
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_self_supervised", TITLE, rows, NOTE):
-            print(path)
+    report(TITLE, rows, out, "benchmark_self_supervised", NOTE)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
-from benchmarks.common import save, show
+from benchmarks.common import report
 from benchmarks.engines import clusters, head, items_of
 from laplacian_metric.retrieval import Index, load
 from laplacian_metric.retrieval import save as save_index
@@ -159,10 +158,7 @@ def main(
             "service / index": row["service / s"] / together,
         }
     ]
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_serve", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_serve", NOTE)
 
 
 if __name__ == "__main__":

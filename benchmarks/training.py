@@ -22,7 +22,7 @@ import torch
 import typer
 from torch import Tensor
 
-from benchmarks.common import median_seconds, save, show
+from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, methods
 from laplacian_metric.core.method import Learner, Setup, Start
@@ -221,8 +221,7 @@ def main(
     sample = embedded_sample("fashion-mnist", "train")
     images = Dataset(sample.floats(), sample.labels)
     rows = epoch_rows(images, repeats) + step_rows(images, 4 * repeats)
-    show(TITLE, rows)
-    save(out, "benchmark_training", TITLE, rows, NOTE)
+    report(TITLE, rows, out, "benchmark_training", NOTE)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ import faiss
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.console import Console
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.surroundings import LOCAL, VOTERS
 from laplacian_metric.trust import Trust
@@ -110,10 +109,7 @@ def main(
                 repeats,
             )
         )
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_trust", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_trust", NOTE)
 
 
 if __name__ == "__main__":

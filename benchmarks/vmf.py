@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, save, show
+from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric import vmf
 
 SIZES = ((10_000, 9216, 3), (10_000, 2048, 128), (1_000, 2048, 2048))
@@ -78,10 +77,7 @@ def main(
     """Measure all sizes."""
     with torch.no_grad():
         rows = [measure(*size, repeats) for size in SIZES]
-    show(TITLE, rows)
-    if out is not None:
-        for path in save(out, "benchmark_vmf", TITLE, rows, NOTE):
-            Console().print(f"written: {path}")
+    report(TITLE, rows, out, "benchmark_vmf", NOTE)
 
 
 if __name__ == "__main__":

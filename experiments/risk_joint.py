@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common import save, show, write_text
+from benchmarks.common import report, write_text
 from experiments.trust.settings import pooled_network
 from hessians import ContrastiveLoss
 from laplacian_metric import data, metrics
@@ -120,9 +120,7 @@ def main() -> None:
             runs.append(run(name == "stop-gradient", seed, sets, options.work))
             print(name, seed, runs[-1], flush=True)
     rows = table(results)
-    show(TITLE, rows)
-    for path in save(options.out, "risk_joint", TITLE, rows, NOTE, package="experiments"):
-        print(f"written: {path}")
+    report(TITLE, rows, options.out, "risk_joint", NOTE, package="experiments")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,33 +19,9 @@ from laplacian_metric.report.plots import (
     loss_curve,
     signed_histograms,
 )
+from tests.report.reading import Reader
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
-VOID = {"meta", "img"}
-
-
-class Reader(HTMLParser):
-    """Reads a page as a browser would: its text, and every tag with its attributes; tags must be closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
 
 
 def sample_page(text: str = "x") -> str:

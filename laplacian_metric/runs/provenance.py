@@ -71,16 +71,23 @@ def _shortened(argument: str) -> str:
     return argument
 
 
-def environment(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers and the seconds depend on; `device` is where networks compute."""
+def machine() -> dict[str, Any]:
+    """Return the versions, processors and threads that seconds depend on; nothing that names the machine."""
     return {
-        "laplacian_metric": laplacian_metric.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.machine()}",
         "processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What the numbers and the seconds depend on; `device` is where networks compute."""
+    return {
+        "laplacian_metric": laplacian_metric.__version__,
+        **machine(),
         # Whether networks computed in it where their cell has it; without it they did so in float32.
         "bfloat16": has_bfloat16(torch.device(device)),
     }

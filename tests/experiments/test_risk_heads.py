@@ -15,19 +15,14 @@ from experiments.risk_heads import Task, install, judged, parts_of, resampled, r
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.methods import risk
 from laplacian_metric.methods.risk.classifier import train_classifier
-
-
-def noisy(count: int, seed: int, classes: int = 12) -> Dataset:
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % classes
-    noise = torch.rand(count, 1, generator=generator)
-    rows = torch.eye(classes)[labels] + noise * torch.randn(count, classes, generator=generator)
-    return Dataset(torch.cat([rows, 2 * noise], dim=1), labels)
+from tests.methods.learning import noisy
 
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return Task("noise", "noise", "none", noisy(900, 0), noisy(300, 1), {"more noise": noisy(400, 2)})
+    return Task(
+        "noise", "noise", "none", noisy(900, 0, 12), noisy(300, 1, 12), {"more noise": noisy(400, 2, 12)}
+    )
 
 
 def test_a_head_is_judged_beside_its_rivals_and_installed_with_its_card(task: Task, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from laplacian_metric.encoder import Encoder
 
 float64 = torch.float64
 
@@ -123,3 +125,12 @@ def every_triplet(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ]
     anchor, positive, negative = torch.tensor(rows).T
     return anchor, positive, negative
+
+
+def encoder_of(layer: LastLayer) -> Encoder:
+    """Return an encoder of features whose head is the layer."""
+    head = nn.Linear(layer.weight.shape[1], len(layer.weight), dtype=float64)
+    with torch.no_grad():
+        head.weight.copy_(layer.weight)
+        head.bias.copy_(layer.bias)
+    return Encoder(nn.Identity(), head)

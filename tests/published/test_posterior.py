@@ -6,15 +6,14 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.published import PublishedOnlineLAM, Switches
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
-from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.posthoc import LAM
-from tests.published.reference import LastLayer, every_triplet, float64, generator, normal
+from tests.published.reference import LastLayer, encoder_of, every_triplet, float64, generator, normal
 
 close = torch.testing.assert_close
 
@@ -25,14 +24,6 @@ def running(share: float, summed: bool = False, start: float | None = None) -> R
 
 def taken(into: Running, curvature: Tensor) -> None:
     into.add(curvature, torch.zeros_like(curvature), 0.0, 1.0, (1, 1))
-
-
-def encoder_of(layer: LastLayer) -> Encoder:
-    head = nn.Linear(layer.weight.shape[1], len(layer.weight), dtype=float64)
-    with torch.no_grad():
-        head.weight.copy_(layer.weight)
-        head.bias.copy_(layer.bias)
-    return Encoder(nn.Identity(), head)
 
 
 def precision_of(lam: LAM) -> Tensor:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.published import PublishedContrastiveLoss
 from hessians import ContrastiveLoss, Pairs, ggn_diagonal, last_layer_ggn_diagonal
-from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.posthoc import LAM
 from tests.published.reference import (
     LastLayer,
     diagonal,
+    encoder_of,
     every_triplet,
     float64,
     normal,
@@ -198,14 +198,6 @@ def test_the_gradient_is_that_of_the_value_also_where_points_coincide() -> None:
 
 
 # --- where it is used ---
-
-
-def encoder_of(layer: LastLayer) -> Encoder:
-    head = nn.Linear(layer.weight.shape[1], len(layer.weight), dtype=float64)
-    with torch.no_grad():
-        head.weight.copy_(layer.weight)
-        head.bias.copy_(layer.bias)
-    return Encoder(nn.Identity(), head)
 
 
 @pytest.mark.parametrize("distance", ["arccos", "euclidean"])

@@ -29,6 +29,7 @@ from tests.laplace.online_cases import (
     float64,
     running,
 )
+from tests.methods import learning
 
 close = torch.testing.assert_close
 
@@ -250,13 +251,7 @@ def test_the_method_as_published_is_the_preset() -> None:
     learner = make("online-laplace", preset="published").learner([an_encoder()], SETUP)
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.05)
     learner.begin(optimizer, a_generator(0))
-    online, losses = as_published(), []
-    for seed in range(4):
-        loss = learner.loss(*a_batch(seed=seed))
-        optimizer.zero_grad()
-        loss.backward()
-        learner.step()
-        losses.append(float(loss.detach()))
+    online, losses = as_published(), [learning.step(learner, *a_batch(seed=seed)) for seed in range(4)]
     assert losses == [online.step(*a_batch(seed=seed)) for seed in range(4)]
     assert isinstance(learner, OnlineLaplaceLearner)
     assert learner.posterior().prior_precision == 1.0

@@ -21,6 +21,7 @@ from laplacian_metric.methods import find, make
 from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, HIBLearner, matched
 from laplacian_metric.methods.gaussian.match_probability import match_probability
 from tests.generators import seeded
+from tests.methods.learning import epoch
 
 NOTHING = FitData(train=[], validation=[])
 OPTIONS: list[dict[str, Any]] = [
@@ -51,19 +52,6 @@ def embedder_of(learner: HIBLearner) -> HIBEmbedder:
     embedder = learner.embedder(NOTHING)
     assert isinstance(embedder, HIBEmbedder)
     return embedder
-
-
-def train(learner: HIBLearner, inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
-    values = []
-    for _ in range(steps):
-        learner.train_mode()
-        loss = learner.loss(inputs, labels)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
-        values.append(float(loss.detach()))
-    learner.end_epoch()
-    return values
 
 
 def images(num: int = 9) -> tuple[Tensor, Tensor]:
@@ -148,7 +136,7 @@ def test_the_published_loss_by_a_plain_loop() -> None:
 def test_gradients_reach_everything(options: dict[str, Any]) -> None:
     learner = learner_of(**options)
     inputs, labels = images()
-    train(learner, inputs, labels, 2)  # the first step moves a zero weight of the linear head
+    epoch(learner, inputs, labels, 2)  # the first step moves a zero weight of the linear head
     learner.train_mode()
     learner.module.zero_grad()
     learner.loss(inputs, labels).backward()
@@ -204,7 +192,7 @@ def test_the_gaussian_of_a_mixture_has_its_moments() -> None:
 def test_a_mixture_embeds_samples_and_matches() -> None:
     inputs, labels = images()
     learner = learner_of(components=2)
-    train(learner, inputs, labels, 3)
+    epoch(learner, inputs, labels, 3)
     embedder = embedder_of(learner)
     e = embedder.embed([inputs[:4], inputs[4:]], samples=5, generator=seeded())
     assert e.samples is not None
@@ -236,7 +224,7 @@ def test_joint_samples_of_a_mixture_are_of_its_components() -> None:
 def test_similarity_is_the_match_probability() -> None:
     inputs, labels = images()
     learner = learner_of()
-    train(learner, inputs, labels, 3)
+    epoch(learner, inputs, labels, 3)
     embedder = embedder_of(learner)
     e = embedder.embed(inputs)
     similarity = embedder.similarity(e[:4], e)
@@ -284,7 +272,7 @@ def test_an_odd_number_of_draws_is_drawn() -> None:
 def test_a_score_depends_on_neither_batch_nor_order(options: dict[str, Any]) -> None:
     inputs, labels = images()
     learner = learner_of(**options)
-    train(learner, inputs, labels, 2)
+    epoch(learner, inputs, labels, 2)
     embedder = embedder_of(learner)
     whole = embedder.embed(inputs)
     turned = embedder.embed([inputs[5:], inputs[:5]])
@@ -323,7 +311,7 @@ def two_clusters() -> tuple[Tensor, Tensor, Tensor]:
 def test_it_solves_two_clusters_and_is_unsure_between_them(options: dict[str, Any]) -> None:
     inputs, labels, between = two_clusters()
     learner = learner_of(hidden=16, samples=4, **options)
-    values = train(learner, inputs, labels, 150)
+    values = epoch(learner, inputs, labels, 150)
     assert values[-1] < values[0] - 0.1
     embedder = embedder_of(learner)
     e = embedder.embed(inputs)
@@ -340,17 +328,17 @@ def test_it_solves_two_clusters_and_is_unsure_between_them(options: dict[str, An
 def test_training_goes_on_exactly_where_it_was_saved(options: dict[str, Any]) -> None:
     inputs, labels = images()
     learner = learner_of(**options)
-    train(learner, inputs, labels, 3)
+    epoch(learner, inputs, labels, 3)
     saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict(), learner.state()))
     drawing = learner.generator.get_state()
     assert all(isinstance(value, Tensor) for value in (*saved[0].values(), *saved[2].values()))
-    values = train(learner, inputs, labels, 3)
+    values = epoch(learner, inputs, labels, 3)
     again = learner_of(**options)
     again.module.load_state_dict(saved[0])
     again.optimizer.load_state_dict(saved[1])
     again.restore(saved[2])
     again.generator.set_state(drawing)
-    assert train(again, inputs, labels, 3) == values
+    assert epoch(again, inputs, labels, 3) == values
     embeddings = [embedder_of(each).embed(inputs) for each in (learner, again)]
     assert torch.equal(embeddings[0].uncertainty, embeddings[1].uncertainty)
 
@@ -359,7 +347,7 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     inputs, labels = images()
     learners = [learner_of(seed=seed, components=2) for seed in (1, 1, 2)]
-    values = [train(learner, inputs, labels, 2) for learner in learners]
+    values = [epoch(learner, inputs, labels, 2) for learner in learners]
     assert values[0] == values[1] != values[2]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -368,7 +356,7 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:
 def test_a_batch_of_one_type_of_pair_has_a_finite_loss(labels: list[int]) -> None:
     inputs, _ = images(len(labels))
     learner = learner_of()
-    assert all(map(math.isfinite, train(learner, inputs, torch.tensor(labels), 2)))
+    assert all(map(math.isfinite, epoch(learner, inputs, torch.tensor(labels), 2)))
 
 
 def test_listed_pairs_are_what_is_trained_on() -> None:

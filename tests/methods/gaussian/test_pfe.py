@@ -29,6 +29,7 @@ from laplacian_metric.methods.gaussian.mutual_likelihood import (
 )
 from laplacian_metric.methods.gaussian.pfe import PFE, PFELearner, fuse, harmonic_mean
 from tests.generators import seeded
+from tests.methods.learning import epoch
 
 NOTHING = FitData(train=[], validation=[])
 
@@ -45,19 +46,6 @@ def learner_of(encoder: Encoder, lr: float = 0.01, seed: int = 0, **options: Any
     assert isinstance(learner, PFELearner)
     learner.begin(torch.optim.Adam(learner.parameters(), lr=lr), seeded())
     return learner
-
-
-def train(learner: PFELearner, inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
-    values = []
-    for _ in range(steps):
-        learner.train_mode()
-        loss = learner.loss(inputs, labels)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
-        values.append(float(loss.detach()))
-    learner.end_epoch()
-    return values
 
 
 def images(num: int = 12) -> tuple[Tensor, Tensor]:
@@ -136,7 +124,7 @@ def test_only_the_head_is_trained_and_the_encoder_stays_as_it_was() -> None:
     before = copy.deepcopy(encoder.state_dict())
     learner = learner_of(encoder, hidden=6)
     inputs, labels = images()
-    train(learner, inputs, labels, steps=3)
+    epoch(learner, inputs, labels, steps=3)
     # The running statistics of the encoder's own batch norm too.
     for name, tensor in encoder.state_dict().items():
         assert torch.equal(tensor, before[name]), name
@@ -206,7 +194,7 @@ def test_cached_features_give_what_images_give() -> None:
     whole = learner_of(copy.deepcopy(encoder))
     cached = learner_of(Encoder(nn.Identity(), copy.deepcopy(encoder.head)))
     features = encoder.features(inputs).detach()
-    assert train(whole, inputs, labels, 3) == train(cached, features, labels, 3)
+    assert epoch(whole, inputs, labels, 3) == epoch(cached, features, labels, 3)
     one, other = whole.embedder(NOTHING).embed(inputs), cached.embedder(NOTHING).embed(features)
     assert torch.equal(one.uncertainty, other.uncertainty)
 
@@ -216,7 +204,7 @@ def test_an_embedding_has_the_frozen_points_and_the_harmonic_mean() -> None:
     encoder = small_encoder().eval()
     expected = unit_rows(encoder.raw(inputs)).detach()
     learner = learner_of(encoder)
-    train(learner, inputs, labels, 2)
+    epoch(learner, inputs, labels, 2)
     e = learner.embedder(NOTHING).embed([(inputs[:5], labels[:5]), (inputs[5:], labels[5:])])
     torch.testing.assert_close(e.point, expected)
     torch.testing.assert_close(unit_rows(learner.points(inputs)).detach(), expected)
@@ -267,7 +255,7 @@ def test_it_is_unsure_between_two_clusters() -> None:
         head.weight.copy_(torch.eye(2))
         head.bias.zero_()
     learner = learner_of(Encoder(nn.Identity(), head), hidden=16)
-    values = train(learner, inputs, labels, 200)
+    values = epoch(learner, inputs, labels, 200)
     assert values[-1] < values[0] - 0.3
     uncertainty = learner.embedder(NOTHING).embed(inputs).uncertainty
     above = (uncertainty[between, None] > uncertainty[None, ~between]).double().mean()
@@ -277,15 +265,15 @@ def test_it_is_unsure_between_two_clusters() -> None:
 def test_training_goes_on_exactly_where_it_was_saved() -> None:
     inputs, labels = images()
     learner = learner_of(small_encoder(), hidden=6)
-    train(learner, inputs, labels, 3)
+    epoch(learner, inputs, labels, 3)
     saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict(), learner.state()))
     assert all(isinstance(value, Tensor) for value in (*saved[0].values(), *saved[2].values()))
-    values = train(learner, inputs, labels, 3)
+    values = epoch(learner, inputs, labels, 3)
     again = learner_of(small_encoder(), hidden=6, seed=9)
     again.module.load_state_dict(saved[0])
     again.optimizer.load_state_dict(saved[1])
     again.restore(saved[2])
-    assert train(again, inputs, labels, 3) == values
+    assert epoch(again, inputs, labels, 3) == values
     embeddings = [each.embedder(NOTHING).embed(inputs) for each in (learner, again)]
     assert torch.equal(embeddings[0].uncertainty, embeddings[1].uncertainty)
 
@@ -294,7 +282,7 @@ def test_a_batch_without_positive_pairs_changes_nothing() -> None:
     inputs, _ = images(4)
     learner = learner_of(small_encoder(), hidden=6)
     before = [p.detach().clone() for p in learner.parameters()]
-    assert train(learner, inputs, torch.arange(4), 1) == [0.0]
+    assert epoch(learner, inputs, torch.arange(4), 1) == [0.0]
     for parameter, old in zip(learner.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
 

@@ -22,6 +22,7 @@ from laplacian_metric.methods.gaussian.soft_contrastive import (
     SoftContrastiveLearner,
 )
 from laplacian_metric.training.options import dealt_pairs
+from tests.methods.learning import epoch
 
 NOTHING = FitData(train=[], validation=[])
 
@@ -53,18 +54,6 @@ def embedder_of(learner: SoftContrastiveLearner) -> SoftContrastiveEmbedder:
 def images(num: int = 8) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(num, 2, generator=generator, dtype=torch.float64), torch.arange(num) // 2 % 3
-
-
-def train(learner: Any, inputs: Tensor, labels: Tensor, steps: int) -> list[float]:
-    values = []
-    for _ in range(steps):
-        learner.train_mode()
-        loss = learner.loss(inputs, labels)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
-        values.append(float(loss.detach()))
-    return values
 
 
 def test_the_registry_finds_it() -> None:
@@ -160,7 +149,7 @@ def test_it_solves_two_clusters(normalize: bool) -> None:
     inputs = 0.2 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
     inputs[:, 0] += 2.0 * (2 * labels - 1)
     learner = learner_of(lr=0.02, normalize=normalize)
-    values = train(learner, inputs, labels, 120)
+    values = epoch(learner, inputs, labels, 120)
     assert values[-1] < values[0] / 2
     e = embedder_of(learner).embed(inputs)
     probability = embedder_of(learner).similarity(e, e)
@@ -172,20 +161,20 @@ def test_it_solves_two_clusters(normalize: bool) -> None:
 def test_training_goes_on_exactly_where_it_was_saved() -> None:
     inputs, labels = images()
     learner = learner_of()
-    train(learner, inputs, labels, 3)
+    epoch(learner, inputs, labels, 3)
     saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict()))
-    values = train(learner, inputs, labels, 3)
+    values = epoch(learner, inputs, labels, 3)
     again = learner_of()
     again.module.load_state_dict(saved[0])
     again.optimizer.load_state_dict(saved[1])
     again.restore(learner.state())
-    assert train(again, inputs, labels, 3) == values
+    assert epoch(again, inputs, labels, 3) == values
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
 def test_a_batch_of_one_type_of_pair_or_of_none_has_a_finite_loss(labels: list[int]) -> None:
     inputs, _ = images(len(labels))
-    assert all(map(math.isfinite, train(learner_of(), inputs, torch.tensor(labels), 2)))
+    assert all(map(math.isfinite, epoch(learner_of(), inputs, torch.tensor(labels), 2)))
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -21,6 +21,7 @@ from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.online import OnlineLaplace, OnlineLaplaceLearner
+from tests.methods.learning import step
 
 float64 = torch.float64
 LOSS = ContrastiveLoss(margin=0.7)
@@ -56,16 +57,8 @@ def a_learner(method: OnlineLaplace, setup: Setup = SETUP) -> OnlineLaplaceLearn
     return learner
 
 
-def train(learner: OnlineLaplaceLearner, seeds: range, optimizer: torch.optim.Optimizer) -> list[float]:
-    losses = []
-    for seed in seeds:
-        learner.train_mode()
-        loss = learner.loss(*a_batch(seed))
-        optimizer.zero_grad()
-        loss.backward()
-        learner.step()
-        losses.append(float(loss.detach()))
-    return losses
+def train(learner: OnlineLaplaceLearner, seeds: range) -> list[float]:
+    return [step(learner, *a_batch(seed)) for seed in seeds]
 
 
 def some_triplets(u: Tensor, labels: Tensor) -> Pairs:
@@ -96,7 +89,7 @@ def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[
     encoder = an_encoder()
     plain = an_optimizer(encoder)
     online = OnlineLAM(encoder, plain, LOSS, 500, generator=a_generator(5), **by_hand)
-    assert train(learner, range(8), optimizer) == [online.step(*a_batch(seed)) for seed in range(8)]
+    assert train(learner, range(8)) == [online.step(*a_batch(seed)) for seed in range(8)]
     e = learner.embedder(NOTHING).embed(a_batch(9)[0])
     assert torch.equal(e.kappa, online.posterior().embed(a_batch(9)[0]).kappa)
 
@@ -107,11 +100,11 @@ def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
     learner = a_learner(method)
     optimizer, generator = an_optimizer(learner.encoder), a_generator(5)
     learner.begin(optimizer, generator)
-    train(learner, range(4), optimizer)
+    train(learner, range(4))
     kept = copy.deepcopy((learner.module.state_dict(), optimizer.state_dict(), learner.state()))
     drawn = generator.get_state()
     assert all(isinstance(value, Tensor) for value in kept[2].values())
-    expected = train(learner, range(4, 8), optimizer)
+    expected = train(learner, range(4, 8))
 
     again = a_learner(method)
     again.module.load_state_dict(kept[0])
@@ -126,7 +119,7 @@ def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
         again.begin(new, other)
         again.restore(kept[2])
     other.set_state(drawn)
-    assert train(again, range(4, 8), new) == expected
+    assert train(again, range(4, 8)) == expected
     for name, value in learner.state().items():
         assert torch.equal(value, again.state()[name])
 
@@ -137,7 +130,7 @@ def test_a_checkpoint_embeds_without_an_optimizer(memory: Literal["paper"] | Non
     learner = a_learner(method)
     optimizer = an_optimizer(learner.encoder)
     learner.begin(optimizer, a_generator())
-    train(learner, range(3), optimizer)
+    train(learner, range(3))
     again = a_learner(method)
     again.module.load_state_dict(learner.module.state_dict())
     again.restore(learner.state())
@@ -160,7 +153,7 @@ def test_the_weight_draws_are_shared_by_all_images() -> None:
     learner = a_learner(OnlineLaplace())
     optimizer = an_optimizer(learner.encoder)
     learner.begin(optimizer, a_generator())
-    train(learner, range(3), optimizer)
+    train(learner, range(3))
     x = a_batch(9)[0]
     for sample in learner.embedder(NOTHING).sample_embeddings(torch.cat([x, x]), 2, generator=a_generator()):
         torch.testing.assert_close(sample[:16], sample[16:])
@@ -202,11 +195,7 @@ def test_two_clusters_are_found_and_what_lies_between_or_outside_is_unsure() -> 
     learner.begin(optimizer, a_generator())
     for _ in range(150):
         chosen = torch.randint(200, (32,), generator=generator)
-        learner.train_mode()
-        loss = learner.loss(images[chosen], labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        learner.step()
+        step(learner, images[chosen], labels[chosen])
     embedder = learner.embedder(FitData([(images[::2], labels[::2])], [(images[1::2], labels[1::2])]))
     e = embedder.embed(images)
     nearest = (e.point @ e.point.T).fill_diagonal_(-2).argmax(1)

@@ -21,6 +21,7 @@ from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
 from laplacian_metric.runs.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
+from tests.methods.learning import check_bfloat16, learn_two_clusters, two_clusters
 
 float64 = torch.float64
 SETUP = Setup(ContrastiveLoss(), num_images=100)
@@ -42,27 +43,9 @@ def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> BTLLearner:
     return learner
 
 
-def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two clusters, and between them images whose class is drawn by lot."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(2, (count,), generator=generator)
-    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])[labels]
-    centres[: count // 4, 0] = 0
-    return centres + 0.3 * torch.randn(count, 2, generator=generator), labels
-
-
 def trained(steps: int = 100, **options: Any) -> BTLLearner:
     learner = a_learner(**options)
-    learner.begin(torch.optim.Adam(learner.parameters(), lr=1e-2), torch.Generator().manual_seed(0))
-    images, labels = two_clusters(800, 0)
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(steps):
-        chosen = torch.randint(800, (40,), generator=generator)
-        learner.train_mode()
-        loss = learner.loss(images[chosen], labels[chosen])
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
+    learn_two_clusters(learner, steps)
     return learner
 
 
@@ -150,15 +133,7 @@ def test_without_a_triplet_nothing_is_learned(prior: str, labels: list[int]) -> 
 
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])
 def test_bfloat16_is_computed_in_float32_where_it_matters(prior: str) -> None:
-    learner = a_learner(prior=prior)
-    images, labels = two_clusters(20, 0)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = learner.loss(images, labels)
-    assert loss.dtype == torch.float32
-    loss.backward()
-    for parameter in learner.parameters():
-        assert parameter.grad is not None
-        assert bool(parameter.grad.isfinite().all())
+    check_bfloat16(a_learner(prior=prior))
 
 
 # --- what it learns ---

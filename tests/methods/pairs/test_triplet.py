@@ -18,6 +18,7 @@ from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
 from laplacian_metric.runs.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
+from tests.methods.learning import check_nothing_is_learned
 
 SETUP = Setup(ContrastiveLoss(), num_images=100)
 NOTHING = FitData([], [])
@@ -75,11 +76,7 @@ def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
 def test_without_a_triplet_nothing_is_learned(labels: list[int]) -> None:
-    learner = a_learner()
-    loss = learner.loss(torch.randn(len(labels), 2), torch.tensor(labels))
-    assert float(loss.detach()) == 0
-    loss.backward()
-    assert all(p.grad is None or not bool(p.grad.any()) for p in learner.parameters())
+    check_nothing_is_learned(a_learner(), labels)
 
 
 def test_its_module_is_the_encoder_and_its_state_nothing_else() -> None:

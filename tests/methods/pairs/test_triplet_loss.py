@@ -26,6 +26,7 @@ from laplacian_metric.methods.pairs.triplet_loss import (
     triplet_regression,
 )
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
+from tests.methods.learning import epoch
 
 float64 = torch.float64
 
@@ -110,12 +111,7 @@ def test_other_methods_train_with_it(name: str) -> None:
         learner = make(name).learner([encoder], Setup(TripletLoss(margin=0.5), num_images=30))
         optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2)
         learner.begin(optimizer, torch.Generator().manual_seed(0))
-        for _ in range(60):
-            learner.train_mode()
-            loss = learner.loss(x, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            learner.step()
+        epoch(learner, x, labels, 60)
         z = nn.functional.normalize(learner.points(x).detach())
         same = (z @ z.T)[labels[:, None] == labels].mean()
         other = (z @ z.T)[labels[:, None] != labels].mean()

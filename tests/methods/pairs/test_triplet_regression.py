@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
@@ -16,6 +16,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import TripletRegression, TripletRegressionLearner
 from laplacian_metric.runs.sections import MethodSection
+from tests.methods.learning import check_nothing_is_learned, learn_two_clusters, two_clusters
 
 SETUP = Setup(ContrastiveLoss(), num_images=100)
 NOTHING = FitData([], [])
@@ -33,27 +34,9 @@ def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> TripletRegr
     return learner
 
 
-def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two clusters, and between them images whose class is drawn by lot."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(2, (count,), generator=generator)
-    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])[labels]
-    centres[: count // 4, 0] = 0
-    return centres + 0.3 * torch.randn(count, 2, generator=generator), labels
-
-
 def trained(steps: int = 150) -> TripletRegressionLearner:
     learner = a_learner()
-    learner.begin(torch.optim.Adam(learner.parameters(), lr=3e-3), torch.Generator().manual_seed(0))
-    images, labels = two_clusters(800, 0)
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(steps):
-        chosen = torch.randint(800, (40,), generator=generator)
-        learner.train_mode()
-        loss = learner.loss(images[chosen], labels[chosen])
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
+    learn_two_clusters(learner, steps, learning_rate=3e-3)
     return learner
 
 
@@ -101,11 +84,7 @@ def test_embeddings_have_their_noise_shared_out_over_the_dimensions() -> None:
 
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
 def test_without_a_triplet_nothing_is_learned(labels: list[int]) -> None:
-    learner = a_learner()
-    loss = learner.loss(torch.randn(len(labels), 2), torch.tensor(labels))
-    assert float(loss.detach()) == 0
-    loss.backward()
-    assert all(p.grad is None or not bool(p.grad.any()) for p in learner.parameters())
+    check_nothing_is_learned(a_learner(), labels)
 
 
 def test_state_is_the_module_alone_and_embeds_the_same() -> None:

@@ -22,15 +22,7 @@ from laplacian_metric.methods.risk.fitting import _batches
 from laplacian_metric.methods.risk.head import check_start
 from laplacian_metric.methods.risk.joint import JointLearner
 from laplacian_metric.training import TrainingOptions, train
-
-
-def noisy(count: int, seed: int, classes: int = 6) -> Dataset:
-    """Rows whose last entry says how noisy they are, and so how likely to be among wrong neighbours."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % classes
-    noise = torch.rand(count, 1, generator=g)
-    rows = torch.eye(classes)[labels] + noise * torch.randn(count, classes, generator=g)
-    return Dataset(torch.cat([rows, 2 * noise], dim=1), labels)
+from tests.methods.learning import noisy
 
 
 def an_encoder() -> Encoder:

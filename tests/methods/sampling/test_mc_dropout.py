@@ -15,23 +15,11 @@ from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.sampling.mc_dropout import MCDropout, MCDropoutLearner
+from tests.encoder.dropout_cases import conv_encoder, small_encoder
 from tests.generators import seeded
+from tests.methods.learning import epoch
 
 NOTHING = FitData(train=[], validation=[])
-
-
-def small_encoder(seed: int = 0, dim: int = 3) -> Encoder:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        backbone = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU())
-        return Encoder(backbone, nn.Linear(16, dim))
-
-
-def conv_encoder() -> Encoder:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2))
-        return Encoder(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), inner, nn.Flatten()), nn.Linear(16, 3))
 
 
 def setup(**options: Any) -> Setup:
@@ -98,23 +86,15 @@ class TestLearner:
     def test_training_resumes_exactly(self) -> None:
         x, labels = torch.rand(8, 2), torch.arange(8) % 2
 
-        def steps(learner: MCDropoutLearner, count: int) -> None:
-            for _ in range(count):
-                learner.train_mode()
-                loss = learner.loss(x, labels)
-                learner.optimizer.zero_grad()
-                loss.backward()
-                learner.step()
-
         through = learner_of(small_encoder())
-        steps(through, 4)
+        epoch(through, x, labels, 4)
         first = learner_of(small_encoder())
-        steps(first, 2)
+        epoch(first, x, labels, 2)
         weights, generator = copy.deepcopy(first.module.state_dict()), first.generator.get_state()
         again = learner_of(small_encoder(9), seed=9)
         again.module.load_state_dict(weights)
         again.generator.set_state(generator)
-        steps(again, 2)
+        epoch(again, x, labels, 2)
         assert again.encoder.fingerprint() == through.encoder.fingerprint()
 
     def test_torch_s_own_generator_is_left_alone(self) -> None:
@@ -244,12 +224,7 @@ def test_two_clusters() -> None:
     x = centres[labels] + 0.4 * torch.randn(200, 2, generator=generator)
     learner = learner_of(small_encoder(), rate=0.2, samples=60)
     learner.begin(torch.optim.Adam(learner.parameters(), lr=0.01), seeded(1))
-    for _ in range(150):
-        learner.train_mode()
-        loss = learner.loss(x, labels)
-        learner.optimizer.zero_grad()
-        loss.backward()
-        learner.step()
+    epoch(learner, x, labels, 150)
     embedder = learner.embedder(NOTHING)
     e = embedder.embed(x)
     similarity = (e.point @ e.point.T).fill_diagonal_(-2)

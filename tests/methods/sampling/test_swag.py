@@ -18,6 +18,7 @@ from laplacian_metric.encoder.networks.layers import batch_norm_statistics
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
 from tests.generators import seeded
+from tests.methods.learning import step
 
 NOTHING = FitData(train=[], validation=[])
 
@@ -48,11 +49,7 @@ def train(learner: SWAGLearner, epochs: int, start: int = 0) -> list[Tensor]:
     weights = []
     for epoch in range(start, start + epochs):
         for chosen in torch.randperm(len(x), generator=seeded(epoch)).split(15):
-            learner.train_mode()
-            loss = learner.loss(x[chosen], labels[chosen])
-            learner.optimizer.zero_grad()
-            loss.backward()
-            learner.step()
+            step(learner, x[chosen], labels[chosen])
             weights.append(parameters_to_vector(learner.parameters()).detach().clone())
         learner.end_epoch()
     return weights

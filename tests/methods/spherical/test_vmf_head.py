@@ -24,6 +24,7 @@ from laplacian_metric.methods.spherical.vmf_contrast import (
     positivity_info_nce,
 )
 from laplacian_metric.methods.spherical.vmf_head import HIB_START, LOSSES, VMFHead, VMFLearner
+from tests.methods.learning import check_bfloat16, learn_two_clusters, two_clusters
 
 float64 = torch.float64
 SETUP = Setup(ContrastiveLoss(), num_images=100)
@@ -337,28 +338,9 @@ def a_learner(method: VMFHead, dtype: torch.dtype = torch.float32) -> VMFLearner
     return learner
 
 
-def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two clusters, and between them images whose class is drawn by lot."""
-    generator = a_generator(seed)
-    labels = torch.randint(2, (count,), generator=generator)
-    centres = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])[labels]
-    centres[: count // 4, 0] = 0
-    return centres + 0.3 * torch.randn(count, 2, generator=generator), labels
-
-
 def trained(method: VMFHead, steps: int = 100) -> VMFLearner:
     learner = a_learner(method)
-    optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2)
-    learner.begin(optimizer, a_generator())
-    images, labels = two_clusters(800, 0)
-    generator = a_generator(5)
-    for _ in range(steps):
-        chosen = torch.randint(800, (64,), generator=generator)
-        learner.train_mode()
-        loss = learner.loss(images[chosen], labels[chosen])
-        optimizer.zero_grad()
-        loss.backward()
-        learner.step()
+    learn_two_clusters(learner, steps, batch=64)
     return learner
 
 
@@ -466,15 +448,7 @@ def test_state_is_the_module_alone_and_embeds_the_same() -> None:
 
 
 def test_bfloat16_is_computed_in_float32_where_it_matters() -> None:
-    learner = a_learner(VMFHead())
-    images, labels = two_clusters(20, 0)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = learner.loss(images, labels)
-    assert loss.dtype == torch.float32
-    loss.backward()
-    for parameter in learner.parameters():
-        assert parameter.grad is not None
-        assert bool(parameter.grad.isfinite().all())
+    check_bfloat16(a_learner(VMFHead()))
 
 
 @pytest.mark.parametrize(
