@@ -324,8 +324,7 @@ class ContrastiveLoss(PairLoss):
 
     def node_term(self, points: Tensor, inverse: Tensor | None, sums: Tensor) -> Tensor:
         """The diagonals (N, Z) of the blocks of single images, "fixed", from sums [Y 1, Y z] (N, 1 + Z)."""
-        known = self._structured(points, inverse, sums[:, 0], sums[:, 1:], None)
-        return known.diagonal_per_dimension()
+        return self._structured(points, inverse, sums[:, 0], sums[:, 1:], None).diagonal_per_dimension()
 
     def _structured(
         self,

@@ -70,7 +70,7 @@ def _of_contrastive(loss: ContrastiveLoss, u: Tensor, pairs: Pairs) -> LossSumma
 
 
 def _from_sums(
-    loss: ContrastiveLoss, u: Tensor, known: PairSums, weights: TypeWeights
+    loss: ContrastiveLoss, u: Tensor, sums: PairSums, weights: TypeWeights
 ) -> tuple[Tensor, Tensor, float, float]:
     """Both gradients (N, Z), the sum of y d^2 over all pairs, and what all active negatives weigh, 2w/|Q| each.
 
@@ -79,15 +79,15 @@ def _from_sums(
     gradients, squares, total = (torch.empty_like(u), torch.empty_like(u)), 0.0, 0.0
     for start in range(0, len(u), ROWS):
         part = slice(start, start + ROWS)
-        if known.origin is None:
+        if sums.origin is None:
             points, inverse = loss.on_sphere(u[part])
         else:
-            points, inverse = u[part] - known.origin, None
-        sums = known._replace(class_of=known.class_of[part], active=known.active[part])
+            points, inverse = u[part] - sums.origin, None
+        part_sums = sums._replace(class_of=sums.class_of[part], active=sums.active[part])
         for into, chosen in zip(
             gradients, (TypeWeights(weights.positive, 0.0), TypeWeights(0.0, weights.negative)), strict=True
         ):
-            row_sums, product = loss.known_sums(points, sums, chosen)
+            row_sums, product = loss.known_sums(points, part_sums, chosen)
             into[part], square = _gradient(points, inverse, row_sums, product)
             squares += square
         total -= float(row_sums.sum(dtype=torch.float64)) / 2

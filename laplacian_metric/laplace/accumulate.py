@@ -109,21 +109,21 @@ class _Part:
     pairs: Pairs
     approximation: Approximation
     keeps_dense: bool
-    _known: list[OutputHessian] = field(default_factory=list)
+    _hessian: list[OutputHessian] = field(default_factory=list)
 
     def select(self, rows: Tensor) -> Tensor:
         """Those of the rows (N, ...) of all images that are of this batch."""
         return rows if self.rows is None else rows[self.rows.to(rows.device)]
 
     def hessian(self) -> OutputHessian:
-        """Kept once it is known, unless it is dense and all of them would be too large."""
-        if self._known:
-            return self._known[0]
+        """Kept once it is computed, unless it is dense and all of them would be too large."""
+        if self._hessian:
+            return self._hessian[0]
         hessian = self.data.loss.output_hessian(
             self.select(self.data.embeddings), self.pairs, self.approximation
         )
         if self.keeps_dense or not isinstance(hessian, (MatrixHessian, CoupledHessian)):
-            self._known.append(hessian)
+            self._hessian.append(hessian)
         return hessian
 
 

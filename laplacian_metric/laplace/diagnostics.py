@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from hessians.checks import CurvatureWarning
 from laplacian_metric.core.embedding import unit_rows
+from laplacian_metric.laplace.fit import Fitted
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior
 from laplacian_metric.metrics import recall_at_k
@@ -55,32 +56,25 @@ class Diagnostics:
         return asdict(self)
 
 
-def diagnose(
-    posterior: LayerPosterior,
-    gradient: Tensor,
-    theta: Tensor,
-    *,
-    scale: float,
-    loss_value: float,
-    clamped: float,
-    trace: float,
-    precision_error: float = 0.0,
-) -> Diagnostics:
-    """The numbers of a posterior at theta (Z, H'), where the loss has this gradient (Z, H')."""
-    slope = scale * gradient + posterior.prior * theta
+def diagnose(posterior: LayerPosterior, theta: Tensor, fitted: Fitted, scale: float) -> Diagnostics:
+    """The numbers of the posterior of a fit at theta (Z, H'), ``scale`` times whose curvature is in its precision."""
+    slope = scale * fitted.gradient + posterior.prior * theta
     distance = math.sqrt(max(0.0, float((slope * posterior.solve(slope)).double().sum())))
-    effective = posterior.effective_parameters()
-    data = scale * trace / posterior.num_parameters
+    effective, error = posterior.effective_parameters(), 0.0
+    data = scale * fitted.curvature.trace() / posterior.num_parameters
+    if fitted.curvature_error:
+        precision = scale * fitted.curvature.diagonal().double() + posterior.prior
+        error = scale * fitted.curvature_error / float(precision.norm())
     return Diagnostics(
-        loss_value=loss_value,
-        gradient_norm=float(gradient.double().norm()),
+        loss_value=fitted.loss_value,
+        gradient_norm=float(fitted.gradient.double().norm()),
         steps_to_mode=distance,
         expected_steps=math.sqrt(max(0.0, effective)),
-        clamped=clamped,
+        clamped=fitted.curvature.clamped,
         prior_to_data=posterior.prior / data if data > 0 else math.inf,
         effective_parameters=effective,
         parameters=posterior.num_parameters,
-        precision_error=precision_error,
+        precision_error=error,
     )
 
 

@@ -386,20 +386,7 @@ class LAM(EncoderPosterior[Fitted]):
 
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used."""
-        fitted, error = self._fit(), 0.0
-        if fitted.curvature_error:
-            precision = self.scale * fitted.curvature.diagonal().double() + self.prior_precision
-            error = self.scale * fitted.curvature_error / float(precision.norm())
-        return diagnose(
-            self.posterior,
-            fitted.gradient,
-            self.head.theta,
-            scale=self.scale,
-            loss_value=fitted.loss_value,
-            clamped=fitted.curvature.clamped,
-            trace=fitted.curvature.trace(),
-            precision_error=error,
-        )
+        return diagnose(self.posterior, self.head.theta, self._fit(), self.scale)
 
     def recall_lost(
         self,

@@ -16,8 +16,8 @@ from hessians.checks import CurvatureWarning
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Accumulated, Settings, accumulate
 from laplacian_metric.laplace.diagnostics import diagnose, warn_unless_mode
-from laplacian_metric.laplace.fit import loss_and_gradient, pull_back
-from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
+from laplacian_metric.laplace.fit import Fitted, loss_and_gradient, pull_back
+from laplacian_metric.laplace.layer import DiagonalCurvature, LayerCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics import recall_at_k
 from tests.laplace.fit_reference import LOSSES, Layer
@@ -72,6 +72,20 @@ def test_pull_back_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         close(pull_back(gradient, features.float(), bias=False), expected[:, :-1].float())
 
 
+def fitted_to(curvature: LayerCurvature, gradient: Tensor) -> Fitted:
+    return Fitted(
+        curvature=curvature,
+        gradient=gradient,
+        loss_value=0.4,
+        num_images=3,
+        num_positives=1,
+        num_negatives=2,
+        num_batches=1,
+        bias_is_random=True,
+        fingerprint="",
+    )
+
+
 @every_structure
 def test_the_step_to_the_mode(make: Make) -> None:
     """The Newton step in standard deviations is sqrt(s^T P^-1 s), s the slope of the negative log posterior."""
@@ -79,15 +93,8 @@ def test_the_step_to_the_mode(make: Make) -> None:
     gradient, theta, scale, prior = gaussian(3, 4, seed=5), gaussian(3, 4, seed=6), 7.0, 0.3
     precision = dense_precision(dense, scale, prior)
     slope = (scale * gradient + prior * theta).flatten()
-    numbers = diagnose(
-        curvature.posterior(scale, prior),
-        gradient,
-        theta,
-        scale=scale,
-        loss_value=0.4,
-        clamped=0.25,
-        trace=curvature.trace(),
-    )
+    fitted = fitted_to(curvature, gradient)
+    numbers = diagnose(curvature.posterior(scale, prior), theta, fitted, scale)
     assert numbers.steps_to_mode == pytest.approx(
         float((slope @ torch.linalg.solve(precision, slope)).sqrt())
     )
@@ -96,7 +103,7 @@ def test_the_step_to_the_mode(make: Make) -> None:
     assert numbers.expected_steps == pytest.approx(math.sqrt(effective))
     assert numbers.prior_to_data == pytest.approx(prior / (scale * float(dense.trace()) / 12))
     assert numbers.gradient_norm == pytest.approx(float(gradient.norm()))
-    assert (numbers.parameters, numbers.clamped, numbers.loss_value) == (12, 0.25, 0.4)
+    assert (numbers.parameters, numbers.clamped, numbers.loss_value) == (12, curvature.clamped, 0.4)
     assert numbers.to_dict()["parameters"] == 12
 
 
@@ -167,9 +174,10 @@ def test_recall_lost() -> None:
 
 
 def test_nothing_is_known() -> None:
-    posterior = DiagonalCurvature(torch.zeros(2, 3)).posterior(5.0, 2.0)
     zeros = torch.zeros(2, 3)
-    numbers = diagnose(posterior, zeros, zeros, scale=5.0, loss_value=0.0, clamped=1.0, trace=0.0)
+    curvature = DiagonalCurvature(zeros, clamped=0.25)
+    numbers = diagnose(curvature.posterior(5.0, 2.0), zeros, fitted_to(curvature, zeros), 5.0)
+    assert numbers.clamped == 0.25
     assert numbers.prior_to_data == math.inf
     assert (numbers.effective_parameters, numbers.steps_to_mode) == (0, 0)
     assert numbers.is_mode
