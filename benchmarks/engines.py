@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.common import median_seconds, report
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.labelled_gallery import Head
-from laplacian_metric.core.surroundings import LOCAL, VOTERS
+from laplacian_metric.core.neighbours import LOCAL, VOTERS
 from laplacian_metric.retrieval import IVF, Items
 from laplacian_metric.retrieval.engines import ArrayEngine, Collection, create
 from laplacian_metric.trust import Trust

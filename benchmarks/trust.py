@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
-from laplacian_metric.core.surroundings import LOCAL, VOTERS
+from laplacian_metric.core.neighbours import LOCAL, VOTERS
 from laplacian_metric.trust import Trust
 
 WIDTH, DIM, CLASSES = 512, 64, 1000

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.common import save, show
-from laplacian_metric.core.surroundings import log_distance
+from laplacian_metric.core.neighbours import log_distance
 from laplacian_metric.core.vector_search import Floats
 from laplacian_metric.metrics import statistics
 from laplacian_metric.runs.suites import Benchmark, load

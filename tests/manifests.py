@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from laplacian_metric.core.manifest import digest_of_dict
+from laplacian_metric.core.checked import digest_of_dict
 
 
 def rewrite(path: Path, sign: bool = True, **changes: Any) -> None:

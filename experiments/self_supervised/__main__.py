@@ -21,8 +21,8 @@ from experiments.self_supervised import measure, outliers, tables
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.runs.cell_fitting import Fitted, fitted
+from laplacian_metric.runs.config import Cells
 from laplacian_metric.runs.image_sets import TEST, TRAIN
-from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.work import Work
 
 PICTURED = {

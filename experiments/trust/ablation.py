@@ -13,8 +13,7 @@ from experiments.trust.measure import ALPHA, MEASURES, Scored, bootstrap_weights
 from experiments.trust.settings import Setting
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.trust.calibration import Logistic, discounted, fit_sigmoid, folds_of
-from laplacian_metric.trust.inputs import MATCH_INPUTS
+from laplacian_metric.trust.calibration import MATCH_INPUTS, Logistic, discounted, fit_sigmoid, folds_of
 from laplacian_metric.trust.novelty import Novelty
 
 MOST = 2000  # items that the posterior is fitted on

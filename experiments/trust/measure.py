@@ -14,8 +14,8 @@ from torch import Tensor
 from experiments.trust.features import Arrays
 from experiments.trust.settings import Setting
 from laplacian_metric.core.labelled_gallery import LabelledGallery
+from laplacian_metric.core.neighbours import Surroundings
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.statistics import auroc
 from laplacian_metric.metrics.trivial import scores_of
@@ -24,9 +24,10 @@ from laplacian_metric.trust.calibration import (
     calibration_error,
     discounted,
     fit_match,
+    match_inputs,
+    novelty_inputs,
     sigmoid,
 )
-from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
 from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty
 
 ALPHA = 0.05

@@ -118,7 +118,7 @@ def tables(
 
     Example: lam experiment tables --results results --tables tables.yaml
     """
-    from laplacian_metric.core.output_folder import output_folder
+    from laplacian_metric.core.files import output_folder
     from laplacian_metric.report.descriptions import read_published, read_tables
     from laplacian_metric.report.table_text import latex, markdown
     from laplacian_metric.report.tables import build_table

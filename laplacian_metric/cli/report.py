@@ -32,7 +32,7 @@ def report(
 
     Example: lam report model photos:test --ood holiday --out photos-report
     """
-    from laplacian_metric.core.output_folder import output_folder
+    from laplacian_metric.core.files import output_folder
 
     with output_folder(out, output.force) as folder:
         from laplacian_metric.report.model_evaluation import evaluated

@@ -40,8 +40,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from laplacian_metric import __version__
-from laplacian_metric.core.files import atomic_folder, old_folder
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
+    COPY_AGAIN,
     ArtifactBusyError,
     ArtifactError,
     ArtifactExistsError,
@@ -57,6 +57,7 @@ from laplacian_metric.core.manifest import (
     parsed,
     validated,
 )
+from laplacian_metric.core.files import atomic_folder, old_folder
 
 CHUNK, THREADS = 1 << 22, 4
 LARGEST_MANIFEST = 1 << 26
@@ -252,7 +253,7 @@ def _json(folder: _Folder, kind: type[Manifest]) -> tuple[dict[str, Any], Any]:
     with opened as handle:
         if os.fstat(handle.fileno()).st_size > LARGEST_MANIFEST:
             raise DamagedArtifactError(f"{where} is larger than any manifest: copy the folder again")
-        values = parsed(handle.read(), where)
+        values = parsed(handle.read(), where, *COPY_AGAIN)
     version = kind.version_of(values)
     if version is None:
         raise ForeignArtifactError(f"{where} is something else's, {folder.path} holds no {kind.noun()}")
@@ -271,7 +272,7 @@ def _manifest(folder: _Folder, kind: type[M]) -> M:
     if version >= kind.DIGEST_SINCE and digest != digest_of_dict(values):
         raise DamagedArtifactError(f"{where} was altered after it was written: copy the folder again")
     fields = {name: value for name, value in values.items() if name not in ("format", "version")}
-    manifest = validated(kind, kind.upgraded(fields, version), where)
+    manifest = validated(kind, kind.upgraded(fields, version), where, *COPY_AGAIN)
     if set(manifest.files) != (needed := manifest.payloads()):
         raise DamagedArtifactError(
             f"{where} names {', '.join(sorted(manifest.files)) or 'no files'}, {', '.join(sorted(needed))} are needed"

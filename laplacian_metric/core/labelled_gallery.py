@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.neighbours import Neighbours
-from laplacian_metric.core.surroundings import LOCAL, VOTERS, Place, Surroundings
+from laplacian_metric.core.neighbours import LOCAL, VOTERS, Neighbours, Place, Surroundings
 from laplacian_metric.core.vector_search import (
     BLOCK_ROWS,
     FARTHEST,

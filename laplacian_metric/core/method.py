@@ -20,7 +20,8 @@ from hessians import Pairs
 from hessians.checks import Choice
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Batch, Loader, map_batches
-from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.gaussian import Gaussians
 
 if TYPE_CHECKING:
     from laplacian_metric.data.dataset import Dataset
@@ -337,3 +338,32 @@ def only(encoders: Sequence[Encoder], method: str) -> Encoder:
     if len(encoders) != 1:
         raise ValueError(f"{method} takes one encoder, {len(encoders)} are given")
     return encoders[0]
+
+
+class CertainEmbedder(Embedder):
+    """One whose embeddings have no spread: every joint sample is the same."""
+
+    def sample_encoded(
+        self, encoded: list[Any], samples: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        z = StochasticEmbedding.cat([self.distributions(part) for part in encoded]).point
+        for _ in range(samples):
+            yield z
+
+
+class PointEmbedder(CertainEmbedder):
+    """The encoder's points."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__(encoder)
+        self.encoder = encoder
+
+    def embed_batch(self, inputs: Any) -> StochasticEmbedding:
+        return without_spread(self.encoder.raw(inputs))
+
+
+def without_spread(u: Tensor, gaussians: Gaussians | None = None) -> StochasticEmbedding:
+    """The directions of (N, Z), each of which is certain."""
+    z = unit_rows(u)
+    certain = z.new_full((len(z),), torch.inf)
+    return StochasticEmbedding(z, z, certain, certain.reciprocal(), gaussians)

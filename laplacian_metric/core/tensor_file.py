@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laplacian_metric.core.checked import DamagedArtifactError, MissingArtifactError
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.manifest import DamagedArtifactError, MissingArtifactError
 
 DIGEST = "sha256"
 DTYPES = {

@@ -1,8 +1,8 @@
-"""The embedded sample: a small part of FashionMNIST and of MNIST that is installed with the package."""
+"""The embedded samples: a small part of Fashion-MNIST and of MNIST that is installed with the package."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 from importlib import resources
 
 import numpy as np
@@ -10,47 +10,16 @@ import torch
 
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.data.splits import parse_split
+from laplacian_metric.data.source import Content, Request
+from laplacian_metric.data.sources import fashion_mnist, mnist
+from laplacian_metric.data.sources.shared import array_content
+from laplacian_metric.data.splits import Split, parse_split
 
-FASHION_CLASSES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
-DIGITS = tuple(str(digit) for digit in range(10))
-
-
-@dataclass(frozen=True)
-class _Source:
-    """What is known about one data set of which a part is embedded."""
-
-    splits: tuple[str, ...]
-    class_names: tuple[str, ...]
-    licence: str
-    citation: str
-
-
-_SOURCES = {
-    "fashion-mnist": _Source(
-        splits=("train", "test"),
-        class_names=FASHION_CLASSES,
-        licence="MIT, copyright 2017 Zalando SE",
-        citation="Xiao, Rasul, Vollgraf: Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning "
-        "Algorithms, 2017",
-    ),
-    "mnist": _Source(
-        splits=("test",),
-        class_names=DIGITS,
-        licence="CC BY-SA 3.0, Yann LeCun, Corinna Cortes, Christopher J.C. Burges",
-        citation="LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998",
-    ),
+_INSTALLED = {"layout": "no files: it is installed with the package", "obtain": ""}
+# What is embedded: the splits, the classes' names, and what is known of the whole data set.
+_SAMPLES = {
+    "fashion-mnist": (("train", "test"), fashion_mnist.CLASSES, fashion_mnist.INFO),
+    "mnist": (("test",), mnist.DIGITS, mnist.INFO),
 }
 
 
@@ -73,12 +42,12 @@ def embedded_sample(name: str, split: str) -> Dataset:
         >>> len(sample), tuple(sample.floats().shape)
         (1000, (1000, 1, 28, 28))
     """
-    if name not in _SOURCES:
-        raise ValueError(f"no embedded sample is called {name!r}; there are: {', '.join(sorted(_SOURCES))}")
-    source = _SOURCES[name]
-    if split not in source.splits:
+    if name not in _SAMPLES:
+        raise ValueError(f"no embedded sample is called {name!r}; there are: {', '.join(sorted(_SAMPLES))}")
+    splits, class_names, info = _SAMPLES[name]
+    if split not in splits:
         raise ValueError(
-            f"the embedded sample of {name} has no split {split!r}; there is: {', '.join(source.splits)}"
+            f"the embedded sample of {name} has no split {split!r}; there is: {', '.join(splits)}"
         )
     file = resources.files("laplacian_metric.data") / "_sample" / f"{name}-{split}.npz"
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
@@ -88,9 +57,58 @@ def embedded_sample(name: str, split: str) -> Dataset:
         labels,
         name=name,
         split=parse_split(split),
-        class_names=source.class_names,
+        class_names=class_names,
         indices=indices.to(torch.int64),
         preparation=Preparation(),
-        licence=source.licence,
-        citation=source.citation,
+        licence=info.licence,
+        citation=info.citation,
     )
+
+
+def _content(sample: Dataset, split: Split, held_out: int) -> Content:
+    return array_content(
+        sample.images.numpy(),
+        sample.labels.numpy(),
+        split,
+        sample.class_names,
+        held_out,
+        {"original_index": sample.indices},
+    )
+
+
+class SampleFashionMNIST:
+    """The embedded part of Fashion-MNIST as a source of `data.load`: 3,000 training and 1,000 test images."""
+
+    INFO = dataclasses.replace(
+        fashion_mnist.INFO,
+        name="sample-fashion-mnist",
+        title="the embedded sample of Fashion-MNIST",
+        **_INSTALLED,
+    )
+
+    @staticmethod
+    def read(request: Request, held_out: int = 500) -> Content:
+        """Read a split; `indices` are positions among the images of the sample.
+
+        Args:
+            held_out: how many of the 3,000 training images are for validation: the last ones of every class.
+        """
+        sample = embedded_sample("fashion-mnist", "test" if request.split is Split.TEST else "train")
+        return _content(sample, request.split, held_out)
+
+
+class SampleMNIST:
+    """The embedded part of MNIST as a source of `data.load`: 1,000 test images, to serve as data from elsewhere."""
+
+    INFO = dataclasses.replace(
+        mnist.INFO,
+        name="sample-mnist",
+        title="the embedded sample of MNIST",
+        splits=(Split.TEST,),
+        **_INSTALLED,
+    )
+
+    @staticmethod
+    def read(request: Request) -> Content:
+        """Read the test split; `indices` are positions among the images of the sample."""
+        return _content(embedded_sample("mnist", "test"), request.split, 0)

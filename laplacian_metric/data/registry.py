@@ -19,26 +19,26 @@ from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.splits import Split, parse_split
 
-_MODULES = {
-    "cars-196": "cars",
-    "cifar-10": "cifar10",
-    "cub-200-2011": "cub",
-    "fashion-mnist": "fashion_mnist",
-    "folder": "folder",
-    "lfw": "lfw",
-    "mnist": "mnist",
-    "msls": "msls",
-    "n-digit-mnist": "n_digit_mnist",
-    "quickdraw": "quickdraw",
-    "sample-fashion-mnist": "sample_fashion_mnist",
-    "sample-mnist": "sample_mnist",
-    "stanford-online-products": "products",
-    "svhn": "svhn",
+_PLACES = {
+    "cars-196": "sources.cars",
+    "cifar-10": "sources.cifar10",
+    "cub-200-2011": "sources.cub",
+    "fashion-mnist": "sources.fashion_mnist",
+    "folder": "sources.folder",
+    "lfw": "sources.lfw",
+    "mnist": "sources.mnist",
+    "msls": "sources.msls",
+    "n-digit-mnist": "sources.n_digit_mnist",
+    "quickdraw": "sources.quickdraw",
+    "sample-fashion-mnist": "embedded:SampleFashionMNIST",
+    "sample-mnist": "embedded:SampleMNIST",
+    "stanford-online-products": "sources.products",
+    "svhn": "sources.svhn",
 }
 
 
 class Source(Protocol):
-    """A module for one data set. What `read` takes beyond the request are the data set's own options."""
+    """A module or a class for one data set. What `read` takes beyond the request are the data set's own options."""
 
     INFO: DataSetInfo
 
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 _SOURCES: Registry[Source] = Registry(
-    "data set", {name: f"laplacian_metric.data.sources.{module}" for name, module in _MODULES.items()}
+    "data set", {name: f"laplacian_metric.data.{place}" for name, place in _PLACES.items()}
 )
 
 

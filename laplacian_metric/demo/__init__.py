@@ -1,5 +1,4 @@
 """What `lam demo` does: train a small network on the installed images, say which answers can be trusted, write a page.
 
-`run_demo` in `laplacian_metric.demo.run` is the whole of it; `laplacian_metric.demo.compute` can be read without
-loading torch.
+`run_demo` in `laplacian_metric.demo.page` is the whole of it.
 """

@@ -1,36 +1,43 @@
-"""The page that the demo writes: which answers can be trusted first, then how that was done."""
+"""The demo from end to end, and its page: which answers can be trusted first, then how that was done."""
 
 from __future__ import annotations
 
+import logging
 import platform
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from laplacian_metric import __version__
+from laplacian_metric.core.files import output_folder
 from laplacian_metric.demo.compute import (
     ALPHA,
     BATCH_SIZE,
     COMPARED_IMAGES,
     DELTA,
     DIM,
+    EPOCHS,
     EXAMPLES,
     LEARNING_RATE,
     MARGIN,
     OOD,
     PROMISING,
+    REPORT_NAME,
     Answered,
     DemoResult,
+    OnStage,
+    compute,
     right,
 )
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table
 from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, RefusalSlider
+from laplacian_metric.report.blocks.gallery import encode
 from laplacian_metric.report.blocks.texts import share
 from laplacian_metric.report.plots import loss_curve, share_bars, signed_histograms
 from laplacian_metric.report.run_sections import better_scores, diagnostics_table, reliability
-from laplacian_metric.report.thumbnails import encode
 
 REASONS = ("trusted", "no reliable match", "unlike anything seen")
 PART_COLOURS = (
@@ -320,3 +327,28 @@ def _about(result: DemoResult) -> Section:
 def _interval(result: DemoResult) -> str:
     interval = result.evaluation.intervals[ood_name("open_set_auroc", OOD)]
     return f"{interval.low:.3f} to {interval.high:.3f} (clothes and digits)"
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+def run_demo(
+    out: Path, force: bool = False, seed: int = 0, epochs: int = EPOCHS, on_stage: OnStage = LOGGER.info
+) -> DemoResult:
+    """Run the demo and write `out`/report.html; nothing is left in `out` unless all of it succeeded.
+
+    Args:
+        out: a folder that is new or empty.
+        force: accept a folder that is not empty; only its report.html is replaced.
+        seed: of the initial weights, the order of the images and the split of the validation images.
+        epochs: passes over the training images.
+        on_stage: called with the name of every stage when it begins.
+
+    Raises:
+        OutputFolderError: `out` cannot be written to.
+    """
+    with output_folder(out, force) as folder:
+        result = compute(seed, epochs, on_stage)
+        on_stage("writing the report")
+        (folder / REPORT_NAME).write_text(demo_page(result).html(), encoding="utf-8")
+    return result

@@ -17,8 +17,7 @@ import numpy as np
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
-from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
     ArtifactError,
     ArtifactExistsError,
     DamagedArtifactError,
@@ -26,6 +25,7 @@ from laplacian_metric.core.manifest import (
     MissingArtifactError,
     Strict,
 )
+from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import card
 from laplacian_metric.integrations.optional import require

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.files import output_folder
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.output_folder import output_folder
 from laplacian_metric.encoder import Encoder, SentenceBackbone, train_head, whitening_head
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError

@@ -26,14 +26,15 @@ from torch import Tensor
 from hessians.checks import check_finite, exact_device
 from laplacian_metric.core import artifact
 from laplacian_metric.core.batch import Batch, Loader, read, to_device
-from laplacian_metric.core.files import atomic_write, locked
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
     ArtifactError,
     DamagedArtifactError,
     FileEntry,
     Manifest,
     MissingArtifactError,
 )
+from laplacian_metric.core.devices import exact_device
+from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.dataset import Dataset

@@ -17,7 +17,7 @@ from torch import Tensor
 from hessians.checks import exact_device
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.manifest import DamagedArtifactError, ForeignArtifactError
+from laplacian_metric.core.checked import DamagedArtifactError, ForeignArtifactError
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.fit import Fitted

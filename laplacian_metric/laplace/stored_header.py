@@ -14,7 +14,8 @@ from pydantic import Field, model_validator
 from hessians import ContrastiveLoss, InfoNCELoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import __version__
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
+    COPY_AGAIN,
     DamagedArtifactError,
     NewerArtifactError,
     Strict,
@@ -136,7 +137,13 @@ def header_of(lam: LAM, fitted: Fitted, orders: Mapping[str, list[int]] | None =
         },
         "orders": dict(orders or {}),
     }
-    return validated(Header, values, "the LAM", "fit with finite settings and data, only these are stored")
+    return validated(
+        Header,
+        values,
+        "the LAM",
+        "fit with finite settings and data, only these are stored",
+        DamagedArtifactError,
+    )
 
 
 def _head_form(encoder: Encoder) -> dict[str, Any]:
@@ -152,7 +159,7 @@ def _head_form(encoder: Encoder) -> dict[str, Any]:
 
 def header_from(text: str, file: str) -> Header:
     """Return the header of a file from its JSON."""
-    values = parsed(text, f"the header of {file}")
+    values = parsed(text, f"the header of {file}", *COPY_AGAIN)
     if type(values.get("format")) is not int:
         raise DamagedArtifactError(
             f"the header of {file} has no format number: it was not written by LAM.save"
@@ -161,7 +168,7 @@ def header_from(text: str, file: str) -> Header:
         raise NewerArtifactError(
             f"{file} has format {values['format']}, this version reads up to format {FORMAT}: update laplacian_metric"
         )
-    return validated(Header, values, f"the header of {file}")
+    return validated(Header, values, f"the header of {file}", *COPY_AGAIN)
 
 
 @contextmanager

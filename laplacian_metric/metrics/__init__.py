@@ -31,9 +31,8 @@ from laplacian_metric.metrics.out_of_distribution import (
 )
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.query_records import QueryRecord, paired_intervals
-from laplacian_metric.metrics.ranking import Ranking, rank
+from laplacian_metric.metrics.ranking import Ranking, map_at_k, map_at_r, r_precision, rank, recall_at_k
 from laplacian_metric.metrics.resampling import Interval, PairedComparison, bootstrap, compare_paired
-from laplacian_metric.metrics.retrieval import map_at_k, map_at_r, r_precision, recall_at_k
 from laplacian_metric.metrics.sparsification import Sparsification, ausc, r_auroc, sparsify
 from laplacian_metric.metrics.trivial import (
     embedding_norm,

@@ -10,8 +10,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from laplacian_metric.core.checked import Number
 from laplacian_metric.core.search import DEFAULT_MEMORY, search
-from laplacian_metric.metrics.json_types import Number
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, rank
 from laplacian_metric.metrics.statistics import calibration_gap, rank_calibration_gap

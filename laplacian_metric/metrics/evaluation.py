@@ -15,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from laplacian_metric.core.checked import Number, Numbers, OrEmpty, Vector
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.calibration import (
     NUM_BINS,
@@ -26,12 +27,10 @@ from laplacian_metric.metrics.calibration import (
     reliability,
 )
 from laplacian_metric.metrics.classification import check_classes, classified, clustering_nmi
-from laplacian_metric.metrics.json_types import Number, Numbers, OrEmpty, Vector
 from laplacian_metric.metrics.out_of_distribution import SUREST, Roc, crop_outcome, detection_statistics, roc
 from laplacian_metric.metrics.positives import Labels, Positives
-from laplacian_metric.metrics.ranking import Normalisation, Ranking, check_uncertainty, rank
+from laplacian_metric.metrics.ranking import Normalisation, Ranking, at_r, check_uncertainty, rank
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
-from laplacian_metric.metrics.retrieval import at_r
 from laplacian_metric.metrics.sparsification import Refusal, refusals, sparsify
 
 OWN = "own"  # the method's uncertainty among the scores

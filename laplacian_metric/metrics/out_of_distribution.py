@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
-from laplacian_metric.metrics.json_types import Vector
+from laplacian_metric.core.checked import Vector
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, rank
 from laplacian_metric.metrics.resampling import Statistic

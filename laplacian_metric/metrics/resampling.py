@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from laplacian_metric.metrics.json_types import Number
+from laplacian_metric.core.checked import Number
 
 CHUNK = 1 << 20  # weights that are in memory at a time
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
+from laplacian_metric.core.neighbours import Surroundings
 from laplacian_metric.core.search import search
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.surroundings import Surroundings
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 

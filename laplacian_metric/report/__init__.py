@@ -5,7 +5,7 @@ The last is `laplacian_metric.report.run_report`, which loads matplotlib.
 
 from __future__ import annotations
 
-from laplacian_metric.core.output_folder import OutputFolderError, output_folder
+from laplacian_metric.core.files import OutputFolderError, output_folder
 from laplacian_metric.report.page import Block, Page, Paragraph, Picture, Section, Table
 
 __all__ = ["Block", "OutputFolderError", "Page", "Paragraph", "Picture", "Section", "Table", "output_folder"]

@@ -19,7 +19,7 @@ from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Consensus, Evaluation, Ranking, Uncertainties
 from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
 from laplacian_metric.metrics.ranking import check_uncertainty
-from laplacian_metric.report.thumbnails import as_pixels
+from laplacian_metric.report.blocks.gallery import as_pixels
 
 OtherScore = Uncertainties  # an uncertainty to compare with, by its earlier name
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection, LineCollection
 
-from laplacian_metric.metrics.json_types import Array
+from laplacian_metric.core.checked import Array
 from laplacian_metric.report.plots import COLOURS, as_png
 from laplacian_metric.report.seeds import Cell
 from laplacian_metric.report.styles import (

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from laplacian_metric.core.search import search
 from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, Point, Scatter
+from laplacian_metric.report.blocks.gallery import Pixels, as_pixels, encode_within
 from laplacian_metric.report.blocks.texts import number
 from laplacian_metric.report.evaluated import Evaluated, Measured
-from laplacian_metric.report.thumbnails import Pixels, as_pixels, encode_within
 from laplacian_metric.report.tsne import tsne_plane
 
 CARDS = 12

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from laplacian_metric.retrieval.calibrations import Calibrations, NotCalibratedError
     from laplacian_metric.retrieval.credible import CredibleCaps
     from laplacian_metric.retrieval.drift import DriftMonitor, DriftReport, compare
+    from laplacian_metric.retrieval.gallery import HNSW, IVF, Flat
     from laplacian_metric.retrieval.index import Index
     from laplacian_metric.retrieval.items import Items
-    from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat
     from laplacian_metric.retrieval.matching import MatchProbability, Reliability
     from laplacian_metric.retrieval.parquet import export
     from laplacian_metric.retrieval.shards import build_shard, open_shards
@@ -31,9 +31,9 @@ _HOMES = {
     "calibrations": ("Calibrations", "NotCalibratedError"),
     "credible": ("CredibleCaps",),
     "drift": ("DriftMonitor", "DriftReport", "compare"),
+    "gallery": ("HNSW", "IVF", "Flat"),
     "index": ("Index",),
     "items": ("Items",),
-    "kinds": ("HNSW", "IVF", "Flat"),
     "matching": ("MatchProbability", "Reliability"),
     "parquet": ("export",),
     "shards": ("build_shard", "open_shards"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.retrieval.ids import Ids
+from laplacian_metric.retrieval.items import Ids
 
 if TYPE_CHECKING:
     from laplacian_metric.trust.answer import Answer

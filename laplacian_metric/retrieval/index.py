@@ -10,10 +10,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from laplacian_metric.retrieval.calibrations import Calibrations
-from laplacian_metric.retrieval.gallery import Gallery, Numbers, built_of, searcher_of
-from laplacian_metric.retrieval.ids import GivenIds, Ids, as_ids, check_same_kind, check_unique, is_text
-from laplacian_metric.retrieval.items import Items, Rows, check_alike, row_numbers
-from laplacian_metric.retrieval.kinds import Flat, Kind, as_kind, build, faiss
+from laplacian_metric.retrieval.gallery import (
+    Flat,
+    Gallery,
+    Kind,
+    Numbers,
+    as_kind,
+    build,
+    built_of,
+    faiss,
+    searcher_of,
+)
+from laplacian_metric.retrieval.items import (
+    GivenIds,
+    Ids,
+    Items,
+    Rows,
+    as_ids,
+    check_alike,
+    check_same_kind,
+    check_unique,
+    is_text,
+    row_numbers,
+)
 from laplacian_metric.retrieval.retriever import Retriever, State
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from laplacian_metric.retrieval.answers import Answers
-from laplacian_metric.retrieval.ids import is_text
-from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.ranking import Order
-from laplacian_metric.retrieval.retriever import Retriever
+from laplacian_metric.retrieval.items import Items, is_text
+from laplacian_metric.retrieval.retriever import Order, Retriever
 
 if TYPE_CHECKING:
     from laplacian_metric.retrieval.engines.collection import Collection

@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 
 from laplacian_metric.retrieval.calibrations import Calibrations
-from laplacian_metric.retrieval.gallery import Floats, Gallery, Numbers, Scan, Searcher, built_of, merge
-from laplacian_metric.retrieval.ids import GivenIds, check_unique
+from laplacian_metric.retrieval.gallery import (
+    Floats,
+    Gallery,
+    Kind,
+    Numbers,
+    Scan,
+    Searcher,
+    built_of,
+    faiss,
+    merge,
+)
 from laplacian_metric.retrieval.index import Index
-from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.kinds import Kind, faiss
+from laplacian_metric.retrieval.items import GivenIds, Items, check_unique
 from laplacian_metric.retrieval.retriever import Retriever
 from laplacian_metric.retrieval.storage import load, save
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
     DamagedArtifactError,
     ForeignArtifactError,
     Manifest,
@@ -25,10 +25,9 @@ from laplacian_metric.core.manifest import (
     NotAFolderError,
 )
 from laplacian_metric.retrieval.calibrations import Calibrations
-from laplacian_metric.retrieval.gallery import built_of
+from laplacian_metric.retrieval.gallery import Flat, Kind, built_of, faiss, kind_from_dict, kind_to_dict
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.kinds import Flat, Kind, faiss, kind_from_dict, kind_to_dict
 from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
 
 if TYPE_CHECKING:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from laplacian_metric.runs.cell_fitting import Fitted, fitted
-from laplacian_metric.runs.config import Cell
-from laplacian_metric.runs.reading import Cells, ConfigError
+from laplacian_metric.runs.config import Cell, Cells, ConfigError
 from laplacian_metric.runs.results import Results
-from laplacian_metric.runs.runner import RunError, run, states
-from laplacian_metric.runs.tasks import Summary
+from laplacian_metric.runs.runner import RunError, Summary, run, states
 
 __all__ = [
     "Cell",

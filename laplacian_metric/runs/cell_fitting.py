@@ -16,10 +16,19 @@ from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.runs.config import Cell, completed, differences, plain
-from laplacian_metric.runs.feature_sets import feature_sets, initial_head
-from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, TRAINING, VALIDATION, Sets, image_sets, size
-from laplacian_metric.runs.reading import Cells
+from laplacian_metric.runs.config import Cell, Cells, completed, differences, plain
+from laplacian_metric.runs.image_sets import (
+    OUT,
+    TEST,
+    TRAIN,
+    TRAINING,
+    VALIDATION,
+    Sets,
+    feature_sets,
+    image_sets,
+    initial_head,
+    size,
+)
 from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.training import load_best, pair_choice, train
 

@@ -1,22 +1,29 @@
-"""What a cell is: the settings of one run for each seed, and how two of them are compared.
+"""What a cell is: the settings of one run for each seed, how it is read from YAML, and how two of them are compared.
 
-A cell is one entry of a published table: one method on one data set. It is written as YAML (see `reading`), and what it
-comes to with all defaults is kept beside its results.
+A cell is one entry of a published table: one method on one data set. ``inherit: NAME`` takes over every setting of
+another cell; ``base: NAME`` starts from its trained networks, and takes over its data, network, loss, training and
+evaluation. What the file has itself comes on top, key by key; a method of another name starts from its own defaults.
+What a cell comes to with all defaults is kept beside its results.
 """
 
 from __future__ import annotations
 
+import copy
+import fnmatch
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from laplacian_metric import methods
+from laplacian_metric.core.checked import complaint, near, read_yaml
 from laplacian_metric.core.method import Start
 from laplacian_metric.runs.sections import (
+    NOT_IMPORTED,
     DataSection,
     EvaluationSection,
     LossSection,
@@ -201,3 +208,188 @@ def completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(recorded.get("base_config"), Mapping):
         whole["base_config"] = completed(recorded["base_config"])
     return whole
+
+
+OF_BASE = ("data", "network", "loss", "training", "evaluation", "seeds", "members")
+OWN = ("name", "title", "notes", "inherit")
+STARTS_FROM_BASE = (Start.NETWORK, Start.FROZEN, Start.NETWORKS)
+
+
+class ConfigError(ValueError):
+    """A cell is not what it should be; the message names the file, the key and the remedy."""
+
+
+class Cells:
+    """The cells below a folder, read when they are asked for.
+
+    Args:
+        folder: of the YAML files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"there is no folder of cells {folder}")
+        self.folder = folder
+        self._raw: dict[str, dict[str, Any]] = {}
+        self._cells: dict[str, Cell] = {}
+
+    def names(self) -> list[str]:
+        """All there are, in order."""
+        paths = [path.relative_to(self.folder).with_suffix("") for path in self.folder.rglob("*.yaml")]
+        return sorted(path.as_posix() for path in paths)
+
+    def matching(self, patterns: Iterable[str]) -> list[str]:
+        """The names that the patterns stand for, such as "fashion_mnist/*", each once, in the patterns' order."""
+        known, matches = self.names(), []
+        for pattern in patterns:
+            some = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+            if not some:
+                raise ConfigError(f"no cell is called {pattern!r} in {self.folder}; {near(pattern, known)}")
+            matches += some
+        return list(dict.fromkeys(matches))
+
+    def __getitem__(self, name: str) -> Cell:
+        if name not in self._cells:
+            self._cells[name] = self._checked(name, self._resolved(name, ()))
+        return self._cells[name]
+
+    def base_of(self, cell: Cell) -> Cell | None:
+        """The cell whose networks it starts from."""
+        return None if cell.base is None else self[cell.base]
+
+    def config(self, name: str) -> dict[str, Any]:
+        """Everything that a cell's results depend on, as plain values."""
+        return self[name].resolved(self.base_of(self[name]))
+
+    # --- from files ---
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.yaml"
+
+    def _read(self, name: str, asked_by: str | None = None) -> dict[str, Any]:
+        path = self._file(name)
+        if not path.is_file():
+            by = "" if asked_by is None else f"{self._file(asked_by)}: "
+            raise ConfigError(f"{by}there is no cell {name!r} in {self.folder}; {near(name, self.names())}")
+        try:
+            content = read_yaml(path)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if content.get("name") != name:
+            raise ConfigError(f"{path}: name is {content.get('name')!r}, but the file's place says {name!r}")
+        return _written_out(content)
+
+    def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
+        """What a file has, on top of what it takes over."""
+        if name in below:
+            raise ConfigError(f"{self._file(name)} takes over from itself: {' -> '.join((*below, name))}")
+        if name in self._raw:
+            return copy.deepcopy(self._raw[name])
+        own = self._read(name, below[-1] if below else None)
+        whole: dict[str, Any] = {}
+        base, parent = own.get("base"), own.get("inherit")
+        if isinstance(base, str):
+            taken = self._resolved(base, (*below, name))
+            whole = {key: taken[key] for key in OF_BASE if key in taken}
+        if isinstance(parent, str):
+            taken = self._resolved(parent, (*below, name))
+            whole = {key: value for key, value in taken.items() if key not in OWN}
+        whole = _merged(whole, own)
+        self._raw[name] = whole
+        return copy.deepcopy(whole)
+
+    def _checked(self, name: str, whole: dict[str, Any]) -> Cell:
+        path = str(self._file(name))
+        _check_method(whole, path)
+        try:
+            cell = Cell.model_validate_json(json.dumps(whole), strict=True)
+        except ValidationError as error:
+            for parent in (whole.get("base"), whole.get("inherit")):
+                if isinstance(parent, str):
+                    self[parent]  # where the mistake is in its file, its file is named
+            raise ConfigError(f"{path}: {complaint(error, Cell)}") from error
+        except TypeError as error:
+            raise ConfigError(f"{path}: {error}: take plain numbers, words and lists") from error
+        try:
+            cell.method.make()
+        except ValidationError as error:
+            raise ConfigError(f"{path}: {complaint(error, section='method')}") from error
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{path}: method: {error}") from error
+        self._check_base(cell, path)
+        return cell
+
+    def _check_base(self, cell: Cell, path: str) -> None:
+        """A method that starts from networks needs those of a base, which has the same images and architecture."""
+        if cell.base is None:
+            if cell.start in STARTS_FROM_BASE:
+                raise ConfigError(
+                    f"{path}: {cell.method.name} starts from trained networks: name the cell that trains them as base"
+                )
+            return
+        if cell.start is Start.SCRATCH:
+            raise ConfigError(
+                f"{path}: {cell.method.name} trains its own network and takes no base: use inherit for the settings "
+                f"of {cell.base}"
+            )
+        base = self[cell.base]
+        if base.start is not Start.SCRATCH:
+            raise ConfigError(
+                f"{path}: base {base.name} has no networks of its own, its method is {base.method.name}: name the cell "
+                "that trained them"
+            )
+        mine, theirs = cell.trained_with(), base.trained_with()
+        free = ("augment", "workers")
+        changes = [
+            line
+            for key in ("data", "network")
+            for line in differences(
+                {k: v for k, v in theirs[key].items() if k not in free},
+                {k: v for k, v in mine[key].items() if k not in free},
+                f"{key}.",
+            )
+        ]
+        if changes:
+            raise ConfigError(
+                f"{path}: its networks are those of {base.name}, so the settings must be too: {changes[0]}"
+            )
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """What the second has, on top of the first, key by key."""
+    whole = dict(below)
+    for key, value in above.items():
+        before: Any = whole.get(key)
+        both = isinstance(before, dict) and isinstance(value, dict)
+        if both and key == "method":
+            both = value.get("name", before["name"]) == before["name"]
+        whole[key] = _merged(before, value) if both else value
+    return whole
+
+
+def _written_out(content: dict[str, Any]) -> dict[str, Any]:
+    """A method by its name alone, and a miner's options by name, as the models have them."""
+    if isinstance(content.get("method"), str):
+        content["method"] = {"name": content["method"]}
+    training = content.get("training")
+    if isinstance(training, dict) and isinstance(training.get("miner_options"), dict):
+        training["miner_options"] = list(map(list, training["miner_options"].items()))
+    return content
+
+
+def _check_method(whole: Mapping[str, Any], path: str) -> None:
+    """Refuse a method that is not there and options that it has not."""
+    method = whole.get("method")
+    if not isinstance(method, dict) or "name" not in method:
+        raise ConfigError(
+            f"{path}: there is no method: write method: {{name: ...}}, one of {', '.join(methods.names())}"
+        )
+    try:
+        kind = methods.find(method["name"])
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{path}: method.name: {error}") from error
+    options = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    for key in method:
+        if key not in ("name", *options):
+            remedy = NOT_IMPORTED if key in kind.former else near(str(key), options)
+            raise ConfigError(f"{path}: method ({method['name']}) has no key {key!r}; {remedy}")

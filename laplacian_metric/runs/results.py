@@ -11,10 +11,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
-from laplacian_metric.core.checked import read_json, validated
+from laplacian_metric.core.checked import (
+    Array,
+    Labels,
+    Number,
+    Numbers,
+    OrEmpty,
+    Vector,
+    read_json,
+    validated,
+)
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN, TEST, Evaluation
-from laplacian_metric.metrics.json_types import Array, Labels, Number, Numbers, OrEmpty, Vector
 from laplacian_metric.runs.config import completed, differences
 from laplacian_metric.runs.work import RunError
 

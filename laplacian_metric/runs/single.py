@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from laplacian_metric.core.artifact import check_target
-from laplacian_metric.core.output_folder import output_folder
-from laplacian_metric.core.points import PointEmbedder
+from laplacian_metric.core.files import output_folder
+from laplacian_metric.core.method import PointEmbedder
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.runs.cell_fitting import BaseError, Fitted, fitted
-from laplacian_metric.runs.config import Cell
+from laplacian_metric.runs.config import Cell, Cells
 from laplacian_metric.runs.image_sets import TRAIN, VALIDATION, image_sets
-from laplacian_metric.runs.reading import Cells
 from laplacian_metric.runs.single_cell import NAME, write_cells
 from laplacian_metric.runs.work import Busy, ChangedError
 

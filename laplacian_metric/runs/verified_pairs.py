@@ -26,8 +26,8 @@ from laplacian_metric.metrics.verification import binned, falling, pair_average_
 from laplacian_metric.runs.cell_fitting import Fitted
 from laplacian_metric.runs.closest_matches import closest_matches
 from laplacian_metric.runs.image_sets import TEST, TESTS
+from laplacian_metric.runs.measurements import norms
 from laplacian_metric.runs.results import rounded
-from laplacian_metric.runs.scores import norms
 from laplacian_metric.runs.sections import VerificationSection
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from laplacian_metric.core.manifest import Manifest
+from laplacian_metric.core.checked import Manifest
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.replies import Reply, query_embedded
 from laplacian_metric.retrieval.storage import open_saved

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core import tensor_file
+from laplacian_metric.core.checked import DamagedArtifactError
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.manifest import DamagedArtifactError
 from laplacian_metric.core.method import Learner
 
 FORMAT = "laplacian-metric-training-1"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.trust.inputs import MATCH_INPUTS, NOVELTY_INPUTS
+from laplacian_metric.trust.calibration import MATCH_INPUTS, NOVELTY_INPUTS
 
 TRUSTED, NOVEL, UNRELIABLE = "trusted", "unlike anything seen", "no reliable match"
 KNOWN = "known"  # all that can be said over a gallery without labels

@@ -9,8 +9,7 @@ import numpy as np
 
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Floats, Vectors
-from laplacian_metric.trust.calibration import TAIL, Tail, beyond
-from laplacian_metric.trust.inputs import logit
+from laplacian_metric.trust.calibration import TAIL, Tail, beyond, logit
 
 SOFT_SHARE = 0.02  # of the known queries, beyond which the probability falls by the novelty
 OOD_TAIL = 3.0  # how many times as long the tail of OOD queries' novelty is taken to be as that of known ones

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from laplacian_metric.core.neighbours import Neighbours
-from laplacian_metric.core.surroundings import Surroundings
+from laplacian_metric.core.neighbours import Neighbours, Surroundings
 from laplacian_metric.core.vector_search import Vectors
 
 

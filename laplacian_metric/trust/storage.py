@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core import artifact
+from laplacian_metric.core.checked import Manifest, Strict
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
-from laplacian_metric.core.manifest import Manifest, Strict
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.trust.calibration import CalibrationError, Logistic, Tail

@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
-from laplacian_metric.core.neighbours import Neighbours
-from laplacian_metric.core.surroundings import Surroundings
+from laplacian_metric.core.neighbours import Neighbours, Surroundings
 from laplacian_metric.core.vector_search import Floats, Vectors
 from laplacian_metric.trust.answer import Answer, loudest, reasons
-from laplacian_metric.trust.calibration import CalibrationError, Logistic, discounted, fit_match, sigmoid
-from laplacian_metric.trust.inputs import match_inputs, match_signs, novelty_inputs
+from laplacian_metric.trust.calibration import (
+    CalibrationError,
+    Logistic,
+    discounted,
+    fit_match,
+    match_inputs,
+    match_signs,
+    novelty_inputs,
+    sigmoid,
+)
 from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty, moment_of
 from laplacian_metric.trust.risk import FeatureRisk
 from laplacian_metric.trust.searched import SearchedGallery

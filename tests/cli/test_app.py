@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import laplacian_metric
 from laplacian_metric.cli import app
-from laplacian_metric.demo import run
+from laplacian_metric.demo import page
 
 
 def lam(*arguments: str | Path) -> tuple[int, str]:
@@ -110,7 +110,7 @@ def test_the_demo_says_its_figures_to_people_and_machines(
             curvatures=[Box(deviation=1e-13), Box(deviation=2e-13)],
         )
 
-    monkeypatch.setattr(run, "run_demo", run_demo)
+    monkeypatch.setattr(page, "run_demo", run_demo)
     code, output = lam("demo", "--out", "pages")
     assert code == 0
     assert "2,500 images trained on in 1.5 s, everything in 2.5 s" in output

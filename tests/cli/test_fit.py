@@ -390,8 +390,8 @@ def test_images_are_prepared_as_networks_need_them() -> None:
 def test_choices_are_those_of_the_library() -> None:
     from hessians.approximations import Approximation
     from hessians.contrastive import Distance
-    from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat
-    from laplacian_metric.retrieval.ranking import Order
+    from laplacian_metric.retrieval.gallery import HNSW, IVF, Flat
+    from laplacian_metric.retrieval.retriever import Order
 
     hints = get_type_hints(fit.Posterior)
     for name, choices in (("structure", Structure), ("approximation", Approximation), ("distance", Distance)):

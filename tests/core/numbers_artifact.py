@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from laplacian_metric.core.artifact import save
-from laplacian_metric.core.manifest import Manifest
+from laplacian_metric.core.checked import Manifest
 
 
 class Numbers(Manifest):

@@ -20,7 +20,7 @@ import pytest
 
 from laplacian_metric.core import artifact, files
 from laplacian_metric.core.artifact import check_target, load, read_manifest, save
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
     ArtifactBusyError,
     ArtifactError,
     ArtifactExistsError,

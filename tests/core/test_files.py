@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from laplacian_metric.core import files
+from laplacian_metric.core.checked import ArtifactBusyError
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.manifest import ArtifactBusyError
 
 
 def names(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from laplacian_metric.core.manifest import ArtifactError, DamagedArtifactError, MissingArtifactError
+from laplacian_metric.core.checked import ArtifactError, DamagedArtifactError, MissingArtifactError
 from laplacian_metric.core.tensor_file import DTYPES, load, save
 
 

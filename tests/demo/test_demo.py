@@ -12,20 +12,21 @@ from torch.func import jacrev
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import data, metrics
-from laplacian_metric.demo import curvature, run
+from laplacian_metric.demo import compute as computing
 from laplacian_metric.demo.compute import (
     DIM,
     EPOCHS,
     EXAMPLES,
     OOD,
     DemoResult,
+    by_autograd,
     compute,
+    curvatures,
     network,
     right,
     trained_network,
 )
-from laplacian_metric.demo.curvature import by_autograd, curvatures
-from laplacian_metric.demo.page import demo_page
+from laplacian_metric.demo.page import demo_page, run_demo
 from laplacian_metric.report.blocks.texts import share
 
 LOSS = ContrastiveLoss(margin=1.3, negatives="active")
@@ -92,13 +93,13 @@ def test_the_curvature_agrees_with_autograd() -> None:
 
 
 def test_a_wrong_closed_form_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = curvature.last_layer_ggn_diagonal
+    closed = computing.last_layer_ggn_diagonal
 
     def wrong(*arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor | None]:
         weight, bias = closed(*arguments, **options)  # type: ignore[arg-type]
         return weight * 1.001, bias
 
-    monkeypatch.setattr(curvature, "last_layer_ggn_diagonal", wrong)
+    monkeypatch.setattr(computing, "last_layer_ggn_diagonal", wrong)
     assert max(each.deviation for each in curvatures(*small_layer(), LOSS, num=12)) > 1e-5
 
 
@@ -176,5 +177,5 @@ def test_a_failing_demo_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError(f"stopped at {stage}")
 
     with pytest.raises(RuntimeError, match="stopped at training"):
-        run.run_demo(tmp_path / "out", epochs=1, on_stage=stop)
+        run_demo(tmp_path / "out", epochs=1, on_stage=stop)
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from torch import nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
-from laplacian_metric.core.manifest import ArtifactError, DamagedArtifactError, NewerArtifactError
+from laplacian_metric.core.checked import ArtifactError, DamagedArtifactError, NewerArtifactError
 from laplacian_metric.integrations.hub import check_folder, load_folder, load_trust, push, save_folder
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.posthoc import NotFittedError

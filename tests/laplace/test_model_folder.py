@@ -12,7 +12,7 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.core.manifest import ArtifactError
+from laplacian_metric.core.checked import ArtifactError
 from laplacian_metric.data import Preparation
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder.networks.layers import PixelScaling

@@ -18,14 +18,13 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report import Page, latent
 from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter, texts
+from laplacian_metric.report.blocks.gallery import encode
 from laplacian_metric.report.evaluated import Evaluated, Uncertainties, measure
 from laplacian_metric.report.page import Picture, Table
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.run_pictures import make_galleries, make_map
-from laplacian_metric.report.run_plots import drawable
 from laplacian_metric.report.run_report import run_report, told
-from laplacian_metric.report.run_sections import BAD, FINE, diagnostics_table
-from laplacian_metric.report.thumbnails import encode
+from laplacian_metric.report.run_sections import BAD, FINE, diagnostics_table, drawable
 from tests.report.reading import HOSTILE, Reader
 from tests.report.runs import DIAGNOSTICS, evaluated, images
 

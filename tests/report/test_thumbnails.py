@@ -12,7 +12,7 @@ import torch
 from PIL import Image as Pillow
 
 from laplacian_metric.report.blocks import Image
-from laplacian_metric.report.thumbnails import SIDES, as_pixels, encode, encode_within
+from laplacian_metric.report.blocks.gallery import SIDES, as_pixels, encode, encode_within
 from tests.report.runs import images
 
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laplacian_metric import vmf
-from laplacian_metric.retrieval import exact, gallery, kinds
+from laplacian_metric.retrieval import exact, gallery
 from laplacian_metric.retrieval.calibrations import Calibrations, NotCalibratedError
+from laplacian_metric.retrieval.gallery import HNSW, IVF
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items, angles
-from laplacian_metric.retrieval.kinds import HNSW, IVF
 from laplacian_metric.retrieval.likelihood import log_expected_likelihood, mean_resultant_length
 from laplacian_metric.retrieval.matching import MatchProbability
 from tests.retrieval.clusters import clusters, nothing_but, unit
@@ -444,8 +444,8 @@ def test_approximate_kinds_find_nearly_all(
     with caplog.at_level(logging.INFO, "laplacian_metric.retrieval"):
         index = Index(items, kind=kind)
     assert f"building an {kind} index of 6000 vectors in 16 dimensions" in caplog.text
-    size = kinds.as_kind(kind).size(6000, 16)  # type: ignore[union-attr]
-    stored = kinds.faiss().serialize_index(index.built).nbytes
+    size = gallery.as_kind(kind).size(6000, 16)  # type: ignore[union-attr]
+    stored = gallery.faiss().serialize_index(index.built).nbytes
     assert 0.9 * stored < size < 1.6 * stored
     rows = index.query(queries, 10).rows
     assert recall(rows, true) > 0.95
@@ -492,8 +492,8 @@ def test_lists_are_made_anew_when_items_have_become_many() -> None:
         (lambda: IVF(nprobe=2.5), "nprobe is 2.5"),  # type: ignore[arg-type]
         (lambda: HNSW(links=1), "links is 1: a whole number of at least 2"),
         (lambda: HNSW(search_depth=True), "search_depth is True"),
-        (lambda: kinds.as_kind("pq"), "kind is 'pq': flat, ivf, hnsw"),
-        (lambda: kinds.kind_from_dict({"name": "pq"}), "kind is 'pq'"),
+        (lambda: gallery.as_kind("pq"), "kind is 'pq': flat, ivf, hnsw"),
+        (lambda: gallery.kind_from_dict({"name": "pq"}), "kind is 'pq'"),
         (lambda: Index(clusters(5)[0], kind=IVF(nlist=6)), "nlist is 6 for 5 items"),
     ],
 )

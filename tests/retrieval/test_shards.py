@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from laplacian_metric.retrieval.calibrations import Calibrations, NotCalibratedError
+from laplacian_metric.retrieval.gallery import HNSW, IVF
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.kinds import HNSW, IVF
 from laplacian_metric.retrieval.matching import MatchProbability
 from laplacian_metric.retrieval.parquet import export
 from laplacian_metric.retrieval.shards import Shards, build_shard, open_shards, shard_folders

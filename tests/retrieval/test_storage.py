@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import ArtifactError, ArtifactWriteError
+from laplacian_metric.core.checked import ArtifactError, ArtifactWriteError
 from laplacian_metric.retrieval import calibrations as calibrations_module
 from laplacian_metric.retrieval import storage
 from laplacian_metric.retrieval.abstention import choose_threshold
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.credible import CredibleCaps
 from laplacian_metric.retrieval.drift import DriftMonitor
+from laplacian_metric.retrieval.gallery import HNSW, IVF
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.kinds import HNSW, IVF
 from laplacian_metric.retrieval.matching import MatchProbability
 from laplacian_metric.retrieval.storage import DamagedIndexError, IndexManifest, load, save
 from tests.manifests import redigest, rewrite

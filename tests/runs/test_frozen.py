@@ -10,7 +10,8 @@ import torch
 
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import whitening_head
-from laplacian_metric.runs import ConfigError, cell_fitting, feature_sets
+from laplacian_metric.runs import ConfigError, cell_fitting
+from laplacian_metric.runs import image_sets as sets_module
 from laplacian_metric.runs.image_sets import Sets, image_sets
 from laplacian_metric.runs.work import Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
@@ -44,13 +45,13 @@ def test_all_methods_go_by_features_that_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[str] = []
-    original = feature_sets.collect_features
+    original = sets_module.collect_features
 
     def counted(*arguments: Any, folder: Path, **options: Any) -> Any:
         computed.append(folder.name)
         return original(*arguments, folder=folder, **options)
 
-    monkeypatch.setattr(feature_sets, "collect_features", counted)
+    monkeypatch.setattr(sets_module, "collect_features", counted)
     folder = folder_with(tmp_path, **CELLS)
     summary = folder.run(seeds=[0, 1])
     assert summary.ok, summary.failed

@@ -11,9 +11,9 @@ from torch import nn
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs import provenance
+from laplacian_metric.runs.measurements import trivial_scores
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.results import finite
-from laplacian_metric.runs.scores import trivial_scores
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

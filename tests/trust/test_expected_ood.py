@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from experiments.trust.expected_ood import FORMS, SHARES, errors, measured, table
 from experiments.trust.measure import inputs, scored
 from laplacian_metric import Trust
-from laplacian_metric.trust.calibration import calibration_error, discounted, sigmoid
-from laplacian_metric.trust.inputs import novelty_inputs
+from laplacian_metric.trust.calibration import calibration_error, discounted, novelty_inputs, sigmoid
 from laplacian_metric.trust.novelty import OOD_TAIL, Novelty, density_ratio
 from tests.experiments.synthetic_settings import synthetic
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
-from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
+from laplacian_metric.trust.calibration import match_inputs, novelty_inputs
 from tests.trust import reference
 
 

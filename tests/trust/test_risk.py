@@ -10,7 +10,7 @@ import torch
 
 from laplacian_metric import Trust
 from laplacian_metric.methods.risk import RiskHead
-from laplacian_metric.trust.inputs import RISK_INPUT
+from laplacian_metric.trust.calibration import RISK_INPUT
 from laplacian_metric.trust.risk import FeatureRisk
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from laplacian_metric.data.embedded import FASHION_CLASSES
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.sources.shared import find_idx, idx_content
 
@@ -17,6 +16,18 @@ INFO = DataSetInfo(
     "Algorithms, 2017",
 )
 
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 MIRROR = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 CHECKSUMS = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -34,4 +45,4 @@ def read(request: Request, held_out: int = 5000) -> Content:
         held_out: how many of the 60,000 training images are for validation: the last ones of every class.
     """
     folder = find_idx(request, _BASES, MIRROR, CHECKSUMS)
-    return idx_content(folder, request.split, FASHION_CLASSES, held_out)
+    return idx_content(folder, request.split, CLASSES, held_out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laplacian_metric.data.embedded import DIGITS
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.sources.shared import find_idx, idx_content
 
@@ -18,6 +17,7 @@ INFO = DataSetInfo(
     citation="LeCun, Cortes, Burges: The MNIST database of handwritten digits, 1998",
 )
 
+DIGITS = tuple(str(digit) for digit in range(10))
 # The mirror that torchvision takes first.
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 CHECKSUMS = {

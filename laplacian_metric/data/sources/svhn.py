@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from laplacian_metric.data.embedded import DIGITS
 from laplacian_metric.data.readers import CorruptFileError, read_mat
 from laplacian_metric.data.source import Content, DataSetInfo, Request
+from laplacian_metric.data.sources.mnist import DIGITS
 from laplacian_metric.data.sources.shared import array_content
 from laplacian_metric.data.splits import Split
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.manifest import (
+from laplacian_metric.core.checked import (
+    COPY_AGAIN,
     DamagedArtifactError,
     ForeignArtifactError,
     Strict,
@@ -127,13 +128,13 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the state in a file."""
     tensors, notes = tensor_file.load(path)
     file = os.fspath(path)
-    values = parsed(notes.get("state", "{}"), f"the header of {file}")
+    values = parsed(notes.get("state", "{}"), f"the header of {file}", *COPY_AGAIN)
     if values.get("format") != FORMAT:
         raise ForeignArtifactError(
             f"{file} is no posterior of a NetworkLAM, or one of another version: it says {values.get('format')!r}, "
             f"{FORMAT!r} is needed"
         )
-    state = validated(NetworkState, values, f"the header of {file}").model_dump()
+    state = validated(NetworkState, values, f"the header of {file}", *COPY_AGAIN).model_dump()
     # In the order in which the layers run; the file has its tensors in an order of its own.
     names = {
         "curvature": list(state["groups"]),

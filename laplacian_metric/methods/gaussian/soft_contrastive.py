@@ -13,8 +13,16 @@ from laplacian_metric.core.arguments import parse_choices
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
-from laplacian_metric.core.points import CertainEmbedder, without_spread
+from laplacian_metric.core.method import (
+    CertainEmbedder,
+    Embedder,
+    FitData,
+    Learner,
+    Method,
+    Setup,
+    only,
+    without_spread,
+)
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import (
     Balance,

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
-from laplacian_metric.core.points import PointEmbedder
+from laplacian_metric.core.method import Embedder, FitData, Learner, Method, PointEmbedder, Setup, only
 from laplacian_metric.encoder import Encoder
 
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
-from laplacian_metric.core.points import PointEmbedder
+from laplacian_metric.core.method import Embedder, FitData, Learner, PointEmbedder, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead, check_variance

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core import artifact, tensor_file
-from laplacian_metric.core.manifest import DamagedArtifactError, Manifest
+from laplacian_metric.core.checked import DamagedArtifactError, Manifest
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.methods.risk.losses import link
 from laplacian_metric.methods.risk.targets import Target

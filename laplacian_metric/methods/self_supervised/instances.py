@@ -11,8 +11,16 @@ from torch import Tensor
 from laplacian_metric.core.arguments import not_negative, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.info_nce import info_nce
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
-from laplacian_metric.core.points import PointEmbedder
+from laplacian_metric.core.method import (
+    Embedder,
+    FitData,
+    Learner,
+    Method,
+    PointEmbedder,
+    Setup,
+    all_pairs,
+    only,
+)
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import spread_loss

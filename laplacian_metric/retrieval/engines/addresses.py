@@ -11,9 +11,8 @@ from numpy.typing import ArrayLike
 from laplacian_metric.retrieval.engines.arrays import ArrayEngine
 from laplacian_metric.retrieval.engines.engine import LABEL, Engine, EngineError, Records
 from laplacian_metric.retrieval.engines.fingerprint import Fingerprint
-from laplacian_metric.retrieval.ids import GivenIds, as_ids, check_unique, is_text
-from laplacian_metric.retrieval.items import Items
-from laplacian_metric.retrieval.kinds import Kind
+from laplacian_metric.retrieval.gallery import Kind
+from laplacian_metric.retrieval.items import GivenIds, Items, as_ids, check_unique, is_text
 
 if TYPE_CHECKING:
     from laplacian_metric.retrieval.engines.collection import Collection

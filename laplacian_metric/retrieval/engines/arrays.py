@@ -24,8 +24,8 @@ from laplacian_metric.retrieval.engines.engine import (
     Records,
     Where,
 )
-from laplacian_metric.retrieval.ids import Ids, RowsOfIds, as_ids, check_same_kind
-from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat, Kind, as_kind, build, faiss
+from laplacian_metric.retrieval.gallery import HNSW, IVF, Flat, Kind, as_kind, build, faiss
+from laplacian_metric.retrieval.items import Ids, RowsOfIds, as_ids, check_same_kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,9 +30,8 @@ from laplacian_metric.retrieval.engines.engine import (
 )
 from laplacian_metric.retrieval.engines.engine_gallery import EngineGallery, directions_of, without
 from laplacian_metric.retrieval.engines.fingerprint import Fingerprint, traces_of
-from laplacian_metric.retrieval.ids import GivenIds, as_ids, check_unique, nobody
-from laplacian_metric.retrieval.items import Items, check_alike
-from laplacian_metric.retrieval.ranking import CANDIDATES_PER_ANSWER, FEWEST_CANDIDATES, Order
+from laplacian_metric.retrieval.items import GivenIds, Items, as_ids, check_alike, check_unique, nobody
+from laplacian_metric.retrieval.retriever import CANDIDATES_PER_ANSWER, FEWEST_CANDIDATES, Order
 
 if TYPE_CHECKING:
     from laplacian_metric.retrieval.abstention import Threshold

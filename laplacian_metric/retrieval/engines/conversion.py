@@ -11,8 +11,8 @@ import numpy as np
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.retrieval.engines.addresses import COLLECTION, create
 from laplacian_metric.retrieval.engines.collection import Collection
+from laplacian_metric.retrieval.gallery import Kind
 from laplacian_metric.retrieval.index import Index
-from laplacian_metric.retrieval.kinds import Kind
 
 LOGGER = logging.getLogger(__name__)
 

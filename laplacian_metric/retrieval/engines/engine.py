@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.core.vector_search import FARTHEST
-from laplacian_metric.retrieval.ids import Ids, as_ids, check_same_kind, check_unique, is_text
+from laplacian_metric.retrieval.items import Ids, as_ids, check_same_kind, check_unique, is_text
 
 Floats = NDArray[np.float32]
 Columns = Mapping[str, NDArray[Any]]

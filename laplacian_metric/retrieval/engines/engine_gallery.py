@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.labelled_gallery import as_labels
-from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.core.neighbours import LOCAL, VOTERS, Neighbours, Place, Surroundings
 from laplacian_metric.core.progress import track
-from laplacian_metric.core.surroundings import LOCAL, VOTERS, Place, Surroundings
 from laplacian_metric.core.vector_search import FARTHEST, Vectors
 from laplacian_metric.retrieval.engines.engine import (
     EMBEDDING,

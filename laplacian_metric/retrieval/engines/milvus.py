@@ -29,8 +29,8 @@ from laplacian_metric.retrieval.engines.engine import (
     plain,
     rows_of,
 )
-from laplacian_metric.retrieval.ids import Ids, as_ids
-from laplacian_metric.retrieval.kinds import HNSW, IVF, Flat, Kind, as_kind
+from laplacian_metric.retrieval.gallery import HNSW, IVF, Flat, Kind, as_kind
+from laplacian_metric.retrieval.items import Ids, as_ids
 
 LOGGERS = ("grpc._server", "pymilvus.client.iterator.query_iterator", "pymilvus.orm.iterator")
 DEFAULT_LISTS = 128  # of Milvus, where a collection does not say how many

@@ -30,7 +30,7 @@ from laplacian_metric.retrieval.engines.engine import (
     plain,
     rows_of,
 )
-from laplacian_metric.retrieval.ids import Ids, as_ids
+from laplacian_metric.retrieval.items import Ids, as_ids
 
 MEMORY = ":memory:"
 NAMESPACE = uuid.UUID("6f1a1f5e-6f0c-5f5b-9f63-3c6f1f2f8f11")  # of the points whose ids are text

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.manifest import DamagedArtifactError, Manifest
+from laplacian_metric.core.checked import DamagedArtifactError, Manifest
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.engines.addresses import open_engine
 from laplacian_metric.retrieval.engines.arrays import ArrayEngine
@@ -27,7 +27,7 @@ from laplacian_metric.retrieval.engines.engine import (
     Records,
 )
 from laplacian_metric.retrieval.engines.fingerprint import Fingerprint
-from laplacian_metric.retrieval.kinds import kind_from_dict, kind_to_dict
+from laplacian_metric.retrieval.gallery import kind_from_dict, kind_to_dict
 from laplacian_metric.trust.storage import Stored, TrustEntry, from_payloads, to_payloads
 
 LOGGER = logging.getLogger(__name__)

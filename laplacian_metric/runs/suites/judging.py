@@ -14,14 +14,13 @@ from torch import Tensor
 
 from laplacian_metric import metrics
 from laplacian_metric.core.labelled_gallery import LabelledGallery
+from laplacian_metric.core.neighbours import Surroundings, log_distance
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.surroundings import Surroundings, log_distance
 from laplacian_metric.core.vector_search import Floats
 from laplacian_metric.metrics import Ranking, Uncertainties, statistics, trivial
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.resampling import Interval, bootstrap_all
-from laplacian_metric.trust.calibration import Logistic, discounted, fit_match
-from laplacian_metric.trust.inputs import match_inputs, novelty_inputs
+from laplacian_metric.trust.calibration import Logistic, discounted, fit_match, match_inputs, novelty_inputs
 from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty
 
 IMAGE, GALLERY = "image alone", "image and gallery"

@@ -16,7 +16,7 @@ from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.splits import require_selectable
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.runs.scores import method_scores, norms
+from laplacian_metric.runs.measurements import method_scores, norms
 from laplacian_metric.runs.suites.fitting import Fitted
 from laplacian_metric.runs.suites.judging import (
     GALLERY,

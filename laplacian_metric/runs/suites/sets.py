@@ -20,8 +20,7 @@ from laplacian_metric.data.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.runs.feature_sets import kept_features
-from laplacian_metric.runs.image_sets import CROP
+from laplacian_metric.runs.image_sets import CROP, kept_features
 from laplacian_metric.runs.suites.judging import Searched
 from laplacian_metric.runs.suites.suite import SetOf, Track
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.core.manifest import ArtifactError
+from laplacian_metric.core.checked import ArtifactError
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data import from_arrays
 from laplacian_metric.data.dataset import Dataset

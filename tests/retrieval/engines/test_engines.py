@@ -13,7 +13,7 @@ from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.retrieval import Index, NotCalibratedError, calibrate, engines
 from laplacian_metric.retrieval.engines import ChangedCollectionError, EngineError, NoItemError
-from laplacian_metric.retrieval.kinds import HNSW, IVF, Kind
+from laplacian_metric.retrieval.gallery import HNSW, IVF, Kind
 from laplacian_metric.trust import Trust
 from tests.retrieval.engines.cases import APPROXIMATE, EXACT, KEPT, Data, address_of, collection_of, data
 
