@@ -1,4 +1,4 @@
-"""Runs a list of cells: skips what is done, goes on where it was interrupted, and shares the list with other runners."""
+"""Run a list of cells: skip what is done, go on where it was interrupted, and share the list with other runners."""
 
 from __future__ import annotations
 
