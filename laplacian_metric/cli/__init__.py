@@ -42,20 +42,6 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-def _import(modules: list[str] | None) -> None:
-    """Import modules, also of the folder that the command is run in, as `python -m` does."""
-    sys.path.insert(0, "")
-    for module in modules or []:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as missing:
-            if not f"{module}.".startswith(f"{missing.name}."):
-                raise
-            raise typer.BadParameter(
-                f"there is no module {module!r} here: run the command in the folder that holds it"
-            ) from None
-
-
 @app.callback()
 def _common(
     version: Annotated[
@@ -68,7 +54,6 @@ def _common(
         list[str] | None,
         typer.Option(
             "--import",
-            callback=_import,
             metavar="MODULE",
             help="Import a module first, which registers methods or losses of your own; may be repeated.",
         ),
@@ -78,6 +63,16 @@ def _common(
 
     fit or train makes a model folder, evaluate and report measure it, index and query search with it.
     """
+    sys.path.insert(0, "")  # modules of the folder that the command is run in too, as `python -m` has them
+    for module in modules or []:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            if not f"{module}.".startswith(f"{missing.name}."):
+                raise
+            raise typer.BadParameter(
+                f"there is no module {module!r} here: run the command in the folder that holds it"
+            ) from None
 
 
 for command in (

@@ -42,7 +42,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _short_warnings(), _short_log():
+            with _short_messages():
                 return super().invoke(ctx)
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
@@ -63,19 +63,6 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
-@contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Show warnings without the line of source code that they come from."""
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
-            warn(f"warning: {_with_options(str(message))}")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
-
-
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name == PROGRESS:
@@ -85,14 +72,21 @@ class _Handler(logging.Handler):
 
 
 @contextmanager
-def _short_log() -> Iterator[None]:
-    """Show the library's logged warnings, and how far long work is, on standard error."""
+def _short_messages() -> Iterator[None]:
+    """Show warnings and logged warnings, and how far long work is, on standard error, without lines of source code."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, (DeprecationWarning, PendingDeprecationWarning, FutureWarning)):
+            warn(f"warning: {_with_options(str(message))}")
+
     logger, handler, progress = logging.getLogger("laplacian_metric"), _Handler(), logging.getLogger(PROGRESS)
     level = progress.level
     logger.addHandler(handler)
     progress.setLevel(logging.INFO)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
     finally:
         logger.removeHandler(handler)
         progress.setLevel(level)

@@ -118,15 +118,15 @@ def _once(gallery: Dataset, drop: bool) -> Dataset:
     """Return the images without repeats if they are to be dropped; warn about them otherwise."""
     import torch
 
-    from laplacian_metric.data.dataset import repeats
-
-    repeated = repeats(gallery.digests())
+    first: dict[int, int] = {}  # the row of the first image with a digest
+    originals = [first.setdefault(digest, row) for row, digest in enumerate(gallery.digests().tolist())]
+    repeated = {row: original for row, original in enumerate(originals) if row != original}
     if not repeated:
         return gallery
     ids, names = gallery.ids, None if gallery.labels is None else gallery.label_names
     pairs = [f"{ids[row]} repeats {ids[original]}" for row, original in repeated.items()]
     named = ", ".join(pairs[:NAMED]) + (", ..." if len(pairs) > NAMED else "")
-    other = [] if names is None else [row for row, first in repeated.items() if names[row] != names[first]]
+    other = [] if names is None else [row for row, one in repeated.items() if names[row] != names[one]]
     classes = f", {len(other)} of them with another class than the first" if other else ""
     are = "is a repeat" if len(repeated) == 1 else "are repeats"
     text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} {are}{classes} ({named})"

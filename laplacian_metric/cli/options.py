@@ -121,13 +121,8 @@ class Images:
         """Return how data are opened for a model with this preparation."""
         from laplacian_metric.data.opening import Opening
 
-        return Opening(
-            preparation,
-            self.data_dir,
-            skip_broken=self.skip_broken,
-            batch_size=self.batch_size,
-            workers=self.workers,
-        )
+        names = {field.name for field in fields(Opening)}
+        return Opening(preparation, **{name: value for name, value in vars(self).items() if name in names})
 
     def open(self, place: str, model: ModelFolder, split: str = "test", every_image: bool = False) -> Dataset:
         """Open the data that a command line names."""
@@ -149,10 +144,6 @@ class LabelledImages(Images):
             help="How a folder without train, val and test is split: the images of every class, or whole classes."
         ),
     ] = "images"
-
-    def opening(self, preparation: Preparation | None) -> Any:
-        """Return how data are opened for a model with this preparation."""
-        return replace(super().opening(preparation), divide=self.divide, labels=self.labels)
 
     def open_other(self, place: str, model: ModelFolder, split: str, every_image: bool = False) -> Dataset:
         """Open further data, which the file with the labels does not belong to."""

@@ -66,7 +66,7 @@ def pretrain_risk(
 
     Example: lam pretrain-risk resnet50-gem-v1 --weights resnet50.safetensors --data photos --out risk
     """
-    from laplacian_metric.core.array_files import is_array_file
+    from laplacian_metric.core.array_files import SUFFIXES
     from laplacian_metric.core.artifact import check_target
     from laplacian_metric.core.method import FitData, Setup
     from laplacian_metric.data.opening import open_both
@@ -76,7 +76,7 @@ def pretrain_risk(
 
     check_target(out, HeadManifest, overwrite=output.force)
     method = LossPrediction(**vars(head))
-    is_features = is_array_file(Path(source))
+    is_features = Path(source).suffix.lower() in SUFFIXES
     if is_features == (data is not None):
         raise ValueError(
             f"{source} has the features already: leave --data out"

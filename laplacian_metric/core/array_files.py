@@ -21,16 +21,6 @@ class ArrayFileError(ValueError):
     """A file of arrays cannot be read, or does not hold what is needed."""
 
 
-def is_array_file(path: Path) -> bool:
-    """Whether a name is that of a file of arrays.
-
-    Example:
-        >>> is_array_file(Path("features.npz")), is_array_file(Path("photos"))
-        (True, False)
-    """
-    return path.suffix.lower() in SUFFIXES
-
-
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a file by name; the one of an .npy file is called "".
 

@@ -28,7 +28,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -74,6 +74,7 @@ M = TypeVar("M", bound=Manifest)
 # --- reading ---
 
 
+@dataclass
 class Artifact(Generic[M]):
     """An artifact that is open for reading, and whose payloads are as they were written.
 
@@ -83,12 +84,11 @@ class Artifact(Generic[M]):
         handles: the open payloads by name.
     """
 
-    def __init__(self, folder: Path, manifest: M, handles: Mapping[str, BinaryIO], stack: ExitStack) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.handles = handles
-        self._stack = stack
-        self._links: Path | None = None
+    folder: Path
+    manifest: M
+    handles: Mapping[str, BinaryIO]
+    _stack: ExitStack
+    _links: Path | None = None
 
     def path(self, name: str) -> Path:
         """Return a path to the payload that was checked, for readers that take no handle; valid while it is open."""
@@ -186,9 +186,10 @@ def _consistent(
                 }
                 _check(folder.path, manifest, handles)
             except (DamagedArtifactError, MissingArtifactError, ForeignArtifactError):
-                if not folder.was_replaced(place, kind):
-                    raise
-                continue
+                with _Folder.open(place, kind) as present:
+                    if os.path.samestat(folder.status, present.status):
+                        raise
+                continue  # it was replaced meanwhile
             stack.push(attempt.pop_all())
             return folder.path, manifest, handles
     raise ArtifactBusyError(f"{place} was replaced {ATTEMPTS} times while it was read: try again later")
@@ -223,10 +224,6 @@ class _Folder:
         if place.exists():
             raise NotAFolderError(f"{place} is a file, the folder of a saved {kind.noun()} is needed")
         raise MissingArtifactError(f"there is no {kind.noun()} folder {place}")
-
-    def was_replaced(self, place: Path, kind: type[Manifest]) -> bool:
-        with _Folder.open(place, kind) as now:
-            return not os.path.samestat(self.status, now.status)
 
     def file(self, name: str) -> BinaryIO:
         """Open a regular file of the folder; anything else, such as a pipe, is refused without waiting for it."""
@@ -289,7 +286,7 @@ def _check(folder: Path, manifest: Manifest, handles: Mapping[str, BinaryIO]) ->
                 f"{name} in {folder} has {size} bytes, {needed} were written: copy the folder again"
             )
     with ThreadPoolExecutor(THREADS) as pool:  # hashing leaves Python's lock to others
-        digests = list(pool.map(_digest, map(_chunks, handles.values())))
+        digests = list(pool.map(_digest, handles.values()))
     for name, digest in zip(handles, digests, strict=True):
         if manifest.files[name].sha256 not in (None, digest):
             raise DamagedArtifactError(
@@ -297,19 +294,13 @@ def _check(folder: Path, manifest: Manifest, handles: Mapping[str, BinaryIO]) ->
             )
 
 
-def _digest(chunks: Iterable[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _chunks(handle: BinaryIO) -> Iterator[memoryview]:
-    """Yield all bytes of a file, a few MiB at a time, and go back to its beginning."""
-    buffer = memoryview(bytearray(CHUNK))
+def _digest(handle: BinaryIO) -> str:
+    """Return the SHA-256 of a file, which is then at its beginning again."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
     while count := handle.readinto(buffer):  # type: ignore[attr-defined]
-        yield buffer[:count]
+        digest.update(buffer[:count])
     handle.seek(0)
+    return digest.hexdigest()
 
 
 # --- writing ---
@@ -396,17 +387,17 @@ def _write(path: Path, payload: Payload) -> FileEntry:
     if callable(payload):
         payload(path)
     with path.open("rb+" if callable(payload) else "wb") as stream:
-        parts = _chunks(stream) if callable(payload) else _written(stream, payload)
-        digest = _digest(parts)
+        if callable(payload):
+            sha256 = _digest(stream)
+        else:
+            digest = hashlib.sha256()
+            for part in _parts(payload):
+                stream.write(part)
+                digest.update(part)
+            sha256 = digest.hexdigest()
         stream.flush()
         os.fsync(stream.fileno())
-    return FileEntry(bytes=path.stat().st_size, sha256=digest)
-
-
-def _written(stream: BinaryIO, payload: NDArray[Any] | str) -> Iterator[bytes | memoryview]:
-    for part in _parts(payload):
-        stream.write(part)
-        yield part
+    return FileEntry(bytes=path.stat().st_size, sha256=sha256)
 
 
 def _parts(payload: NDArray[Any] | str) -> Iterator[bytes | memoryview]:

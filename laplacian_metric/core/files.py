@@ -55,8 +55,8 @@ def atomic_write(path: str | os.PathLike[str], *, exclusive: bool = False) -> It
             f"there is no folder {target.parent} to write {target.name} into: make it first"
         )
     with ExitStack() as stack:
-        if exclusive and stack.enter_context(locked(target)):
-            _remove_leftovers(target)
+        if exclusive:
+            stack.enter_context(locked(target))
         temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
         # Made here rather than by tempfile, so that the permissions are those that the user's umask leaves to any file.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -99,9 +99,7 @@ def atomic_folder(path: str | os.PathLike[str], *, keep_others: bool = False) ->
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target) as alone:
-        if alone:
-            _remove_leftovers(target)
+    with locked(target):
         temporary = target.with_name(f"{_hidden(target)}{secrets.token_hex(8)}.tmp")
         try:
             temporary.mkdir()
@@ -138,23 +136,11 @@ def _leftovers(target: Path, *suffixes: str) -> list[Path]:
     return [path for path in entries if pattern.fullmatch(path.name)]
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Put back what a killed writer set aside, and remove what else it left."""
-    old = old_folder(target)
-    if old is not None and not target.exists():
-        old.rename(target)
-    for path in _leftovers(target, "tmp", "old"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 @contextmanager
-def locked(target: Path) -> Iterator[bool]:
-    """Keep other writers of a path out; False where the system or its file system has no locks."""
+def locked(target: Path) -> Iterator[None]:
+    """Keep other writers of a path out, where there are locks; put back or remove what a killed writer left."""
     if _FCNTL is None:
-        yield False
+        yield
         return
     lock = target.with_name(f"{_hidden(target)}lock")
     while True:
@@ -172,7 +158,7 @@ def locked(target: Path) -> Iterator[bool]:
             os.close(descriptor)
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 lock.unlink(missing_ok=True)
-                yield False
+                yield
                 return
             raise ArtifactBusyError(
                 f"{target} is being written by process {owner}: wait until it has finished"
@@ -180,7 +166,15 @@ def locked(target: Path) -> Iterator[bool]:
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
-        yield True
+        old = old_folder(target)
+        if old is not None and not target.exists():
+            old.rename(target)
+        for path in _leftovers(target, "tmp", "old"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        yield
     finally:
         lock.unlink(missing_ok=True)
         os.close(descriptor)

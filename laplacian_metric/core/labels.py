@@ -40,7 +40,7 @@ def as_labels(name: str, labels: Any) -> Tensor:
     try:
         tensor = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):
-        tensor = _numbered(name, labels)
+        tensor = _by_digest(name, labels)
     if tensor.ndim != 1:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}, one label for each image is needed, shape (N,)"
@@ -52,7 +52,30 @@ def as_labels(name: str, labels: Any) -> Tensor:
     return tensor.long()
 
 
-def _numbered(name: str, labels: Any) -> Tensor:
+def numbered(labels: Any, class_names: tuple[str, ...]) -> tuple[Tensor, tuple[str, ...]]:
+    """Return labels of any kind as whole numbers (N,), and the names of their classes.
+
+    Whole numbers stay, with the names given; others become the position of their name, by default among sorted names.
+
+    Example:
+        >>> numbered(["bee", "ant"], ())
+        (tensor([1, 0]), ('ant', 'bee'))
+    """
+    numbers = as_labels("labels", labels)
+    if isinstance(labels, Tensor) or not len(numbers) or np.asarray(labels).dtype.kind in "iub":
+        return numbers, class_names
+    entries = {number: str(label) for number, label in zip(numbers.tolist(), labels, strict=True)}
+    names = class_names or tuple(sorted(entries.values()))
+    unknown = sorted(set(entries.values()) - set(names))
+    if unknown:
+        raise ValueError(f"labels has {unknown[0]!r}, which is not among the {len(names)} class_names")
+    if len(set(entries.values())) < len(entries):
+        raise ValueError("labels has two classes of one name: give text or whole numbers, not both")
+    place = {number: names.index(name) for number, name in entries.items()}
+    return torch.tensor([place[number] for number in numbers.tolist()]), names
+
+
+def _by_digest(name: str, labels: Any) -> Tensor:
     if isinstance(labels, (str, bytes)) or not isinstance(labels, Sequence):
         raise TypeError(
             f"{name} is a {type(labels).__name__}, a sequence with one label for each image is needed"

@@ -36,8 +36,31 @@ class UnitVectors:
 
     @staticmethod
     def of(name: str, vectors: Tensor) -> UnitVectors:
-        """Check the vectors; errors call them by ``name``."""
-        norm = check_unit(name, vectors)
+        """Refuse an empty set, NaN and vectors that are not of unit length; errors call them by ``name``.
+
+        Example:
+            >>> UnitVectors.of("embeddings", torch.tensor([[3.0, 4.0]]))
+            Traceback (most recent call last):
+            ...
+            ValueError: embeddings is not normalised: row 0 has norm 5, 1 of 1 rows are off by more than 0.0001. Use
+            torch.nn.functional.normalize(embeddings, dim=1)
+        """
+        check_matrix(name, vectors)
+        if 0 in vectors.shape:
+            raise ValueError(
+                f"{name} is empty, its shape is {tuple(vectors.shape)}: at least one row and column are needed"
+            )
+        check_finite(name, vectors)
+        norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
+        # A unit vector that was rounded to few digits has not quite unit length.
+        tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
+        wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
+        if len(wrong):
+            first = int(wrong[0])
+            raise ValueError(
+                f"{name} is not normalised: row {first} has norm {float(norm[first]):.6g}, {len(wrong)} of {len(norm)} "
+                f"rows are off by more than {tolerance:.3g}. Use torch.nn.functional.normalize({name}, dim=1)"
+            )
         return UnitVectors(vectors.detach(), norm)
 
     def __len__(self) -> int:
@@ -59,35 +82,6 @@ class UnitVectors:
             rows = slice(start, start + ROWS_TO_ROUND)
             copy[rows] = self.exact(rows)
         return copy
-
-
-def check_unit(name: str, vectors: Tensor) -> Tensor:
-    """Refuse an empty set, NaN and vectors that are not of unit length; return the norms (N,) in float64.
-
-    Example:
-        >>> check_unit("embeddings", torch.tensor([[3.0, 4.0]]))
-        Traceback (most recent call last):
-        ...
-        ValueError: embeddings is not normalised: row 0 has norm 5, 1 of 1 rows are off by more than 0.0001. Use
-        torch.nn.functional.normalize(embeddings, dim=1)
-    """
-    check_matrix(name, vectors)
-    if 0 in vectors.shape:
-        raise ValueError(
-            f"{name} is empty, its shape is {tuple(vectors.shape)}: at least one row and column are needed"
-        )
-    check_finite(name, vectors)
-    norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
-    # A unit vector that was rounded to few digits has not quite unit length.
-    tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
-    wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
-    if len(wrong):
-        first = int(wrong[0])
-        raise ValueError(
-            f"{name} is not normalised: row {first} has norm {float(norm[first]):.6g}, {len(wrong)} of {len(norm)} "
-            f"rows are off by more than {tolerance:.3g}. Use torch.nn.functional.normalize({name}, dim=1)"
-        )
-    return norm
 
 
 DEFAULT_MEMORY = 1 << 30
@@ -325,7 +319,13 @@ def _nearest(
 def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Tensor]:
     """Rows and columns of all similarities that may be among their row's k greatest, in that order."""
     if k > 1:
-        floor = _kth_greatest(similarities, k)[:, None] - slack
+        if similarities.device.type == "cpu":
+            # numpy's selection makes use of a processor's wide vectors, torch's does not.
+            at = similarities.shape[1] - k
+            least = torch.from_numpy(np.partition(similarities.numpy(), at, axis=1)[:, at])
+        else:
+            least = similarities.topk(k, dim=1, sorted=False).values.amin(1)
+        floor = least[:, None] - slack
         rows, columns = (similarities >= floor).nonzero(as_tuple=True)
         return rows, columns
     # For the nearest alone, one pass over groups of columns is all that touches every similarity.
@@ -335,15 +335,6 @@ def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Ten
     rows, groups = (highest >= floor[:, None]).nonzero(as_tuple=True)
     pair, column = (grouped[rows, groups] >= floor[rows, None]).nonzero(as_tuple=True)
     return rows[pair], groups[pair] * GROUP + column
-
-
-def _kth_greatest(values: Tensor, k: int) -> Tensor:
-    """The k-th greatest of each row (B, N): shape (B,)."""
-    if values.device.type == "cpu":
-        # numpy's selection makes use of a processor's wide vectors, torch's does not.
-        at = values.shape[1] - k
-        return torch.from_numpy(np.partition(values.numpy(), at, axis=1)[:, at])
-    return values.topk(k, dim=1, sorted=False).values.amin(1)
 
 
 def _compare(squared: Tensor, member: Tensor, where: Tensor, block: Tensor, gallery: UnitVectors) -> None:

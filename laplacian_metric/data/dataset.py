@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.arguments import at_least
 from laplacian_metric.core.batch import Batch, pins_memory
-from laplacian_metric.core.labels import as_labels
+from laplacian_metric.core.labels import numbered
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.data.splits import Role, Split, parse_split
 
@@ -96,12 +95,9 @@ class Dataset(TorchDataset[Any]):
         if len(self.indices) == 0:
             put("indices", torch.arange(len(self)))
         if self.labels is not None:
-            labels, names = _coded(self.labels, tuple(self.class_names))
+            labels, names = numbered(self.labels, tuple(self.class_names))
             put("labels", labels)
             put("class_names", names)
-        self._check()
-
-    def _check(self) -> None:
         what = "inputs" if self.preparation is None else "images"
         rows = {"labels": self.labels, "ids": self.item_ids, "indices": self.indices, **self.extras}
         for name, values in rows.items():
@@ -298,6 +294,7 @@ class Dataset(TorchDataset[Any]):
         """Return the same items as a network takes them: images made ready, or features (N, H), mapped from a folder.
 
         Example:
+            >>> from laplacian_metric.data import from_arrays
             >>> photos = from_arrays(torch.zeros(2, 8, 8, dtype=torch.uint8), ["ant", "bee"], split="test")
             >>> photos.with_inputs(torch.randn(2, 4))
             Dataset('arrays', 'test': 2 rows of features of 2 classes)
@@ -386,16 +383,13 @@ class Dataset(TorchDataset[Any]):
 
     def digests(self) -> Tensor:
         """Return a number for every input that depends on its content, (N,) int64: whether two sets share images."""
-        return torch.tensor([_digest(part) for part in self._contents()], dtype=torch.int64)
-
-    def _contents(self) -> Iterator[bytes]:
         if isinstance(self.inputs, Tensor):
-            yield from (row.numpy().tobytes() for row in self.inputs)
-            return
-        for name in self.inputs.names:
-            path = self.inputs.root / name
-            with path.open("rb") as file:
-                yield str(path.stat().st_size).encode() + file.read(_HEAD)
+            contents = (row.numpy().tobytes() for row in self.inputs)
+        else:
+            contents = (_beginning(self.inputs.root / name) for name in self.inputs.names)
+        digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+        numbers = [int.from_bytes(digest, "little", signed=True) for digest in digests]
+        return torch.tensor(numbers, dtype=torch.int64)
 
     def thumbnails(self, side: int = 96) -> NDArray[np.uint8] | None:
         """Return small images (N, h, w) or (N, h, w, 3); None of features and of other inputs that are no images."""
@@ -409,41 +403,15 @@ class Dataset(TorchDataset[Any]):
         return pixels[..., 0] if pixels.shape[-1] == 1 else pixels
 
 
-def _coded(labels: Any, class_names: tuple[str, ...]) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as whole numbers, and the names of their classes."""
-    numbers = as_labels("labels", labels)
-    if isinstance(labels, Tensor) or not len(numbers) or np.asarray(labels).dtype.kind in "iub":
-        return numbers, class_names
-    entries = {number: str(label) for number, label in zip(numbers.tolist(), labels, strict=True)}
-    names = class_names or tuple(sorted(entries.values()))
-    unknown = sorted(set(entries.values()) - set(names))
-    if unknown:
-        raise ValueError(f"labels has {unknown[0]!r}, which is not among the {len(names)} class_names")
-    if len(set(entries.values())) < len(entries):
-        raise ValueError("labels has two classes of one name: give text or whole numbers, not both")
-    place = {number: names.index(name) for number, name in entries.items()}
-    return torch.tensor([place[number] for number in numbers.tolist()]), names
-
-
-def _digest(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+def _beginning(path: Path) -> bytes:
+    """Return the size of a file and as much of it as tells images apart."""
+    with path.open("rb") as file:
+        return str(path.stat().st_size).encode() + file.read(_HEAD)
 
 
 def shared(one: Tensor, other: Tensor) -> int:
     """Return how many of the first digests (N,) are among the second."""
     return int(torch.isin(one, other).sum())
-
-
-def repeats(digests: Tensor) -> dict[int, int]:
-    """Return for each repeated input its position, and that of the first input with the same digest (N,).
-
-    Example:
-        >>> repeats(torch.tensor([7, 5, 7, 7]))
-        {2: 0, 3: 0}
-    """
-    first: dict[int, int] = {}
-    places = [(row, first.setdefault(digest, row)) for row, digest in enumerate(digests.tolist())]
-    return {row: original for row, original in places if row != original}
 
 
 def at_even_steps(number: int, most: int) -> Tensor:
@@ -462,60 +430,3 @@ def same_classes(one: Dataset, other: Dataset) -> tuple[NDArray[np.int64], NDArr
     both = np.concatenate([one.label_names, other.label_names])
     numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
     return numbers[: len(one)], numbers[len(one) :]
-
-
-def from_arrays(
-    images: Tensor | NDArray[np.uint8],
-    labels: Tensor | NDArray[Any] | Sequence[Hashable] | None = None,
-    *,
-    split: str | Split,
-    name: str = "arrays",
-    class_names: Sequence[str] | None = None,
-    extras: Mapping[str, Tensor] | None = None,
-    image_size: int | None = None,
-    channels: int | None = None,
-    preprocessing: str = "unit",
-    augment: Callable[[Tensor], Tensor] | None = None,
-) -> Dataset:
-    """Your own images as a data set, with the split said out loud, so that test data cannot select a model.
-
-    Args:
-        images: (N, H, W) or (N, C, H, W), uint8.
-        labels: (N,), integers from 0, or text; None where nobody knows.
-        split: "train", "validation", "test" ...
-        name: what the data set is called in messages and reports.
-        class_names: the name of every label; by default the label itself. Text that several data sets have in common
-            needs the same names for all, so that a label means the same class in each.
-        extras: more about each image, tensors with N rows each, by name.
-        image_size: to which images are resized when they are made ready for a network; None leaves them.
-        channels: 1 or 3, to which images are converted; None leaves them.
-        preprocessing: how pixels become floats, "unit" for 0 to 1 or the name of a network's own.
-        augment: changes an image (C, H, W) at random, in training only; it draws from torch's generator.
-
-    Example:
-        >>> import torch
-        >>> pictures = torch.zeros(4, 8, 8, dtype=torch.uint8)
-        >>> from_arrays(pictures, ["ant", "ant", "bee", "bee"], split="validation")
-        Dataset('arrays', 'validation': 4 images of 2 classes)
-    """
-    pixels = torch.as_tensor(images)
-    if pixels.ndim == 3:
-        pixels = pixels.unsqueeze(1)
-    elif pixels.ndim == 4 and pixels.shape[3] in (1, 3, 4) and pixels.shape[1] not in (1, 3, 4):
-        raise ValueError(
-            f"images has shape {tuple(pixels.shape)}, which looks like (N, H, W, C): (N, C, H, W) is needed, "
-            "so move the last axis with torch.as_tensor(images).permute(0, 3, 1, 2)"
-        )
-    data = Dataset(
-        pixels,
-        labels,
-        name=name,
-        split=parse_split(split),
-        class_names=tuple(class_names or ()),
-        extras=dict(extras or {}),
-        preparation=Preparation(image_size, channels, preprocessing, augment),
-    )
-    if data.labels is None or data.class_names:
-        return data
-    names = tuple(str(label) for label in range(int(data.labels.max()) + 1 if len(data) else 0))
-    return dataclasses.replace(data, class_names=names)

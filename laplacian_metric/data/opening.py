@@ -77,7 +77,7 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
     if place in data.names() and place != "folder":
         return _data_set(place, split, how, default)
     path = Path(place).expanduser()
-    if array_files.is_array_file(path):
+    if path.suffix.lower() in array_files.SUFFIXES:
         return _features(path, split, how)
     is_image = path.is_file() and path.suffix.lower() in EXTENSIONS
     if not path.is_dir() and not (is_image and every_image):

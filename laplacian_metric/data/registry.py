@@ -1,16 +1,19 @@
-"""Data sets by name."""
+"""Data sets by name, or of one's own arrays."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from laplacian_metric.core.registry import Registry, check_options
 from laplacian_metric.data.dataset import Dataset
@@ -67,7 +70,7 @@ def info(name: str) -> DataSetInfo:
         >>> info("fashion-mnist").licence
         'MIT, copyright 2017 Zalando SE'
     """
-    return _source(name).INFO
+    return cast(Source, _SOURCES.find(name)).INFO
 
 
 def load(
@@ -115,7 +118,7 @@ def load(
         >>> images.shape, labels.shape
         (torch.Size([64, 1, 28, 28]), torch.Size([64]))
     """
-    source = _source(name)
+    source = cast(Source, _SOURCES.find(name))
     known = source.INFO
     wanted = parse_split(split, known.splits, known.name)
     _check_options(source, options)
@@ -155,10 +158,6 @@ def load(
     return loaded
 
 
-def _source(name: str) -> Source:
-    return cast(Source, _SOURCES.find(name))
-
-
 def _check_options(source: Source, options: dict[str, object]) -> None:
     parameters = dict(inspect.signature(source.read).parameters)
     del parameters["request"]
@@ -166,6 +165,63 @@ def _check_options(source: Source, options: dict[str, object]) -> None:
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise ValueError(f"{source.INFO.name} needs the option {option!r}")
+
+
+def from_arrays(
+    images: Tensor | NDArray[np.uint8],
+    labels: Tensor | NDArray[Any] | Sequence[Hashable] | None = None,
+    *,
+    split: str | Split,
+    name: str = "arrays",
+    class_names: Sequence[str] | None = None,
+    extras: Mapping[str, Tensor] | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+    preprocessing: str = "unit",
+    augment: Callable[[Tensor], Tensor] | None = None,
+) -> Dataset:
+    """Your own images as a data set, with the split said out loud, so that test data cannot select a model.
+
+    Args:
+        images: (N, H, W) or (N, C, H, W), uint8.
+        labels: (N,), integers from 0, or text; None where nobody knows.
+        split: "train", "validation", "test" ...
+        name: what the data set is called in messages and reports.
+        class_names: the name of every label; by default the label itself. Text that several data sets have in common
+            needs the same names for all, so that a label means the same class in each.
+        extras: more about each image, tensors with N rows each, by name.
+        image_size: to which images are resized when they are made ready for a network; None leaves them.
+        channels: 1 or 3, to which images are converted; None leaves them.
+        preprocessing: how pixels become floats, "unit" for 0 to 1 or the name of a network's own.
+        augment: changes an image (C, H, W) at random, in training only; it draws from torch's generator.
+
+    Example:
+        >>> import torch
+        >>> pictures = torch.zeros(4, 8, 8, dtype=torch.uint8)
+        >>> from_arrays(pictures, ["ant", "ant", "bee", "bee"], split="validation")
+        Dataset('arrays', 'validation': 4 images of 2 classes)
+    """
+    pixels = torch.as_tensor(images)
+    if pixels.ndim == 3:
+        pixels = pixels.unsqueeze(1)
+    elif pixels.ndim == 4 and pixels.shape[3] in (1, 3, 4) and pixels.shape[1] not in (1, 3, 4):
+        raise ValueError(
+            f"images has shape {tuple(pixels.shape)}, which looks like (N, H, W, C): (N, C, H, W) is needed, "
+            "so move the last axis with torch.as_tensor(images).permute(0, 3, 1, 2)"
+        )
+    data = Dataset(
+        pixels,
+        labels,
+        name=name,
+        split=parse_split(split),
+        class_names=tuple(class_names or ()),
+        extras=dict(extras or {}),
+        preparation=Preparation(image_size, channels, preprocessing, augment),
+    )
+    if data.labels is None or data.class_names:
+        return data
+    names = tuple(str(label) for label in range(int(data.labels.max()) + 1 if len(data) else 0))
+    return replace(data, class_names=names)
 
 
 # --- which data sets are there ---
@@ -205,7 +261,7 @@ def state(name: str, data_dir: Path | None = None) -> State:
         return State(name, True, "any folder of images")
     probe = _Probe(described, described.splits[0], data_folders(data_dir))
     try:
-        _source(name).read(probe)
+        cast(Source, _SOURCES.find(name)).read(probe)
     except _FoundError as stopped:
         return State(name, True, str(stopped.place))
     except MissingDataError as error:

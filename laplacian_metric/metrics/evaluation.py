@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -17,21 +16,22 @@ from torch import Tensor
 
 from laplacian_metric.core.checked import Number, Numbers, OrEmpty, Vector
 from laplacian_metric.metrics import statistics
-from laplacian_metric.metrics.calibration import (
-    NUM_BINS,
-    Calibration,
-    Consensus,
-    Samples,
-    consensus,
-    probability_bins,
-    reliability,
-)
+from laplacian_metric.metrics.calibration import Calibration, Consensus, Samples, consensus, reliability
 from laplacian_metric.metrics.classification import check_classes, classified, clustering_nmi
-from laplacian_metric.metrics.out_of_distribution import SUREST, Roc, crop_outcome, detection_statistics, roc
+from laplacian_metric.metrics.groups import (
+    Group,
+    Uncertainties,
+    of_consensus,
+    of_reliability,
+    of_retrieval,
+    of_score,
+    ood_name,
+)
+from laplacian_metric.metrics.out_of_distribution import Roc, roc
 from laplacian_metric.metrics.positives import Labels, Positives
-from laplacian_metric.metrics.ranking import Normalisation, Ranking, at_r, check_uncertainty, rank
+from laplacian_metric.metrics.ranking import Normalisation, Ranking, rank
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
-from laplacian_metric.metrics.sparsification import Refusal, refusals, sparsify
+from laplacian_metric.metrics.sparsification import Refusal, refusals
 
 OWN = "own"  # the method's uncertainty among the scores
 TEST = "test"  # the evaluated queries among what else was retrieved
@@ -191,30 +191,6 @@ class Evaluation(BaseModel):
         return {"values": values, **plain}
 
 
-def ood_name(name: str, label: str) -> str:
-    """Return what the number of one set of OOD images is called; the set of a single tensor is called "ood".
-
-    Example:
-        >>> ood_name("average_precision", "ood"), ood_name("average_precision", "digits")
-        ('ood_average_precision', 'average precision digits')
-    """
-    return f"{label}_{name}" if label == "ood" else f"{name.replace('_', ' ')} {label}"
-
-
-@dataclass(frozen=True, eq=False)
-class Uncertainties:
-    """One uncertainty of every query (Q,), of each set of OOD images (M,) and, where there are any, of crops (Q,).
-
-    Example:
-        >>> Uncertainties(torch.tensor([0.1, 0.2]), {"digits": torch.tensor([0.9])}).ood.keys()
-        dict_keys(['digits'])
-    """
-
-    queries: Tensor
-    ood: Mapping[str, Tensor] = field(default_factory=dict)
-    crops: Tensor | None = None
-
-
 def evaluate(
     embeddings: Tensor,
     labels: Labels | Positives,
@@ -288,10 +264,11 @@ def evaluate(
             )
         agreed = consensus(samples, labels, database=database_samples, database_labels=database_labels)
     known = None if isinstance(labels, Positives) else labels
-    correct = classified(
-        embeddings, known, database, database_labels, neighbours, features, database_features
-    )
-    nmi = None
+    correct, nmi = {}, None
+    if any(wanted is not None for wanted in (neighbours, features, database_features)):
+        correct = classified(
+            embeddings, known, database, database_labels, neighbours, features, database_features
+        )
     if clusters is not None:
         nmi = clustering_nmi(embeddings, check_classes(known), clusters=clusters or None)
     return evaluate_ranking(
@@ -332,10 +309,12 @@ def evaluate_ranking(
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
+    drawn: Collection[Literal["curves", "refusals"]] = ("curves", "refusals"),
 ) -> Evaluation:
     """Return the same of a search that was done before; without one (None), what needs no retrieval.
 
-    ``correct`` has for each classifier by name whether it is right about each query (Q,).
+    ``correct`` has for each classifier by name whether it is right about each query (Q,). Of what is ``drawn`` of the
+    method's uncertainty, the curves and the refusals, the others are left out.
 
     Example:
         >>> from laplacian_metric.metrics.ranking import rank
@@ -359,180 +338,33 @@ def evaluate_ranking(
     if uncertainty is not None:
         ood = {"ood": ood_uncertainty} if isinstance(ood_uncertainty, Tensor) else ood_uncertainty or {}
         scores = {OWN: Uncertainties(uncertainty, ood, crop_uncertainty), **scores}
-    retrieval = (
-        Group({}, (), torch.device("cpu")) if ranking is None else _retrieval(ranking, ks, normalisation)
-    )
-    groups = {
-        name: _score_groups(score, ranking, ks, label_entropy, classes) for name, score in scores.items()
-    }
-    accuracies = [
+    groups = {name: of_score(score, ranking, ks, label_entropy, classes) for name, score in scores.items()}
+    of_queries = [] if ranking is None else [of_retrieval(ranking, ks, normalisation)]
+    of_queries += [
         Group({name: partial(statistics.mean, right.double())}, (len(right),), right.device)
         for name, right in (correct or {}).items()
     ]
-    numbers = retrieval.values() if ranking is not None else {}
-    numbers |= {name: value for group in accuracies for name, value in group.values().items()}
+    numbers = {name: value for group in of_queries for name, value in group.values().items()}
     if nmi is not None:
         numbers["nmi"] = nmi
-    calibrated, predicted = [], None
+    predicted = None
     if agreed is not None:
-        calibrated.append(_calibration(agreed))
+        of_queries.append(of_consensus(agreed))
     if probability is not None and ranking is not None:
         right = ranking.hits[:, 0].double()
         predicted = reliability(right, probability)
-        calibrated.append(_reliability(right, probability))
+        of_queries.append(of_reliability(right, probability))
+    draws = {"resamples": resamples, "level": level, "generator": generator}
     return Evaluation(
         retrieval={TEST: numbers} if numbers else {},
         scores={name: _score(score_groups) for name, score_groups in groups.items()},
         calibration=None if agreed is None else agreed.calibration,
         reliability=predicted,
-        curves=_curves(scores[OWN], ranking) if OWN in scores else None,
-        refusals=_refusals(scores[OWN], ranking) if OWN in scores and ranking is not None else (),
-        intervals=_intervals(
-            [retrieval, *accuracies, *calibrated, *groups.get(OWN, ())],
-            resamples=resamples,
-            level=level,
-            generator=generator,
-        )
-        if resamples
-        else {},
+        curves=_curves(scores[OWN], ranking) if OWN in scores and "curves" in drawn else None,
+        refusals=_refusals(scores[OWN], ranking) if OWN in scores and "refusals" in drawn else (),
+        intervals=_intervals([*of_queries, *groups.get(OWN, ())], **draws) if resamples else {},
         counts=_counts(ranking, scores, agreed),
     )
-
-
-@dataclass(frozen=True)
-class Group:
-    """Statistics by name over the same images: as many of each stratum as `sizes` says; `label` is an OOD set's."""
-
-    statistics: dict[str, Statistic]
-    sizes: tuple[int, ...]
-    device: torch.device
-    label: str | None = None
-
-    def values(self) -> dict[str, float]:
-        """Return the numbers by the names of ``statistics``."""
-        ones = torch.ones(sum(self.sizes), dtype=torch.float64, device=self.device)
-        return {name: float(statistic(ones)) for name, statistic in self.statistics.items()}
-
-    def named(self) -> dict[str, Statistic]:
-        """Return the statistics by the names of `Evaluation.values`, which have the OOD set in them."""
-        if self.label is None:
-            return self.statistics
-        return {ood_name(name, self.label): statistic for name, statistic in self.statistics.items()}
-
-    def named_values(self) -> dict[str, float]:
-        """Return the numbers by the names of `Evaluation.values`."""
-        return dict(zip(self.named(), self.values().values(), strict=True))
-
-
-def groups_of(
-    ranking: Ranking, own: Uncertainties, probability: Tensor | None, ks: Sequence[int]
-) -> list[Group]:
-    """Return the statistics of a search, of the method's uncertainty and of its probability, for other draws."""
-    groups = [_retrieval(ranking, ks, "min"), *_score_groups(own, ranking, ks, None)]
-    if probability is not None:
-        groups.append(_reliability(ranking.hits[:, 0].double(), probability))
-    merged: dict[tuple[str | None, tuple[int, ...]], Group] = {}
-    for group in groups:  # those of the same images meet the same draws
-        key = (group.label, group.sizes)
-        before = merged[key].statistics if key in merged else {}
-        merged[key] = replace(group, statistics={**before, **group.statistics})
-    return list(merged.values())
-
-
-def _retrieval(ranking: Ranking, ks: Sequence[int], normalisation: Normalisation) -> Group:
-    outcomes: dict[str, Tensor] = {}
-    for k in ks:
-        outcomes[f"recall@{k}"] = ranking.recall(k)
-        outcomes[f"map@{k}"] = ranking.average_precision(k, normalisation)
-    if ranking.precision_at_r is not None:
-        outcomes["r_precision"], outcomes["map@r"] = at_r(ranking)
-    means: dict[str, Statistic] = {
-        name: partial(statistics.mean, values) for name, values in outcomes.items()
-    }
-    return Group(means, (int(ranking.answerable.sum()),), ranking.hits.device)
-
-
-def _calibration(agreed: Consensus) -> Group:
-    gap = partial(statistics.calibration_gap, agreed.right, agreed.confidence, agreed.bins, num_bins=NUM_BINS)
-    return Group({"retrieval_ece": gap}, (len(agreed.right),), agreed.right.device)
-
-
-def _reliability(right: Tensor, probability: Tensor) -> Group:
-    predicted = probability.detach().double().to(right.device)
-    bins = probability_bins(predicted)
-    errors: dict[str, Statistic] = {
-        "probability_ece": partial(statistics.calibration_gap, right, predicted, bins, num_bins=NUM_BINS),
-        "brier": partial(statistics.mean, (predicted - right).square()),
-    }
-    return Group(errors, (len(right),), right.device)
-
-
-def _score_groups(
-    score: Uncertainties,
-    ranking: Ranking | None,
-    ks: Sequence[int],
-    entropy: Tensor | None,
-    classes: Tensor | None = None,
-) -> list[Group]:
-    """What an uncertainty says of the answerable queries, of all queries, and of each set of OOD images."""
-    device = score.queries.device if ranking is None else ranking.hits.device
-    inside = check_uncertainty(
-        "uncertainty", score.queries, None if ranking is None else len(ranking.hits)
-    ).to(device)
-    groups = []
-    if ranking is not None:
-        errors = _errors(ranking, inside[ranking.answerable], ks)
-        if classes is not None:
-            of = classes.to(device)[ranking.answerable]
-            wrong = 1 - ranking.first_is_right()
-            errors["r_auroc_within"] = partial(statistics.auroc_within, inside[ranking.answerable], wrong, of)
-        groups.append(Group(errors, (int(ranking.answerable.sum()),), device))
-    whole: dict[str, Statistic] = {}
-    if score.crops is not None:
-        whole["crop_test"] = partial(statistics.mean, crop_outcome(inside, score.crops))
-    if entropy is not None:
-        reference = check_uncertainty("label_entropy", entropy, len(inside)).to(device)
-        whole["rank_correlation"] = partial(statistics.spearman, inside, reference)
-    if whole:
-        groups.append(Group(whole, (len(inside),), device))
-    right = None if ranking is None else ranking.hits[:, 0]
-    return groups + [
-        Group(detection_statistics(inside, ood, right), (len(inside), len(ood)), device, label)
-        for label, ood in score.ood.items()
-    ]
-
-
-def _errors(ranking: Ranking, uncertainty: Tensor, ks: Sequence[int]) -> dict[str, Statistic]:
-    """What an uncertainty (A,) says about the errors of the answerable queries."""
-    right = ranking.first_is_right()
-
-    def curve(score: Tensor, weights: Tensor) -> Tensor:
-        return statistics.sparsification_curve(score, right, weights)
-
-    def area(score: Tensor, weights: Tensor) -> Tensor:
-        return statistics.area(curve(score, weights))
-
-    errors: dict[str, Statistic] = {
-        "r_auroc": partial(statistics.auroc, uncertainty, 1 - right),
-        "ausc": partial(area, uncertainty),
-        "ausc_oracle": partial(area, -right),
-        "ausc_random": partial(statistics.mean, right),
-        "nausc": lambda weights: _normalised(
-            area(uncertainty, weights), statistics.mean(right, weights), area(-right, weights)
-        ),
-        "ausc_gap": lambda weights: area(-right, weights) - area(uncertainty, weights),
-        "surest_error": lambda weights: 1 - curve(uncertainty, weights)[..., 100 - SUREST],
-    }
-    for k in ks:
-        errors[f"ece@{k}"] = partial(
-            statistics.rank_calibration_gap, uncertainty, ranking.average_precision(k), num_bins=NUM_BINS
-        )
-    return errors
-
-
-def _normalised(value: Tensor, random: Tensor, oracle: Tensor) -> Tensor:
-    """Return where a value lies between chance, 0, and an oracle, 1; NaN where these are equal."""
-    return (value - random) / torch.where(oracle > random, oracle - random, torch.nan)
 
 
 def _score(groups: Sequence[Group]) -> Score:
@@ -561,18 +393,20 @@ def _intervals(groups: Sequence[Group], **options: Any) -> dict[str, Interval]:
 def _curves(score: Uncertainties, ranking: Ranking | None) -> Curves:
     curves = {}
     if ranking is not None:
-        areas = sparsify(ranking, score.queries)
-        curves = {
-            "own": areas.curve.cpu().numpy(),
-            "oracle": areas.oracle_curve.cpu().numpy(),
-            "random": np.full(len(areas.curve), areas.random),
-        }
+        uncertainty, right = ranking.of_answerable(score.queries), ranking.first_is_right()
+        own, oracle = (
+            statistics.sparsification_curve(values, right, torch.ones_like(right)).cpu().numpy()
+            for values in (uncertainty, -right)
+        )
+        curves = {"own": own, "oracle": oracle, "random": np.full(len(own), float(right.mean()))}
     return Curves(
         roc={label: roc(score.queries, ood) for label, ood in score.ood.items()}, sparsification=curves
     )
 
 
-def _refusals(score: Uncertainties, ranking: Ranking) -> tuple[Refusal, ...]:
+def _refusals(score: Uncertainties, ranking: Ranking | None) -> tuple[Refusal, ...]:
+    if ranking is None:
+        return ()
     ood = {label: values.detach().cpu().numpy() for label, values in score.ood.items()}
     wrong = ranking.first_is_right() == 0
     return tuple(refusals(ranking.of_answerable(score.queries).cpu().numpy(), wrong.cpu().numpy(), ood))

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from laplacian_metric.core.checked import Vector
-from laplacian_metric.metrics.evaluation import Group, Uncertainties, groups_of
+from laplacian_metric.metrics.groups import Group, Uncertainties, groups_of
 from laplacian_metric.metrics.ranking import Ranking
 from laplacian_metric.metrics.resampling import Interval, Statistic, bootstrap_all
 

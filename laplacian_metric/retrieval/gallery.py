@@ -229,16 +229,6 @@ class Built:
         return rows, similarity
 
 
-def searcher_of(mean: Floats, built: Any) -> Searcher:
-    """What searches an array: FAISS' index of it, or, where that is None, a scan."""
-    return Scan(mean) if built is None else Built(built)
-
-
-def built_of(gallery: Gallery) -> Any:
-    """FAISS' own index where there is one, else None."""
-    return gallery.searcher.index if isinstance(gallery.searcher, Built) else None
-
-
 @dataclass(frozen=True, eq=False)
 class Gallery:
     """Items in one or more parts, whose rows are counted through, and their ids."""
@@ -275,6 +265,11 @@ class Gallery:
     def exact(self) -> bool:
         """Whether the search for neighbours misses none."""
         return self.searcher.exact
+
+    @property
+    def built(self) -> Any:
+        """FAISS' own index where there is one, else None."""
+        return self.searcher.index if isinstance(self.searcher, Built) else None
 
     @cached_property
     def ids(self) -> Ids:

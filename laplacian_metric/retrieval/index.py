@@ -11,15 +11,15 @@ from numpy.typing import ArrayLike
 
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.gallery import (
+    Built,
     Flat,
     Gallery,
     Kind,
     Numbers,
+    Scan,
     as_kind,
     build,
-    built_of,
     faiss,
-    searcher_of,
 )
 from laplacian_metric.retrieval.items import (
     GivenIds,
@@ -82,18 +82,18 @@ class Index(Retriever):
         """From what was checked before it was stored; ``built`` is FAISS' index where the kind has one."""
         index = cls.__new__(cls)
         index.kind = kind
-        Retriever.__init__(index, Gallery((items,), (ids,), searcher_of(items.mean, built)), calibrations)
+        searcher = Scan(items.mean) if built is None else Built(built)
+        Retriever.__init__(index, Gallery((items,), (ids,), searcher), calibrations)
         index._state = replace(index._state, trust=trust)
         return index
 
     def _gallery(self, items: Items, ids: Ids) -> Gallery:
         """Everything anew."""
-        if len(items) == 0:
-            raise ValueError("there are no items: an index needs at least one")
-        if len(ids) != len(items):
-            raise ValueError(f"ids has {len(ids)} entries for {len(items)} items")
+        scanned = Gallery(
+            (items,), (ids,), Scan(items.mean)
+        )  # which checks that there is an id for each of some items
         built = build(self.kind, items.mean)
-        return Gallery((items,), (ids,), searcher_of(items.mean, built))
+        return scanned if built is None else replace(scanned, searcher=Built(built))
 
     @property
     def items(self) -> Items:
@@ -103,7 +103,7 @@ class Index(Retriever):
     @property
     def built(self) -> Any:
         """FAISS' own index; None where there is none, because the kind is flat."""
-        return built_of(self._state.gallery)
+        return self._state.gallery.built
 
     def __repr__(self) -> str:
         return (
@@ -153,7 +153,7 @@ class Index(Retriever):
         built.add(items.mean[built.ntotal :])
         if self.kind.outgrown(built):
             return self._gallery(items, ids)
-        return Gallery((items,), (ids,), searcher_of(items.mean, built))
+        return Gallery((items,), (ids,), Built(built))
 
     def remove(self, ids: GivenIds) -> None:
         """Take items out; an approximate search is built anew from the others."""

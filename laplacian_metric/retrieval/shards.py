@@ -19,7 +19,6 @@ from laplacian_metric.retrieval.gallery import (
     Numbers,
     Scan,
     Searcher,
-    built_of,
     faiss,
     merge,
 )
@@ -50,7 +49,7 @@ class Shards(Retriever):
         galleries = [index.state.gallery for index in indexes]
         parts = tuple(gallery.parts[0] for gallery in galleries)
         ids = tuple(gallery.ids for gallery in galleries)
-        joined = Gallery(parts, ids, _searcher(parts, [built_of(gallery) for gallery in galleries]))
+        joined = Gallery(parts, ids, _searcher(parts, [gallery.built for gallery in galleries]))
         check_unique(joined.ids, " from shard to shard")
         super().__init__(joined)
         self.num_shards = len(indexes)

@@ -25,7 +25,7 @@ from laplacian_metric.core.checked import (
     NotAFolderError,
 )
 from laplacian_metric.retrieval.calibrations import Calibrations
-from laplacian_metric.retrieval.gallery import Flat, Kind, built_of, faiss, kind_from_dict, kind_to_dict
+from laplacian_metric.retrieval.gallery import Flat, Kind, faiss, kind_from_dict, kind_to_dict
 from laplacian_metric.retrieval.index import Index
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
@@ -86,7 +86,7 @@ def save(index: Index, folder: str | os.PathLike[str], *, overwrite: bool = Fals
             keeps it.
     """
     state = index.state
-    items, built = state.gallery.parts[0], built_of(state.gallery)
+    items, built = state.gallery.parts[0], state.gallery.built
     entry, of_trust = (None, {}) if state.trust is None else to_payloads(state.trust, OF_TRUST)
     manifest = IndexManifest(
         kind=kind_to_dict(index.kind),

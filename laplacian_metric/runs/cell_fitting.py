@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.runs.config import Cell, Cells, completed, differences, plain
+from laplacian_metric.runs.config import Cell, Cells, completed, differences
 from laplacian_metric.runs.image_sets import (
     OUT,
     TEST,
@@ -31,11 +30,12 @@ from laplacian_metric.runs.image_sets import (
 )
 from laplacian_metric.runs.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.training import load_best, pair_choice, train
+from laplacian_metric.training.checks import plain
 
 FROZEN_SEED = 0  # of a frozen backbone that has random weights
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
     """What all runs have in common.
 
@@ -44,16 +44,22 @@ class Place:
         work: where networks and features are kept.
         data_dir: the folder of the data sets.
         device: where networks compute.
-        images: gives the sets of images of a cell.
         progress: whether to show bars; None asks the terminal.
     """
 
     cells: Cells
     work: Work
     data_dir: Path | None
-    images: Callable[[Cell], Sets]
     device: str = "cpu"
     progress: bool | None = None
+    _latest: tuple[str, Sets] | None = None
+
+    def images(self, cell: Cell) -> Sets:
+        """The images of a cell; those of the last cell are kept, since the next one often has the same."""
+        key = cell.data.model_dump_json() + str(cell.evaluation.batch_size)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, image_sets(cell.data, self.data_dir, cell.evaluation.batch_size)
+        return self._latest[1]
 
 
 @dataclass(frozen=True)
@@ -228,18 +234,14 @@ def _frozen(
     place: Place, cell: Cell, encoder: Encoder, kept_at: tuple[str, int]
 ) -> tuple[Sets, list[Encoder]]:
     """Features in place of images, and the head alone in place of the encoder."""
-
-    def lock() -> AbstractContextManager[object]:
-        # Whoever has it computes features as well, and will be done soon.
-        return place.work.locked(*kept_at, wait=True)
-
     sets = feature_sets(
         place.images(cell),
         cell.data,
         encoder,
         place.work.folder(*kept_at) / FEATURES,
         batch_size=cell.evaluation.batch_size,
-        lock=lock,
+        # Whoever has it computes features as well, and will be done soon.
+        lock=partial(place.work.locked, *kept_at, wait=True),
         progress=place.progress,
     )
     return sets, [Encoder(nn.Identity(), encoder.head, normalize=encoder.normalize)]
@@ -291,16 +293,8 @@ def fitted(
     Raises:
         Busy: another process is at the same cell and seed.
     """
-    by_section: dict[str, Sets] = {}
-
-    def images(cell: Cell) -> Sets:
-        key = cell.data.model_dump_json()
-        if key not in by_section:
-            by_section[key] = image_sets(cell.data, data_dir, cell.evaluation.batch_size)
-        return by_section[key]
-
     cells = Cells(cells_dir)
     cell = cells[name]
-    place = Place(cells, Work(work), data_dir, images, device, progress)
+    place = Place(cells, Work(work), data_dir, device, progress)
     with place.work.locked(cell.name, seed):
         return fit(place, cell, seed)

@@ -32,6 +32,7 @@ from laplacian_metric.runs.sections import (
     Section,
 )
 from laplacian_metric.training import TrainingOptions
+from laplacian_metric.training.checks import plain
 
 # What says nothing about the numbers, and may be changed at any time.
 FREE = ("title", "notes", "seeds", "inherit", "data.in_memory")
@@ -58,12 +59,12 @@ class Cell(Section):
     inherit: str | None = None
     data: DataSection
     network: NetworkSection
-    loss: LossSection = LossSection()
-    training: TrainingOptions = TrainingOptions()
+    loss: LossSection = Field(default_factory=LossSection)
+    training: TrainingOptions = Field(default_factory=TrainingOptions)
     method: MethodSection
     seeds: tuple[int, ...] = (0, 1, 2)
     members: int = Field(default=5, ge=2)
-    evaluation: EvaluationSection = EvaluationSection()
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
 
     @field_validator("seeds")
     @classmethod
@@ -73,16 +74,12 @@ class Cell(Section):
         return seeds
 
     @model_validator(mode="after")
-    def _no_augmented_features(self) -> Cell:
+    def _fits_together(self) -> Cell:
         if self.network.frozen and self.data.augment is not None:
             raise ValueError(
                 f"data.augment is {self.data.augment!r}, but network.frozen computes the features of every image once, "
                 "so that there is nothing to augment: leave out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _known_galleries(self) -> Cell:
         verification, tests = self.evaluation.verification, ("test", *self.data.tests)
         for name in () if verification is None else sum(verification.galleries.items(), ()):
             if name not in tests:
@@ -150,12 +147,6 @@ class Cell(Section):
         if self.start is Start.NETWORKS:
             kept["members"] = self.members
         return kept
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON keeps of the values: words of enumerations, lists of tuples."""
-    converted: dict[str, Any] = json.loads(json.dumps(values))
-    return converted
 
 
 def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -277,7 +268,13 @@ class Cells:
             raise ConfigError(str(error)) from error
         if content.get("name") != name:
             raise ConfigError(f"{path}: name is {content.get('name')!r}, but the file's place says {name!r}")
-        return _written_out(content)
+        # A method by its name alone, and a miner's options by name, as the models have them.
+        if isinstance(content.get("method"), str):
+            content["method"] = {"name": content["method"]}
+        training = content.get("training")
+        if isinstance(training, dict) and isinstance(training.get("miner_options"), dict):
+            training["miner_options"] = list(map(list, training["miner_options"].items()))
+        return content
 
     def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
         """What a file has, on top of what it takes over."""
@@ -365,16 +362,6 @@ def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
             both = value.get("name", before["name"]) == before["name"]
         whole[key] = _merged(before, value) if both else value
     return whole
-
-
-def _written_out(content: dict[str, Any]) -> dict[str, Any]:
-    """A method by its name alone, and a miner's options by name, as the models have them."""
-    if isinstance(content.get("method"), str):
-        content["method"] = {"name": content["method"]}
-    training = content.get("training")
-    if isinstance(training, dict) and isinstance(training.get("miner_options"), dict):
-        training["miner_options"] = list(map(list, training["miner_options"].items()))
-    return content
 
 
 def _check_method(whole: Mapping[str, Any], path: str) -> None:

@@ -267,7 +267,16 @@ def feature_sets(
     def make(name: str) -> Dataset:
         if name == TRAINING:
             return sets[TRAIN]
-        place, of = folder / name.replace("/", "-"), _source(section, name, fingerprint)
+        place = folder / name.replace("/", "-")
+        # What the features of a set depend on.
+        of = {
+            "fingerprint": fingerprint,
+            "data": section.model_dump(
+                mode="json", exclude={"out", "in_memory", "workers", "augment", "tests"}
+            ),
+            **({"more": more_options(section, name)} if name.startswith(TESTS) else {}),
+            "out": [out.model_dump(mode="json") for out in section.out if name == OUT + out.label],
+        }
         with lock():
             features = kept_features(encoder, images[name], place, of, progress=progress)
         split = parse_split(split_of(section, name))
@@ -275,17 +284,6 @@ def feature_sets(
 
     sets = Sets(images, make, images.images, encoder)
     return sets
-
-
-def _source(section: DataSection, name: str, fingerprint: str) -> dict[str, Any]:
-    """Return what the features of a set depend on."""
-    outs = [out for out in section.out if name == OUT + out.label]
-    return {
-        "fingerprint": fingerprint,
-        "data": section.model_dump(mode="json", exclude={"out", "in_memory", "workers", "augment", "tests"}),
-        **({"more": more_options(section, name)} if name.startswith(TESTS) else {}),
-        "out": [out.model_dump(mode="json") for out in outs],
-    }
 
 
 def kept_features(

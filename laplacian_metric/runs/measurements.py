@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,46 +42,61 @@ def evaluate(
         out: the labels of the sets of out-of-distribution images.
         entropy: of the labels that people gave to the test images, (N,).
     """
-    embedder, names = fitted.embedder, [OUT + label for label in out]
-    sets = {name: fitted.sets[name] for name in _needed(section, names)}
+    embedder = fitted.embedder
+    wanted = [TEST, VALIDATION, *[CORRUPTED] * section.corrupted, *[CROPPED] * section.crop_test]
+    sets = {name: fitted.sets[name] for name in [*wanted, *(OUT + label for label in out)]}
     embedded = {name: embedder.embed(sets[name]).to("cpu") for name in (TEST, VALIDATION)}
     matchings = {name: matching(fitted.sets.images[name]) for name in embedded}
     scores: Scores = {}
     if method.has_uncertainty:
         scores |= method_scores(embedder, sets, embedded)
     if not method.has_uncertainty if section.trivial is None else section.trivial:
-        scores |= trivial_scores(_one(fitted.encoder), sets, fitted.sets[TRAIN])
-    # Neighbours can only agree on a class.
-    can_agree = method.has_uncertainty and not matchings[TEST].by_distance
-    agreed = _agreed(embedder, sets[TEST], section) if can_agree else None
+        scores |= trivial_scores(fitted.encoder, sets, fitted.sets[TRAIN])
     extremes = _extremes(scores[OWN]) if OWN in scores else None
-    scores = {name: _of_queries(values, matchings) for name, values in scores.items()}
+    # Where some images are no queries, the values of queries alone.
+    whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
+    of_queries = {
+        score: {
+            name: matchings[whose[name]].of_queries(values) if name in whose else values
+            for name, values in by_set.items()
+        }
+        for score, by_set in scores.items()
+    }
+    agreed = None
+    # Neighbours can only agree on a class.
+    if section.samples and method.has_uncertainty and not matchings[TEST].by_distance:
+        generator = torch.Generator().manual_seed(section.seed)
+        draws = embedder.sample_embeddings(sets[TEST], section.samples, generator=generator)
+        agreed = metrics.consensus((z.cpu() for z in draws), sets[TEST].labels)
     test, validation = (
-        _evaluation(name, embedded[name], matchings[name], scores, section, agreed, entropy)
+        _evaluation(name, embedded[name], matchings[name], of_queries, section, agreed, entropy)
         for name in (TEST, VALIDATION)
     )
-    record = test.model_dump(mode="json", by_alias=True, exclude={"refusals", "reliability"})
-    own = scores[OWN][TEST] if OWN in scores else None
-    record["retrieval"] |= {
-        VALIDATION: validation.retrieval[TEST],
-        **_own_retrieval(embedder, embedded[TEST], matchings[TEST], own, section),
-    }
-    for name, score in validation.scores.items():
-        corrupted = score.ood.get(CORRUPTED, {}).get("auroc")
-        record["scores"][name] |= {
-            "validation_r_auroc": score.values["r_auroc"],
-            "corrupted_auroc": corrupted,
-        }
+    own = of_queries[OWN][TEST] if OWN in scores else None
+    record = _record(test, validation)
+    record["retrieval"] |= _own_retrieval(embedder, embedded[TEST], matchings[TEST], own, section)
     record["counts"]["images"] = {name.removeprefix(OUT): len(inputs) for name, inputs in sets.items()}
     record |= {
         "extremes": extremes,
-        "latent": _latent(fitted, embedded[TEST], sets[TEST].labels, names),
+        "latent": _latent(fitted, embedded[TEST], sets[TEST].labels, [OUT + label for label in out]),
         "settings": embedder.settings(),
     }
     if section.verification is not None:
         from laplacian_metric.runs.verified_pairs import verify  # which takes the norms from here
 
         record["verification"] = verify(fitted, section.verification, has_uncertainty=method.has_uncertainty)
+    return record
+
+
+def _record(test: Evaluation, validation: Evaluation) -> dict[str, Any]:
+    """The evaluation of the test images as plain values, and beside it what validation images say of each score."""
+    record = test.model_dump(mode="json", by_alias=True, exclude={"refusals", "reliability"})
+    record["retrieval"][VALIDATION] = validation.retrieval[TEST]
+    for name, score in validation.scores.items():
+        record["scores"][name] |= {
+            "validation_r_auroc": score.values["r_auroc"],
+            "corrupted_auroc": score.ood.get(CORRUPTED, {}).get("auroc"),
+        }
     return record
 
 
@@ -105,7 +119,7 @@ def _evaluation(
             )
             for score, values in scores.items()
         }
-        return metrics.evaluate_ranking(ranking, scores=uncertainties, ks=ks, resamples=0)
+        return metrics.evaluate_ranking(ranking, scores=uncertainties, ks=ks, resamples=0, drawn=())
     uncertainties = {
         score: Uncertainties(
             values[TEST],
@@ -122,20 +136,8 @@ def _evaluation(
         ks=ks,
         resamples=section.resamples,
         generator=torch.Generator().manual_seed(section.seed),
+        drawn=("curves",),
     )
-
-
-def _needed(section: EvaluationSection, out: list[str]) -> list[str]:
-    optional = {CORRUPTED: section.corrupted, CROPPED: section.crop_test}
-    return [TEST, VALIDATION, *(name for name, wanted in optional.items() if wanted), *out]
-
-
-def _one(encoder: Encoder | None) -> Encoder:
-    if encoder is None:
-        raise ValueError(
-            "trivial scores are those of one network, and this method has several: leave evaluation.trivial out"
-        )
-    return encoder
 
 
 # --- retrieval ---
@@ -147,15 +149,6 @@ def _ks(section: EvaluationSection, number: int) -> list[int]:
     if not ks:
         raise ValueError(f"{number} other images are too few for any of ks, {list(section.ks)}")
     return ks
-
-
-def _of_queries(values: dict[str, Tensor], matchings: dict[str, Matching]) -> dict[str, Tensor]:
-    """The values of queries alone, where some images are no queries."""
-    whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
-    return {
-        name: matchings[whose[name]].of_queries(tensor) if name in whose else tensor
-        for name, tensor in values.items()
-    }
 
 
 def _own_retrieval(
@@ -176,28 +169,17 @@ def _own_retrieval(
         named = {f"{name}_similarity": values for name, values in others.items()}
         return named if own is None else {"own_similarity": own, **named}
 
-    def one(name: str, queries: StochasticEmbedding, database: StochasticEmbedding) -> Tensor:
-        return similarities(queries, database)[name]
-
     retrieval: dict[str, dict[str, float] | None] = {"own_similarity": None}
     ks = _ks(section, matching.gallery_size(len(test)))
     for name in similarities(test[:2], test[:2]):
-        ranking = matching.rank_by(partial(one, name), test, max(ks))
-        values = metrics.evaluate_ranking(ranking, uncertainty, ks=ks, resamples=0).values
+        ranking = matching.rank_by(lambda e, others, name=name: similarities(e, others)[name], test, max(ks))
+        values = metrics.evaluate_ranking(ranking, uncertainty, ks=ks, resamples=0, drawn=()).values
         retrieval[name] = {
             key: value
             for key, value in values.items()
             if key.startswith(("recall@", "map@", "ece@", "r_precision"))
         }
     return retrieval
-
-
-def _agreed(embedder: Embedder, inputs: Dataset, section: EvaluationSection) -> Consensus | None:
-    if not section.samples:
-        return None
-    generator = torch.Generator().manual_seed(section.seed)
-    draws = embedder.sample_embeddings(inputs, section.samples, generator=generator)
-    return metrics.consensus((z.cpu() for z in draws), inputs.labels)
 
 
 # --- pictures ---
@@ -269,8 +251,12 @@ def method_scores(
     return scores
 
 
-def trivial_scores(encoder: Encoder, sets: Mapping[str, Dataset], train: Dataset) -> Scores:
+def trivial_scores(encoder: Encoder | None, sets: Mapping[str, Dataset], train: Dataset) -> Scores:
     """The norms before and after the head, and the distance to the nearest of every fifth training image."""
+    if encoder is None:
+        raise ValueError(
+            "trivial scores are those of one network, and this method has several: leave evaluation.trivial out"
+        )
     reference = _norms_and_raw(encoder, train.select(torch.arange(0, len(train), EVERY)))[1]
     reference = nn.functional.normalize(reference)
     scores: Scores = {"feature norm": {}, "embedding norm": {}, "nearest distance": {}}

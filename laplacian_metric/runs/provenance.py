@@ -61,14 +61,12 @@ def command(arguments: list[str] | None = None) -> str:
         start = f"python -m {'.'.join(program.resolve().relative_to(ROOT).with_suffix('').parts)}"
     else:
         start = program.name
-    return " ".join([start, *(_shortened(argument) for argument in words[1:])])
-
-
-def _shortened(argument: str) -> str:
-    path = Path(argument)
-    if path.is_absolute() or argument.startswith("~") or ".." in path.parts:
-        return path.name
-    return argument
+    shown = []
+    for word in words[1:]:
+        path = Path(word)
+        elsewhere = path.is_absolute() or word.startswith("~") or ".." in path.parts
+        shown.append(path.name if elsewhere else word)
+    return " ".join([start, *shown])
 
 
 def machine() -> dict[str, Any]:

@@ -22,15 +22,12 @@ from laplacian_metric.runs.image_sets import (
     TEST,
     TRAIN,
     VALIDATION,
-    Sets,
     bytes_of,
-    image_sets,
     size,
 )
 from laplacian_metric.runs.measurements import evaluate, label_entropy
 from laplacian_metric.runs.provenance import failure, is_disk_full
 from laplacian_metric.runs.results import DONE, FAILED, Result, Results
-from laplacian_metric.runs.sections import NetworkSection
 from laplacian_metric.runs.work import Busy, ChangedError, RunError, Work
 
 
@@ -87,17 +84,22 @@ GIB = 2**30
 def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[str]:
     """What the features of the runs take, in sentences; nothing where there are none, or they cannot be told."""
     sizes: dict[tuple[str, int], int] = {}
-    known: dict[str, int] = {}
+    bytes_by_cell: dict[str, int] = {}
     for cell, seed in runs:
         if not cell.needs_features:
             continue
-        if cell.name not in known:
+        if cell.name not in bytes_by_cell:
             try:
-                known[cell.name] = _size(place, cell)
+                images = place.images(cell)
+                names = [TRAIN, VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)]
+                names += [CORRUPTED] * cell.evaluation.corrupted + [CROPPED] * cell.evaluation.crop_test
+                network = cell.network.model_copy(update={"pretrained": False, "weights": None})
+                rows = sum(size(images, name) for name in names)
+                bytes_by_cell[cell.name] = bytes_of(rows, network.make(0).num_features)
             except Exception:
                 continue  # whatever is wrong with it is said when it is run, and stops no other cell
         key = cell.features_at(seed)
-        sizes[key] = max(sizes.get(key, 0), known[cell.name])
+        sizes[key] = max(sizes.get(key, 0), bytes_by_cell[cell.name])
     if not sizes:
         return []
     total = sum(sizes.values()) if keep else max(sizes.values())
@@ -107,29 +109,13 @@ def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[st
         f"features of {bases} take {total / GIB:.1f} GiB on disk at a time, and are {kept}; they are mapped, so that "
         "memory is used as there is some"
     ]
-    free = shutil.disk_usage(_existing(place.work.root)).free
+    root = place.work.root.resolve()
+    free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
     if free < total:
         lines.append(
             f"only {free / GIB:.1f} GiB are free where they go: make room, or run fewer cells at a time"
         )
     return lines
-
-
-def _size(place: Place, cell: Cell) -> int:
-    images = place.images(cell)
-    names = [TRAIN, VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)]
-    names += [CORRUPTED] * cell.evaluation.corrupted + [CROPPED] * cell.evaluation.crop_test
-    return bytes_of(sum(size(images, name) for name in names), _width(cell.network))
-
-
-def _width(network: NetworkSection) -> int:
-    """H, of the network without its weights."""
-    plain = network.model_copy(update={"pretrained": False, "weights": None})
-    return plain.make(0).num_features
-
-
-def _existing(path: Path) -> Path:
-    return next(place for place in (path.resolve(), *path.resolve().parents) if place.exists())
 
 
 WAIT = 1.0  # seconds before locked runs are tried again
@@ -174,8 +160,9 @@ def run(
         ConfigError: a cell is not what it should be.
         RunError: something was made with another configuration, or there is no space left.
     """
-    runs = _Runs(Cells(cells_dir), Work(work), Results(results), data_dir, device, progress, say)
-    tasks = runs.runner(cells, seeds)
+    place = Place(Cells(cells_dir), Work(work), data_dir, device, progress)
+    runs = _Runs(place, Results(results), say)
+    tasks = runs.tasks(cells, seeds)
     runs.check_changes(tasks, fresh)
     return runs.all(tasks, retry_failed, keep_features)
 
@@ -189,39 +176,20 @@ def states(
     seeds: Sequence[int] | None = None,
 ) -> list[tuple[str, int, str]]:
     """Every cell and seed with its state: "done", "failed", "running", "changed" or "to do"."""
-    runs = _Runs(Cells(cells_dir), Work(work), Results(results), None, "cpu", False, lambda line: None)
-    return [(task.cell.name, task.seed, runs.state(task)) for task in runs.runner(cells, seeds)]
+    runs = _Runs(Place(Cells(cells_dir), Work(work), None), Results(results), lambda line: None)
+    return [(task.cell.name, task.seed, runs.state(task)) for task in runs.tasks(cells, seeds)]
 
 
 class _Runs:
     """A list of cells on its way."""
 
-    def __init__(
-        self,
-        cells: Cells,
-        work: Work,
-        results: Results,
-        data_dir: Path | None,
-        device: str,
-        progress: bool | None,
-        say: Say,
-    ) -> None:
-        self.cells = cells
-        self.work = work
+    def __init__(self, place: Place, results: Results, say: Say) -> None:
+        self.place = place
+        self.cells, self.work = place.cells, place.work
         self.results = results
         self.say = say
         self.begun = time.time()
         self.origin = {"commit": provenance.commit(), "command": provenance.command()}
-        self._images: tuple[str, Sets] | None = None
-        self.data_dir = data_dir
-        self.place = Place(cells, work, data_dir, self.images, device, progress)
-
-    def images(self, cell: Cell) -> Sets:
-        """The images of a cell; those of the last cell are kept, since the next one often has the same."""
-        key = cell.data.model_dump_json() + str(cell.evaluation.batch_size)
-        if self._images is None or self._images[0] != key:
-            self._images = (key, image_sets(cell.data, self.data_dir, cell.evaluation.batch_size))
-        return self._images[1]
 
     def tasks(self, patterns: Iterable[str], seeds: Sequence[int] | None) -> list[Task]:
         """Seed after seed, so that all cells of a seed have the same features."""
@@ -285,7 +253,12 @@ class _Runs:
         for task in tasks:
             if task not in open_tasks:
                 self.pass_over(task, summary)
-        self.say(f"{len(open_tasks)} of {len(tasks)} runs to do{_skipped(summary)}")
+        parts = [f"{len(open_tasks)} of {len(tasks)} runs to do"]
+        if summary.skipped:
+            parts.append(f"{len(summary.skipped)} have a result")
+        if summary.failed_before:
+            parts.append(f"{len(summary.failed_before)} failed before, which --retry-failed tries again")
+        self.say(", ".join(parts))
         if open_tasks:
             for line in space(self.place, [(t.cell, t.seed) for t in open_tasks], keep_features):
                 self.say(line)
@@ -394,7 +367,7 @@ class _Runs:
         begun = time.perf_counter()
         entropy = None
         if cell.evaluation.label_entropy:
-            human = self.images(cell).images[TEST].extras.get("human_distribution")
+            human = self.place.images(cell).images[TEST].extras.get("human_distribution")
             entropy = label_entropy(fitted.sets, human)
         labels = [out.label for out in cell.data.out]
         record = evaluate(fitted, cell.method.kind, cell.evaluation, labels, entropy)
@@ -427,10 +400,3 @@ class _Runs:
                         self.say(f"removed the features of {name}, seed {seed}")
             except Busy:
                 continue
-
-
-def _skipped(summary: Summary) -> str:
-    parts = [f"{len(summary.skipped)} have a result"] if summary.skipped else []
-    if summary.failed_before:
-        parts.append(f"{len(summary.failed_before)} failed before, which --retry-failed tries again")
-    return "".join(f", {part}" for part in parts)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -30,6 +31,14 @@ NOT_IMPORTED = (
     "cells with errors of the published code need experiments.published of the repository: import it, or "
     "lam --import experiments.published COMMAND"
 )
+
+
+def _known_data_set(name: str) -> str:
+    registry.info(name)
+    return name
+
+
+DataSetName = Annotated[str, AfterValidator(_known_data_set)]
 
 
 class Section(BaseModel):
@@ -89,17 +98,11 @@ class OutSet(Section):
         limit: so many images of it, at even steps; None takes all.
     """
 
-    name: str
+    name: DataSetName
     label: str = ""
     split: str = "test"
     options: dict[str, Any] = Field(default_factory=dict)
     limit: int | None = Field(default=None, ge=2)
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        registry.info(name)
-        return name
 
     @model_validator(mode="before")
     @classmethod
@@ -152,8 +155,8 @@ class DataSection(Section):
 
     later: ClassVar[tuple[str, ...]] = ("split_options", "tests", "corrupted_share")
 
-    train: str
-    splits: Splits = Splits()
+    train: DataSetName
+    splits: Splits = Field(default_factory=Splits)
     options: dict[str, Any] = Field(default_factory=dict)
     split_options: dict[Literal["train", "validation", "test"], dict[str, Any]] = Field(default_factory=dict)
     tests: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -167,31 +170,17 @@ class DataSection(Section):
     workers: int = Field(default=0, ge=0)
     limit: int | None = Field(default=None, ge=2)
 
-    @field_validator("train")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        registry.info(name)
-        return name
-
     @model_validator(mode="after")
-    def _corrupted_once(self) -> DataSection:
+    def _fits_together(self) -> DataSection:
         if self.corrupted_share and self.augment is not None:
             raise ValueError(
                 f"corrupted_share is {self.corrupted_share:g} and augment {self.augment!r}: images are corrupted once, "
                 "before training, and augmented anew in every epoch; leave out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _labels_differ(self) -> DataSection:
         labels = [out.label for out in self.out]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"out names {twice[0]!r} twice: give one of them another label")
-        return self
-
-    @model_validator(mode="after")
-    def _tests_named(self) -> DataSection:
         if "test" in self.tests:
             raise ValueError("tests has a set 'test', which is the test split itself: give it another name")
         return self

@@ -49,25 +49,6 @@ class Progress:
     images: int = 0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "history": self.history,
-            "step": self.step,
-            "total": self.total.hex(),  # the very same number, so that the resumed loss is the same to the bit
-            "images": self.images,
-            "seconds": self.seconds,
-        }
-
-    @staticmethod
-    def from_json(content: Mapping[str, Any]) -> Progress:
-        return Progress(
-            content["history"],
-            content["step"],
-            float.fromhex(content["total"]),
-            content["images"],
-            content["seconds"],
-        )
-
 
 def embedding_tensors(learner: Learner) -> dict[str, Tensor]:
     """What embeds: all of it copied, since the file format takes no memory that two tensors share."""
@@ -100,7 +81,8 @@ def save(path: Path, tensors: dict[str, Tensor], identity: Mapping[str, Any], pr
     metadata = {
         "format": FORMAT,
         "identity": json.dumps(identity, sort_keys=True),
-        "progress": json.dumps(progress.to_json()),
+        # The very same sum, so that the resumed loss is the same to the bit.
+        "progress": json.dumps({**vars(progress), "total": progress.total.hex()}),
     }
     with _explained(path):
         tensor_file.save(path, tensors, metadata)
@@ -143,11 +125,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
         raise ValueError(
             f"{path} is no checkpoint of this training loop: choose another folder, or remove it"
         )
-    if metadata.get("checksum") not in (None, str(_checksum(tensors))):
+    if "checksum" in metadata and metadata["checksum"] != str(_checksum(tensors)):
         raise ValueError(
             f"{path} is damaged (its bytes are not those that were written): remove it to start the training again"
         )
-    return tensors, json.loads(metadata["identity"]), Progress.from_json(json.loads(metadata["progress"]))
+    stored = json.loads(metadata["progress"])
+    progress = Progress(**{**stored, "total": float.fromhex(stored["total"])})
+    return tensors, json.loads(metadata["identity"]), progress
 
 
 def check_identity(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -96,12 +96,6 @@ def best_epoch(history: list[dict[str, Any]], keep: Keep = Keep.RETRIEVAL) -> in
     return scores.index(max(scores)) + 1 if scores else 0
 
 
-def check_seed(seed: int) -> None:
-    """Seeds that every generator takes."""
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}, a number from 0 on is needed, below 2^63")
-
-
 def check_inputs(
     train: Dataset, validation: Dataset | None, options: TrainingOptions, learner: Learner
 ) -> None:
@@ -134,24 +128,22 @@ def check_inputs(
         check_validation(validation)
 
 
-def check_folder(folder: Path) -> None:
-    """Make the folder of a run, and see that it can be written to."""
+def check_run(learner: Learner, folder: Path, seed: int) -> None:
+    """Refuse a seed that no generator takes, parameters that a checkpoint would not hold, and a folder that cannot."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}, a number from 0 on is needed, below 2^63")
+    of_module = {id(parameter) for parameter in learner.module.parameters()}
+    if any(id(parameter) not in of_module for parameter in learner.parameters()):
+        raise ValueError(
+            f"{type(learner).__name__} trains parameters which are not in its module, so that checkpoints would not "
+            "hold them: make them part of the module"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise OSError(f"{folder} cannot hold checkpoints ({error}): choose another folder") from error
-
-
-def check_parameters(learner: Learner) -> None:
-    """Refuse parameters that a checkpoint would not hold."""
-    known = {id(parameter) for parameter in learner.module.parameters()}
-    if any(id(parameter) not in known for parameter in learner.parameters()):
-        raise ValueError(
-            f"{type(learner).__name__} trains parameters which are not in its module, so that checkpoints would not "
-            "hold them: make them part of the module"
-        )
 
 
 def check_finite(parameters: list[nn.Parameter], step: int, epoch: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -95,10 +94,8 @@ def train(
     """
     folder = Path(folder)
     with processes.all_or_none():
-        checks.check_seed(seed)
         checks.check_inputs(train, validation, options, learner)
-        checks.check_parameters(learner)
-        checks.check_folder(folder)
+        checks.check_run(learner, folder, seed)
         plain_identity = checks.plain(identity or {})
     module = learner.module
     devices = [device_of(module)] if device_of(module).type == "cuda" else []
@@ -138,8 +135,7 @@ class _Run:
         self.show = show
         self.process, self.processes = processes.processes()
         self.identity = {
-            **_plain(options, chosen=learner.refresh is not None),
-            "images": _described(images, learner.needs_labels),
+            **_identity(options, images, learner),
             **identity,
             "seed": seed,
             "processes": self.processes,
@@ -178,7 +174,8 @@ class _Run:
         with Bar(self.options.epochs, show=self.show if self.process == 0 else False) as bar:
             for entry in self.state.history:
                 bar.finished(entry)
-            while len(self.state.history) < self.options.epochs and not self._is_patience_over():
+            patience = self.options.epochs if self.options.patience is None else self.options.patience
+            while (done := len(self.state.history)) < self.options.epochs and done - self._best() < patience:
                 bar.finished(self._epoch(bar))
         history = self.state.history
         return Trained(history, self._best(), sum(entry["seconds"] for entry in history))
@@ -202,10 +199,10 @@ class _Run:
         every = self.options.checkpoint_every or len(batches)
         while state.step < len(batches):
             begun = time.perf_counter()
-            rows = self._chosen(
-                batches[state.step : state.step + _until(state.step, every, self.learner.refresh)]
-            )
-            reading = torch.Generator().manual_seed(self._reading_seed(number))
+            rows = self._chosen(batches, every)
+            # Of what the images' readers draw from here on: another seed in each process.
+            drawn = self.seed + 1_000_003 * number + state.step + 1_000_000_007 * self.process
+            reading = torch.Generator().manual_seed(drawn % 2**63)
             for batch in processes.read(self.images.batches(rows, reading)):
                 self._step(batch)
                 bar.step(state.total / max(1, state.images))
@@ -233,9 +230,12 @@ class _Run:
         self._keep()
         return entry
 
-    def _chosen(self, rows: list[Tensor]) -> list[Tensor]:
-        """The positions of the next batches, which some learners choose by what the module makes of the images."""
-        if self.learner.refresh is None:
+    def _chosen(self, batches: list[Tensor], every: int) -> list[Tensor]:
+        """The positions of the batches up to the next checkpoint, or what a learner chooses in place of them."""
+        step, refresh = self.state.step, self.learner.refresh
+        left = min(period - step % period for period in (every, refresh) if period is not None)
+        rows = batches[step : step + left]
+        if refresh is None:
             return rows
         with processes.all_or_none(), evaluating(self.learner.module):
             chosen = self.learner.choose(self.images, rows)
@@ -279,17 +279,9 @@ class _Run:
             self.state.total += value * images
             self.state.images += images
 
-    def _reading_seed(self, epoch: int) -> int:
-        """Of what the images' readers draw from here on: another one in each process."""
-        return int(self.seed + 1_000_003 * epoch + self.state.step + 1_000_000_007 * self.process) % 2**63
-
     def _best(self) -> int:
         """The epoch, counted from 1, whose weights are kept so far."""
         return best_epoch(self.state.history, self.learner.keep)
-
-    def _is_patience_over(self) -> bool:
-        history, patience = self.state.history, self.options.patience
-        return patience is not None and len(history) - self._best() >= patience
 
     # --- files ---
 
@@ -375,30 +367,18 @@ def steps_between_reads(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 20
 
 
-def _until(step: int, *periods: int | None) -> int:
-    """How many steps are left until the first of some periods is over."""
-    return min(period - step % period for period in periods if period is not None)
-
-
-def _described(images: Dataset, labelled: bool) -> dict[str, int]:
-    """How many images there are, and a checksum of their labels in their order, where these have a part."""
-    if not labelled:
-        return {"number": len(images)}
-    labels = images.labels.cpu().contiguous()
-    return {"number": len(images), "labels": zlib.crc32(labels.view(torch.uint8).numpy().data)}
-
-
-def _plain(options: TrainingOptions, chosen: bool) -> dict[str, Any]:
-    """What of the options a continued run must have in common, as plain values.
-
-    Where images are ``chosen`` by what the module makes of them they are chosen anew after every checkpoint.
-    """
-    values = asdict(options)
+def _identity(options: TrainingOptions, images: Dataset, learner: Learner) -> dict[str, Any]:
+    """What a continued run must have in common: options, the number of images, and a checksum of their labels."""
     free = set(FREE)
     # The learning rates of these depend on how many epochs there will be.
     if options.schedule in (Schedule.COSINE, Schedule.STEP):
         free.remove("epochs")
-    if chosen:
+    # What is chosen by what the module makes of the images is chosen anew after every checkpoint.
+    if learner.refresh is not None:
         free.remove("checkpoint_every")
-    plain: dict[str, Any] = json.loads(json.dumps({k: v for k, v in values.items() if k not in free}))
-    return plain
+    described = {"number": len(images)}
+    if learner.needs_labels:
+        labels = images.labels.cpu().contiguous()
+        described["labels"] = zlib.crc32(labels.view(torch.uint8).numpy().data)
+    values = {name: value for name, value in asdict(options).items() if name not in free}
+    return {**checks.plain(values), "images": described}

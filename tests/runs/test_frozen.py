@@ -12,7 +12,6 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import whitening_head
 from laplacian_metric.runs import ConfigError, cell_fitting
 from laplacian_metric.runs import image_sets as sets_module
-from laplacian_metric.runs.image_sets import Sets, image_sets
 from laplacian_metric.runs.work import Work
 from tests.runs.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -29,10 +28,7 @@ CELLS: dict[str, Any] = {
 
 
 def place_of(folder: Folder) -> cell_fitting.Place:
-    def images(cell: Any) -> Sets:
-        return image_sets(cell.data, None, cell.evaluation.batch_size)
-
-    return cell_fitting.Place(folder.read(), Work(folder.work), None, images, progress=False)
+    return cell_fitting.Place(folder.read(), Work(folder.work), None, progress=False)
 
 
 def fitted(folder: Folder, name: str, seed: int = 0) -> cell_fitting.Fitted:

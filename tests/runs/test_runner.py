@@ -11,7 +11,6 @@ import torch
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.runs import cell_fitting, runner
-from laplacian_metric.runs.image_sets import image_sets
 from laplacian_metric.runs.work import Work
 from tests.runs.miniature import LAPLACE, RETRIEVAL, changed, folder_with
 
@@ -128,13 +127,7 @@ def test_an_ensemble_is_made_of_its_own_seeds(tmp_path: Path, monkeypatch: pytes
 def test_features_give_what_images_give(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, laplace=LAPLACE)
     folder.run(["mini/laplace"], keep_features=True)
-    place = cell_fitting.Place(
-        folder.read(),
-        Work(folder.work),
-        None,
-        lambda cell: image_sets(cell.data, None, cell.evaluation.batch_size),
-        progress=False,
-    )
+    place = cell_fitting.Place(folder.read(), Work(folder.work), None, progress=False)
     cells = folder.read()
     with place.work.locked("mini/laplace", 0):
         fitted = cell_fitting.fit(place, cells["mini/laplace"], 0)
