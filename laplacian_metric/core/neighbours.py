@@ -49,10 +49,16 @@ class Neighbours:
             row = int((np.diff(distances, axis=1) < -ROUNDING).any(axis=1).argmax())
             raise ValueError(f"distances does not ascend in row {row}: sort each row, the nearest item first")
         distances = np.maximum.accumulate(np.maximum(distances, 0, out=distances), axis=1)
-        object.__setattr__(self, "distances", _frozen(distances))
-        object.__setattr__(self, "ids", _alike("ids", self.ids, distances.shape))
+        arrays = {"distances": distances, "ids": np.array(self.ids)}
         if self.labels is not None:
-            object.__setattr__(self, "labels", _alike("labels", self.labels, distances.shape))
+            arrays["labels"] = np.array(self.labels)
+        for name, array in arrays.items():
+            if array.shape != distances.shape:
+                raise ValueError(
+                    f"{name} has shape {array.shape}, distances has {distances.shape}: one for each distance is needed"
+                )
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
 
     @staticmethod
     def from_cosines(ids: ArrayLike, cosines: ArrayLike, labels: ArrayLike | None = None) -> Neighbours:
@@ -76,20 +82,6 @@ class Neighbours:
         """Return the neighbours of some of the queries."""
         labels = None if self.labels is None else self.labels[queries]
         return Neighbours(self.ids[queries], self.distances[queries], labels)
-
-
-def _frozen(values: NDArray[Any]) -> NDArray[Any]:
-    values.flags.writeable = False
-    return values
-
-
-def _alike(name: str, values: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
-    array = np.array(values)
-    if array.shape != shape:
-        raise ValueError(
-            f"{name} has shape {array.shape}, distances has {shape}: one for each distance is needed"
-        )
-    return _frozen(array)
 
 
 VOTERS = 50  # neighbours in the embedding that vote

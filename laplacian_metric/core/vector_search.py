@@ -119,7 +119,12 @@ class Classes:
         if (start, end) not in self.known:
             if len(self.known) * (end - start) > MOST_ORDERS * len(self.codes):
                 self.known.clear()  # blocks of many sizes were asked for
-            self.known[start, end] = _Segments.of(self.codes[start:end], start)
+            codes, numbers, order = self.codes[start:end], np.arange(start, end), None
+            if (np.diff(codes) < 0).any():
+                order = np.argsort(codes, kind="stable")
+                codes, numbers = codes[order], numbers[order]
+            classes, starts = np.unique(codes, return_index=True)
+            self.known[start, end] = _Segments(order, numbers, starts, classes)
         return self.known[start, end]
 
 
@@ -186,7 +191,9 @@ def _scan(
 ) -> tuple[Rows, _Pair]:
     """Look at every pair of a query and a vector once; return the rows of the nearest (Q, k) and the pairs by class."""
     num = len(directions)
-    best, pair = _Best.empty(num, k), _Pair.empty(num, classes)
+    best = _Best(np.full((num, k), -np.inf, np.float32), np.full((num, k), -1))
+    rows = np.full((num, 2), -1)
+    pair = _Pair(classes, np.full((num, 2), -np.inf, np.float32), rows, rows.copy())
     at_once = max(MOST_BLOCK_ROWS // 64, min(MOST_BLOCK_ROWS, COSINES_AT_ONCE // num))
     at_once = max(1, min(at_once, GATHERED_AT_ONCE // vectors.rows.shape[1]))
     queries_at_once = max(1, COSINES_AT_ONCE // at_once)
@@ -196,7 +203,9 @@ def _scan(
             block = block[segments.order]  # cheaper than to sort the cosines of so many queries
         for first in range(0, num, queries_at_once):
             some = slice(first, first + queries_at_once)
-            cosines = _products(directions[some], block)
+            few = directions[some]
+            # A matrix product would copy the block for one query.
+            cosines = (block @ few[0])[None] if len(few) == 1 else few @ block.T
             if segments is not None and segments.order is not None:
                 if num < block.shape[1]:
                     cosines = cosines[:, segments.order]
@@ -214,13 +223,6 @@ def _scan(
             if segments is not None:
                 pair.add(some, cosines, segments)
     return best.rows, pair
-
-
-def _products(directions: NDArray[np.float32], block: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the products (Q, B) of directions (Q, D) with a block (B, D); a matrix product would copy it for one."""
-    one = len(directions) == 1
-    products: NDArray[np.float32] = (block @ directions[0])[None] if one else directions @ block.T
-    return products
 
 
 def _by_faiss(vectors: Vectors, directions: NDArray[np.float32], k: int, own: Rows | None) -> Rows | None:
@@ -283,10 +285,6 @@ class _Best:
     cosines: NDArray[np.float32]
     rows: Rows
 
-    @staticmethod
-    def empty(num: int, k: int) -> _Best:
-        return _Best(np.full((num, k), -np.inf, dtype=np.float32), np.full((num, k), -1))
-
     def add(self, some: slice, cosines: NDArray[np.float32], numbers: Rows) -> None:
         """Take notice of more cosines (Q, B), of the rows with these numbers (B,)."""
         best, rows = self.cosines[some], self.rows[some]
@@ -328,16 +326,6 @@ class _Segments:
     starts: Rows
     classes: Rows
 
-    @staticmethod
-    def of(codes: Rows, start: int) -> _Segments:
-        numbers = np.arange(start, start + len(codes))
-        order = None
-        if (np.diff(codes) < 0).any():
-            order = np.argsort(codes, kind="stable")
-            codes, numbers = codes[order], numbers[order]
-        classes, starts = np.unique(codes, return_index=True)
-        return _Segments(order, numbers, starts, classes)
-
     def row_of_greatest(self, cosines: NDArray[np.float32], segment: int) -> int:
         """Return the number of the row with the greatest of one query's cosines (B,) in a segment."""
         begin = self.starts[segment]
@@ -357,11 +345,6 @@ class _Pair:
     cosines: NDArray[np.float32]
     rows: Rows
     classes: Rows
-
-    @staticmethod
-    def empty(num: int, wanted: Rows | None) -> _Pair:
-        shape = (num, 2)
-        return _Pair(wanted, np.full(shape, -np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
     def add(self, some: slice, cosines: NDArray[np.float32], segments: _Segments) -> None:
         """Take notice of more cosines (Q, B), which are in the order of the segments."""

@@ -278,20 +278,14 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
         (held_out.features[calibrating], held_out.labels[calibrating]),
         encoder=encoder,
     )
-    answer = trust(held_out.features[promising])
-    assert answer.labels is not None
-    wrong = np.array(answer.labels) != held_out.labels[promising].numpy()
-    threshold, reason = None, ""
-    try:
-        threshold = choose_threshold(1 - answer.probability, wrong, alpha=ALPHA, delta=DELTA)
-    except NoThresholdError as error:
-        reason = str(error)
+    threshold, reason = _promised(trust, held_out.select(promising))
 
     on_stage("answering queries")
     point = _embed(encoder, h.features)
-    answered = [
-        _answered(trust, encoder, point, images, x) for images, x in ((test, h_test), (digits, h_ood))
-    ]
+    answered = []
+    for images, x in ((test, h_test), (digits, h_ood)):
+        similarities, neighbours = (_embed(encoder, x.features) @ point.T).topk(NEIGHBOURS)
+        answered.append(Answered(images, x, trust(x.features), neighbours, similarities))
     on_stage("fitting the Laplace posterior, and comparing")
     lam.fit_features(h, check_mode=False).optimize_prior_precision()
     pixels = [nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)]
@@ -322,11 +316,15 @@ def _embed(encoder: Encoder, features: Tensor) -> Tensor:
     return nn.functional.normalize(encoder.head(features), dim=1)
 
 
-def _answered(
-    trust: Trust, encoder: Encoder, gallery: Tensor, images: Dataset, features: Dataset
-) -> Answered:
-    similarities, neighbours = (_embed(encoder, features.features) @ gallery.T).topk(NEIGHBOURS)
-    return Answered(images, features, trust(features.features), neighbours, similarities)
+def _promised(trust: Trust, queries: Dataset) -> tuple[Threshold | None, str]:
+    """Return the smallest probability with a promise about the errors among the answers, or why there is none."""
+    answer = trust(queries.features)
+    assert answer.labels is not None
+    wrong = np.array(answer.labels) != queries.labels.numpy()
+    try:
+        return choose_threshold(1 - answer.probability, wrong, alpha=ALPHA, delta=DELTA), ""
+    except NoThresholdError as error:
+        return None, str(error)
 
 
 def _evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import platform
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from laplacian_metric.demo.compute import (
 )
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.blocks import Card, Gallery, Image, Neighbour, RefusalSlider
+from laplacian_metric.report.blocks import Card, Gallery, Neighbour, RefusalSlider
 from laplacian_metric.report.blocks.gallery import encode
 from laplacian_metric.report.blocks.texts import share
 from laplacian_metric.report.plots import loss_curve, share_bars, signed_histograms
@@ -155,9 +154,8 @@ def _cards(result: DemoResult, queries: Answered, rows: list[int]) -> list[Card]
         ):
             other = int(result.gallery.labels[item])
             same = is_known and other == label
-            neighbours.append(
-                Neighbour(names[other], same, min(cosine, 1.0), _thumbnail(result.gallery.images[item]))
-            )
+            picture = encode(result.gallery.images[item][0].numpy(), SIDE)
+            neighbours.append(Neighbour(names[other], same, min(cosine, 1.0), picture))
         cards.append(
             Card(
                 queries.images.class_names[label]
@@ -169,15 +167,11 @@ def _cards(result: DemoResult, queries: Answered, rows: list[int]) -> list[Card]
                     f"{answer.reason[row]} ({answer.because[row]})",
                     f"probability that the answer is right: {answer.probability[row]:.2f}",
                 ),
-                _thumbnail(queries.images.images[row]),
+                encode(queries.images.images[row][0].numpy(), SIDE),
                 neighbours=neighbours,
             )
         )
     return cards
-
-
-def _thumbnail(image: torch.Tensor) -> Image:
-    return encode(image[0].numpy(), SIDE)
 
 
 def _refusing(result: DemoResult) -> Section:
@@ -304,13 +298,17 @@ def _posterior(result: DemoResult) -> Section:
 
 
 def _about(result: DemoResult) -> Section:
+    interval = result.evaluation.intervals[ood_name("open_set_auroc", OOD)]
     rows = [
         ("laplacian_metric", __version__),
         ("PyTorch", str(torch.__version__)),
         ("Python", platform.python_version()),
         ("Threads", str(torch.get_num_threads())),
         ("Seed", str(result.seed)),
-        ("AUROC of the probability, 95 % interval", _interval(result)),
+        (
+            "AUROC of the probability, 95 % interval",
+            f"{interval.low:.3f} to {interval.high:.3f} (clothes and digits)",
+        ),
     ]
     return Section(
         "About this run",
@@ -322,14 +320,6 @@ def _about(result: DemoResult) -> Section:
             ),
         ],
     )
-
-
-def _interval(result: DemoResult) -> str:
-    interval = result.evaluation.intervals[ood_name("open_set_auroc", OOD)]
-    return f"{interval.low:.3f} to {interval.high:.3f} (clothes and digits)"
-
-
-LOGGER = logging.getLogger(__name__)
 
 
 def run_demo(

@@ -20,6 +20,7 @@ from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.metrics.sparsification import error_auroc
 from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
 
 LOGGER = logging.getLogger(__name__)
@@ -300,8 +301,9 @@ def _about(
     if held_out is not None and len(torch.unique(held_out.labels)) > 1:
         e = lam.embed_features(held_out).to("cpu")
         try:
-            measured = metrics.evaluate(e.point, held_out.labels.cpu(), e.uncertainty, ks=(1,), resamples=0)
+            ranking = metrics.rank(e.point, held_out.labels.cpu())
         except ValueError:  # no two of a class
             return about
-        about["validation"] = {name: measured[name] for name in ("recall@1", "r_auroc")}
+        recall = float(ranking.recall(1).mean())
+        about["validation"] = {"recall@1": recall, "r_auroc": error_auroc(ranking, e.uncertainty)}
     return about

@@ -71,28 +71,35 @@ def pooled_bins(tables: Sequence[Sequence[Bin]]) -> list[Bin]:
     return pooled
 
 
-def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None, axis: str = "confidence") -> None:
-    """Accuracy over confidence; the area of a point is its bin's share of the queries."""
+def calibration_axes(axes: Axes, axis: str) -> None:
+    """Axes for accuracy over what was predicted, with the diagonal."""
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, label="perfect")
-    for label, cell in cells.items():
-        tables = [one.calibration.bins for one in cell.done if one.calibration and one.calibration.bins]
-        if say_absent(axes, label, cell, tables):
-            continue
-        style = style_of(label, looks, cells)
-        bins = [interval for interval in pooled_bins(tables) if interval.count]
-        total = sum(interval.count for interval in bins)
-        x, y = [interval.confidence for interval in bins], [interval.accuracy for interval in bins]
-        axes.plot(
-            x, y, label=named(label, cell, len(tables)), marker=style.marker, markersize=4, **style.line(1.2)
-        )
-        area = [220 * interval.count / total for interval in bins]
-        axes.scatter(x, y, s=area, color=style.colour, alpha=0.2, linewidths=0)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_aspect("equal")
     axes.set_xlabel(axis)
     axes.set_ylabel("accuracy")
     axes.grid(alpha=GRID)
+
+
+def draw_bins(axes: Axes, bins: Sequence[Bin], style: Style, label: str) -> None:
+    """Accuracy over confidence; the area of a point is its bin's share of the queries."""
+    filled = [interval for interval in bins if interval.count]
+    total = sum(interval.count for interval in filled)
+    x, y = [interval.confidence for interval in filled], [interval.accuracy for interval in filled]
+    axes.plot(x, y, label=label, marker=style.marker, markersize=4, **style.line(1.2))
+    area = [220 * interval.count / total for interval in filled]
+    axes.scatter(x, y, s=area, color=style.colour, alpha=0.2, linewidths=0)
+
+
+def draw_calibration(axes: Axes, cells: Cells, looks: Looks = None, axis: str = "confidence") -> None:
+    """The calibration of each cell, its seeds pooled."""
+    calibration_axes(axes, axis)
+    for label, cell in cells.items():
+        tables = [one.calibration.bins for one in cell.done if one.calibration and one.calibration.bins]
+        if not say_absent(axes, label, cell, tables):
+            title = named(label, cell, len(tables))
+            draw_bins(axes, pooled_bins(tables), style_of(label, looks, cells), title)
 
 
 def calibration_curves(groups: Mapping[str, Cells], looks: Looks = None, axis: str = "confidence") -> bytes:

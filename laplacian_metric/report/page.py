@@ -147,15 +147,11 @@ class Page:
     title: str
     sections: Sequence[Section]
 
-    def _enhancements(self) -> list[Enhancement]:
-        enhancements = [
-            getattr(block, "enhancement", None) for section in self.sections for block in section.blocks
-        ]
-        return list(dict.fromkeys(one for one in enhancements if one is not None))
-
     def html(self) -> str:
         """The page as HTML. Its content security policy allows its own style sheet and script, and inlined pictures."""
-        enhancements = self._enhancements()
+        blocks = [block for section in self.sections for block in section.blocks]
+        bring = [getattr(block, "enhancement", None) for block in blocks]
+        enhancements = list(dict.fromkeys(one for one in bring if one is not None))
         style = asset("page.css") + "".join(one.style for one in enhancements)
         scripts = [one.script for one in enhancements]
         policy = f"default-src 'none'; img-src data:; style-src {_source(style)}; "

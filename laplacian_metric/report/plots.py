@@ -100,14 +100,6 @@ def concentration_histograms(values: Mapping[str, torch.Tensor], label: str = "k
     return as_png(figure)
 
 
-def _signed_bins(values: torch.Tensor, decades: int, per_decade: int) -> npt.NDArray[np.float64]:
-    """Bin edges that are logarithmic on both sides of zero, down to `decades` below the largest size."""
-    largest = float(values.abs().max())
-    top = np.ceil(np.log10(largest)) if largest > 0 else 0.0
-    positive = np.logspace(top - decades, top, decades * per_decade + 1)
-    return np.concatenate([-positive[::-1], positive])
-
-
 def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: int = 5) -> bytes:
     """A histogram for each entry of `values`, logarithmic on both sides of zero; what is negative is red.
 
@@ -122,7 +114,11 @@ def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: i
         if entries.numel() == 0:
             raise ValueError(f"values[{title!r}] is empty; there is nothing to draw")
         flat = entries.detach().double().flatten()
-        edges = _signed_bins(flat, decades, per_decade=6)
+        # Bins that are logarithmic on both sides of zero, down to `decades` below the largest size.
+        largest = float(flat.abs().max())
+        top = np.ceil(np.log10(largest)) if largest > 0 else 0.0
+        positive = np.logspace(top - decades, top, 6 * decades + 1)
+        edges = np.concatenate([-positive[::-1], positive])
         counts, _ = np.histogram(flat.numpy(), bins=edges)
         axes = figure.add_subplot(rows, columns, position + 1)
         half = len(counts) // 2

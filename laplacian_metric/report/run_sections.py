@@ -17,7 +17,7 @@ from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.report.blocks import RefusalSlider
 from laplacian_metric.report.blocks.texts import ACCENT, number, plain, share
-from laplacian_metric.report.curves import calibration_curves, draw_sparsification, roc_curves
+from laplacian_metric.report.curves import calibration_axes, draw_bins, draw_sparsification, roc_curves
 from laplacian_metric.report.evaluated import Evaluated, Measured
 from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
@@ -51,7 +51,12 @@ def _cell(evaluation: Evaluation) -> dict[str, Cell]:
 
 def calibration_plot(calibration: Calibration, label: str, axis: str) -> bytes:
     """Draw accuracy over what was predicted, which the axis names."""
-    return calibration_curves({label: _cell(Evaluation(calibration=calibration))}, LOOKS, axis)
+    figure, (axes,) = panels(1, 4.2, 4.6)
+    calibration_axes(axes, axis)
+    draw_bins(axes, calibration.bins, LOOKS[THIS], THIS)
+    axes.set_title(label, fontsize=10)
+    shared_legend(figure, [axes], columns=3)
+    return as_png(figure)
 
 
 def sparsification_plot(evaluation: Evaluation) -> bytes:

@@ -105,7 +105,7 @@ def needed(alpha: float, delta: float = 0.1, explore: float = EXPLORE) -> int:
     _check_share("explore", explore)
     right = _needed_right(alpha, delta)
     count = max(right + 1, math.floor(right / (1 - explore)) - 1)
-    while count - _explored(count, explore) < right:
+    while count - math.ceil(explore * count) < right:
         count += 1
     return count
 
@@ -155,6 +155,8 @@ def choose_threshold(
         >>> round(chosen.value, 2), chosen.wrong, chosen.answered
         (0.73, 19, 570)
     """
+    from scipy.special import betaincinv
+
     values, mistakes = _calibration_queries(uncertainty, wrong)
     count, least = len(values), needed(alpha, delta, explore)
     if count < least:
@@ -164,7 +166,7 @@ def choose_threshold(
             "test what the others propose"
         )
     order = (generator or np.random.default_rng(SEED)).permutation(count)
-    proposing, testing = np.split(order, [_explored(count, explore)])
+    proposing, testing = np.split(order, [math.ceil(explore * count)])
     thresholds, answered, errors = _curve(values[proposing], mistakes[proposing])
     if len(thresholds):
         # Where many round to 0, the first of them is as good a start.
@@ -179,7 +181,8 @@ def choose_threshold(
         value=float(thresholds[last]),
         alpha=float(alpha),
         delta=float(delta),
-        bound=_upper_bound(int(errors[last]), int(answered[last]), delta),
+        # The error rate at which so few wrong answers, or fewer, have probability delta.
+        bound=float(betaincinv(errors[last] + 1, answered[last] - errors[last], 1 - delta)),
         tested=len(testing),
         answered=int(answered[last]),
         wrong=int(errors[last]),
@@ -213,27 +216,13 @@ def _tail(wrong: NDArray[np.int64], answered: NDArray[np.int64], alpha: float) -
     return tail
 
 
-def _upper_bound(wrong: int, answered: int, delta: float) -> float:
-    """The error rate at which so few wrong answers, or fewer, have probability delta."""
-    from scipy.special import betaincinv
-
-    return float(betaincinv(wrong + 1, answered - wrong, 1 - delta))
-
-
 def _needed_right(alpha: float, delta: float) -> int:
     """The least number of answers, none of them wrong, that rejects an error rate above alpha."""
-
-    def rejects(count: int) -> bool:  # by the test itself, so that both round alike
-        return bool(_tail(np.array([0]), np.array([count]), alpha)[0] <= delta)
-
     count = max(1, math.floor(math.log(delta) / math.log1p(-alpha)) - 1)
-    while not rejects(count):
+    # By the test itself, so that both round alike.
+    while _tail(np.array([0]), np.array([count]), alpha)[0] > delta:
         count += 1
     return count
-
-
-def _explored(count: int, explore: float) -> int:
-    return math.ceil(explore * count)
 
 
 def _none_passed(

@@ -352,6 +352,12 @@ def fit_match(
         right: whether the nearest item of each is of its class, (N,).
         names: of the inputs, with the sign of each weight; those of `match_signs` by default.
     """
+    for kind, number in (("right", int(right.sum())), ("wrong", int((~right).sum()))):
+        if number == 0:
+            raise ValueError(
+                f"none of the {len(right)} nearest items of the validation queries is {kind}: both kinds are needed "
+                "to tell them apart. Add queries, harder ones where none is wrong"
+            )
     signs, fold = np.array(list((names or match_signs()).values())), folds_of(right)
     crossed, probability = np.empty(len(right)), np.empty(len(right))
     for number in range(fold.max() + 1):

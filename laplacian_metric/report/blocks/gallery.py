@@ -125,15 +125,12 @@ def _neighbour(one: Neighbour) -> str:
     label = plain(one.label)
     picture = "" if one.image is None else one.image.html(f"Neighbour labelled {label}")
     verdict = _marked("right" if one.right else "wrong", one.right)
+    # How far it is as an angle: near 1 a cosine has too many nines to be read.
+    degrees = math.degrees(math.acos(min(1.0, max(-1.0, one.similarity))))
     return (
         f'<li class="{_CLASSES[one.right]}">{picture}{verdict}<br><span class="what">{escape(label)}<br>'
-        f"{_angle(one.similarity)}</span></li>"
+        f"{degrees:.1f}°</span></li>"
     )
-
-
-def _angle(similarity: float) -> str:
-    """How far a neighbour is; near 1 a cosine has too many nines to be read."""
-    return f"{math.degrees(math.acos(min(1.0, max(-1.0, similarity)))):.1f}°"
 
 
 Pixels = npt.NDArray[np.uint8]

@@ -130,7 +130,10 @@ class _Axes:
     """Shares of 0 to 1 across, errors of 0 to a round number above the largest upwards."""
 
     def __init__(self, largest: float) -> None:
-        self.step = _round_step(max(largest, 0.004) / 5)
+        size = max(largest, 0.004) / 5
+        power = 10.0 ** math.floor(math.log10(size))
+        # The round number, 1, 2 or 5 times a power of ten, that is not smaller.
+        self.step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= size * (1 - 1e-9))
         self.top = min(1.0, self.step * math.ceil(max(largest, 0.004) / self.step + 0.3))
 
     def x(self, value: float) -> float:
@@ -160,9 +163,3 @@ class _Axes:
             "refused (across), error among answered (up)</text>"
         )
         return "".join(parts)
-
-
-def _round_step(size: float) -> float:
-    """The round number, 1, 2 or 5 times a power of ten, that is not smaller."""
-    power = 10.0 ** math.floor(math.log10(size))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= size * (1 - 1e-9))
