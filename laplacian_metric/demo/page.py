@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from pathlib import Path
 
@@ -37,6 +38,8 @@ from laplacian_metric.report.blocks.gallery import encode
 from laplacian_metric.report.blocks.texts import share
 from laplacian_metric.report.plots import loss_curve, share_bars, signed_histograms
 from laplacian_metric.report.run_sections import better_scores, diagnostics_table, reliability
+
+LOGGER = logging.getLogger(__name__)
 
 REASONS = ("trusted", "no reliable match", "unlike anything seen")
 PART_COLOURS = (
