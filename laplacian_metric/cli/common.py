@@ -9,7 +9,7 @@ import re
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,22 +160,6 @@ def printable(text: object) -> str:
 # --- results, on standard output ---
 
 
-def finite(value: Any) -> Any:
-    """Return plain values for JSON, which has no word for infinity and NaN: they become None.
-
-    Example:
-        >>> finite({"kappa": float("inf"), "ids": ("a",)})
-        {'kappa': None, 'ids': ['a']}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def as_json(content: Any) -> str:
     """Return the text of a JSON file; characters that UTF-8 cannot hold are escaped.
 
@@ -183,6 +167,8 @@ def as_json(content: Any) -> str:
         >>> as_json(["ü", "\\udcff"])
         '[\\n "ü",\\n "\\\\udcff"\\n]\\n'
     """
+    from laplacian_metric.core.checked import finite
+
     text = json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

@@ -126,8 +126,8 @@ def tables(
 
     descriptions = read_tables(description, only or [])
     others: dict[str, Any] = {} if published is None else read_published(published)
-    known = read_results(results)
-    built = [build_table(one, known, others) for one in descriptions]
+    all_results = read_results(results)
+    built = [build_table(one, all_results, others) for one in descriptions]
     if out is not None:
         with output_folder(out, force) as folder:
             for table in built:

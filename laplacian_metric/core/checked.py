@@ -288,8 +288,20 @@ def digest_of_dict(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def finite(values: Any) -> Any:
+    """Return plain values for JSON, which has no word for infinity and NaN: they become None.
+
+    Example:
+        >>> finite({"kappa": float("inf"), "ids": ("a",)})
+        {'kappa': None, 'ids': ['a']}
+    """
+    if isinstance(values, Mapping):
+        return {str(key): finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [finite(value) for value in values]
+    if isinstance(values, Path):
+        return str(values)
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _array(value: Any) -> npt.NDArray[np.float64]:
@@ -323,7 +335,7 @@ Number = Annotated[
     float,
     Field(strict=True),
     BeforeValidator(lambda value: math.nan if value is None else value),
-    PlainSerializer(_finite, when_used="json"),
+    PlainSerializer(finite, when_used="json"),
 ]
 Array = Annotated[npt.NDArray[np.float64], PlainValidator(_array), PlainSerializer(_listed)]
 Vector = Annotated[npt.NDArray[np.float64], PlainValidator(_vector), PlainSerializer(_listed)]

@@ -232,11 +232,11 @@ class LabelledGallery:
             changed = [Vectors(np.asarray(vectors.rows[gone]), vectors.norms[gone])]
             if new is not None:
                 changed.append(new.features if space == "h" else new.embeddings)
-            known = self.scales[space].copy()
+            kept_scales = self.scales[space].copy()
             for others in changed:
-                known[_within_scale(vectors, others, known[:, -1])] = np.nan
+                kept_scales[_within_scale(vectors, others, kept_scales[:, -1])] = np.nan
             fresh = np.full((0 if new is None else len(new), len(KEPT)), np.nan)
-            scales[space] = np.concatenate([known[keep], fresh])
+            scales[space] = np.concatenate([kept_scales[keep], fresh])
         features = _joined(self.features, keep, None if new is None else new.features)
         same_space = self.embeddings is self.features
         embeddings = (
@@ -346,14 +346,14 @@ def encoded(name: str, labels: Any, num: int) -> tuple[list[Hashable], Rows]:
 def _within_scale(vectors: Vectors, others: Vectors, scales: Floats) -> NDArray[np.bool_]:
     """Return which vectors (N,) have one of the others at most at their scale (N,), or nearly."""
     inside = np.zeros(len(vectors), dtype=bool)
-    known = ~np.isnan(scales)
-    if len(others) == 0 or not known.any():
+    measured = ~np.isnan(scales)
+    if len(others) == 0 or not measured.any():
         return inside
     directions = others.unit(slice(None)).astype(np.float32)
     for start, block, inverse in vectors.blocks(BLOCK_ROWS):
         some = slice(start, start + len(block))
         nearest = 1 - (block @ directions.T).max(axis=1) * inverse
-        inside[some] = known[some] & (nearest <= scales[some] + 1e-5)
+        inside[some] = measured[some] & (nearest <= scales[some] + 1e-5)
     return inside
 
 

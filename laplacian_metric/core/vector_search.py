@@ -112,20 +112,20 @@ class Classes:
     """The number of the class of each vector, (N,), and the orders by class that were computed so far."""
 
     codes: Rows
-    known: dict[tuple[int, int], _Segments] = field(default_factory=dict)
+    orders: dict[tuple[int, int], _Segments] = field(default_factory=dict)
 
     def segments(self, start: int, end: int) -> _Segments:
         """Return a block in the order of its classes."""
-        if (start, end) not in self.known:
-            if len(self.known) * (end - start) > MOST_ORDERS * len(self.codes):
-                self.known.clear()  # blocks of many sizes were asked for
+        if (start, end) not in self.orders:
+            if len(self.orders) * (end - start) > MOST_ORDERS * len(self.codes):
+                self.orders.clear()  # blocks of many sizes were asked for
             codes, numbers, order = self.codes[start:end], np.arange(start, end), None
             if (np.diff(codes) < 0).any():
                 order = np.argsort(codes, kind="stable")
                 codes, numbers = codes[order], numbers[order]
             classes, starts = np.unique(codes, return_index=True)
-            self.known[start, end] = _Segments(order, numbers, starts, classes)
-        return self.known[start, end]
+            self.orders[start, end] = _Segments(order, numbers, starts, classes)
+        return self.orders[start, end]
 
 
 @dataclass(frozen=True, eq=False)

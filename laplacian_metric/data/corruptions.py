@@ -133,17 +133,17 @@ def corrupt(
             f"images go from {float(images.min()):g} to {float(images.max()):g}; corrupt them in [0, 1], before "
             "a mean is subtracted"
         )
-    known = list(range(len(images))) if indices is None else [int(index) for index in indices]
-    if len(known) != len(images):
-        raise ValueError(f"indices has {len(known)} entries for {len(images)} images")
-    if seed < 0 or any(index < 0 for index in known):
+    numbers = list(range(len(images))) if indices is None else [int(index) for index in indices]
+    if len(numbers) != len(images):
+        raise ValueError(f"indices has {len(numbers)} entries for {len(images)} images")
+    if seed < 0 or any(index < 0 for index in numbers):
         raise ValueError("seed and indices must be 0 or more")
-    if strength == 0 or not known:
+    if strength == 0 or not numbers:
         return images.clone()
     # One image at a time: in a batch, the last digit could depend on the batch's size.
     apply = _KINDS[kind]
     work = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
-    corrupted = [apply(image, strength, (seed, index)) for image, index in zip(work, known, strict=True)]
+    corrupted = [apply(image, strength, (seed, index)) for image, index in zip(work, numbers, strict=True)]
     return torch.stack(corrupted).clamp(0, 1).to(images.dtype)
 
 
@@ -177,11 +177,11 @@ def corrupt_some(
         raise ValueError(f"share is {share}; it must be from 0 to 1")
     if not kinds:
         raise ValueError(f"kinds is empty: give at least one of {', '.join(KINDS)}")
-    known = list(range(len(images))) if indices is None else [int(index) for index in indices]
-    if len(known) != len(images):
-        raise ValueError(f"indices has {len(known)} entries for {len(images)} images")
+    numbers = list(range(len(images))) if indices is None else [int(index) for index in indices]
+    if len(numbers) != len(images):
+        raise ValueError(f"indices has {len(numbers)} entries for {len(images)} images")
     copy = images.clone()
-    for place, index in enumerate(known):
+    for place, index in enumerate(numbers):
         whether, which, strength = uniforms((seed, index, 4), (3,))
         if whether < share:
             kind = kinds[math.floor(which * len(kinds))]

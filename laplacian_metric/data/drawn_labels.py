@@ -49,9 +49,9 @@ class DrawnLabels(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.distribution not in self.extras:
-            known = ", ".join(map(repr, self.extras)) or "none"
+            names = ", ".join(map(repr, self.extras)) or "none"
             raise ValueError(
-                f"{self.title} has no extras called {self.distribution!r}, its extras are {known}: pass distribution"
+                f"{self.title} has no extras called {self.distribution!r}, its extras are {names}: pass distribution"
             )
         shares = self.probabilities
         if shares.ndim != 2 or not shares.is_floating_point():

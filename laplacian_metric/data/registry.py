@@ -119,16 +119,16 @@ def load(
         (torch.Size([64, 1, 28, 28]), torch.Size([64]))
     """
     source = cast(Source, _SOURCES.find(name))
-    known = source.INFO
-    wanted = parse_split(split, known.splits, known.name)
+    about = source.INFO
+    wanted = parse_split(split, about.splits, about.name)
     _check_options(source, options)
     preparation = Preparation(
-        image_size=known.image_size if image_size == "default" else image_size,
+        image_size=about.image_size if image_size == "default" else image_size,
         channels=channels,
-        preprocessing=known.preprocessing if preprocessing is None else preprocessing,
+        preprocessing=about.preprocessing if preprocessing is None else preprocessing,
         augment=augment,
     )
-    request = Request(known, wanted, data_folders(data_dir), download, skip_unreadable)
+    request = Request(about, wanted, data_folders(data_dir), download, skip_unreadable)
     content = source.read(request, **options)
     if not len(content.images):
         raise ValueError(f"the split {wanted.value!r} of {name} has no images")
@@ -143,9 +143,9 @@ def load(
         preparation=preparation,
         positive_distance=content.positive_distance,
         skipped=content.skipped,
-        licence=known.licence,
-        citation=known.citation,
-        page=known.page,
+        licence=about.licence,
+        citation=about.citation,
+        page=about.page,
     )
     if skip_unreadable:
         loaded = loaded.without_unreadable()

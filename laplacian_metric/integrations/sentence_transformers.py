@@ -178,9 +178,9 @@ class UncertainSentenceTransformer:
             "normalize_embeddings": normalize_embeddings,
             "return_uncertainty": return_uncertainty,
         }
-        known = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
+        settings = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
         return self._encode(
-            "encode", sentences, {**known, "show_progress_bar": show_progress_bar, **options}, own
+            "encode", sentences, {**settings, "show_progress_bar": show_progress_bar, **options}, own
         )
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:

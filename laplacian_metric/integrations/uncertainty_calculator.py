@@ -102,12 +102,12 @@ class UncertaintyCalculator(_Calculator):
         or it is the queries themselves.
         """
         nothing = uncertainty is None and samples is None and reference_samples is None
-        known = self._beside if nothing else Beside(uncertainty, samples, reference_samples)
+        beside = self._beside if nothing else Beside(uncertainty, samples, reference_samples)
         count = len(query)
         own = reference is None or (ref_includes_query and len(reference) == count)
-        known = _checked(known, count, None if own else len(reference))
-        missing = list(FROM_UNCERTAINTY) if known.uncertainty is None else []
-        if known.samples is None:
+        beside = _checked(beside, count, None if own else len(reference))
+        missing = list(FROM_UNCERTAINTY) if beside.uncertainty is None else []
+        if beside.samples is None:
             missing += FROM_SAMPLES
         wanted = sorted((frozenset(include) or self._asked) & frozenset(missing))
         if wanted:
@@ -116,7 +116,7 @@ class UncertaintyCalculator(_Calculator):
                 f"{', '.join(wanted)} cannot be computed from embeddings alone: pass {what} to get_accuracy, or test "
                 "with a LAMTester"
             )
-        with self.beside(known):
+        with self.beside(beside):
             return super().get_accuracy(  # type: ignore[no-any-return]
                 query,
                 query_labels,

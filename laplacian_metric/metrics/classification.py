@@ -63,9 +63,9 @@ def knn_correct(
         [True, False]
     """
     votes, classes = weighted_votes(embeddings, database, database_labels, k=k, temperature=temperature)
-    known = as_labels("labels", labels).to(votes.device)
-    check_length("labels", len(known), len(votes), "queries")
-    return classes[votes.argmax(1)] == known
+    query_labels = as_labels("labels", labels).to(votes.device)
+    check_length("labels", len(query_labels), len(votes), "queries")
+    return classes[votes.argmax(1)] == query_labels
 
 
 def knn_accuracy(
@@ -109,20 +109,20 @@ def probe_correct(
     for name, rows in (("features", features), ("database", database)):
         check_matrix(name, rows)
         check_finite(name, rows)
-    known, taught = as_labels("labels", labels), as_labels("database_labels", database_labels)
-    check_length("labels", len(known), len(features), "queries")
-    check_length("database_labels", len(taught), len(database), "rows of the database")
-    if len(torch.unique(taught)) < 2:
+    query_labels, gallery_labels = as_labels("labels", labels), as_labels("database_labels", database_labels)
+    check_length("labels", len(query_labels), len(features), "queries")
+    check_length("database_labels", len(gallery_labels), len(database), "rows of the database")
+    if len(torch.unique(gallery_labels)) < 2:
         raise ValueError("database_labels has one class: a classifier needs at least 2")
     mean, deviation = database.double().mean(0), database.double().std(0).clamp(min=1e-12)
     scaled = [((rows.double() - mean) / deviation).cpu().numpy() for rows in (database, features)]
     classifier = (
         import_module("sklearn.linear_model")
         .LogisticRegression(C=weight, max_iter=1000)
-        .fit(scaled[0], taught.cpu().numpy())
+        .fit(scaled[0], gallery_labels.cpu().numpy())
     )
     predicted = torch.from_numpy(classifier.predict(scaled[1]))
-    return predicted == known.cpu()
+    return predicted == query_labels.cpu()
 
 
 def linear_probe(
@@ -161,15 +161,15 @@ def clustering_nmi(
     """
     check_matrix("embeddings", embeddings)
     check_finite("embeddings", embeddings)
-    known = as_labels("labels", labels).cpu()
-    check_length("labels", len(known), len(embeddings), "embeddings")
-    number = len(torch.unique(known)) if clusters is None else clusters
+    classes = as_labels("labels", labels).cpu()
+    check_length("labels", len(classes), len(embeddings), "embeddings")
+    number = len(torch.unique(classes)) if clusters is None else clusters
     if not 1 <= number <= len(embeddings):
         raise ValueError(f"clusters is {number} for {len(embeddings)} embeddings: a number from 1 to these")
     means = import_module("sklearn.cluster").KMeans(number, n_init=repeats, random_state=seed)
     means.fit(embeddings.detach().cpu().double().numpy())
     information = import_module("sklearn.metrics").normalized_mutual_info_score
-    return round(float(information(known.numpy(), means.labels_)), 12)
+    return round(float(information(classes.numpy(), means.labels_)), 12)
 
 
 def classified(
@@ -196,14 +196,14 @@ def classified(
         return {}
     if database is None or database_labels is None:
         raise ValueError("neighbours and features need a labelled gallery: pass database and database_labels")
-    known, correct = check_classes(labels), {}
+    query_labels, correct = check_classes(labels), {}
     if neighbours is not None:
         correct[f"knn@{neighbours}"] = knn_correct(
-            embeddings, known, database=database, database_labels=database_labels, k=neighbours
+            embeddings, query_labels, database=database, database_labels=database_labels, k=neighbours
         )
     if features is not None and database_features is not None:
         correct["linear probe"] = probe_correct(
-            features, known, database=database_features, database_labels=database_labels
+            features, query_labels, database=database_features, database_labels=database_labels
         )
     return correct
 

@@ -263,14 +263,14 @@ def evaluate(
                 "samples are given, but neighbours can only agree on a class: pass labels, not positives"
             )
         agreed = consensus(samples, labels, database=database_samples, database_labels=database_labels)
-    known = None if isinstance(labels, Positives) else labels
+    query_labels = None if isinstance(labels, Positives) else labels
     correct, nmi = {}, None
     if any(wanted is not None for wanted in (neighbours, features, database_features)):
         correct = classified(
-            embeddings, known, database, database_labels, neighbours, features, database_features
+            embeddings, query_labels, database, database_labels, neighbours, features, database_features
         )
     if clusters is not None:
-        nmi = clustering_nmi(embeddings, check_classes(known), clusters=clusters or None)
+        nmi = clustering_nmi(embeddings, check_classes(query_labels), clusters=clusters or None)
     return evaluate_ranking(
         ranking,
         uncertainty,

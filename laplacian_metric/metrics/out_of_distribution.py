@@ -60,10 +60,10 @@ def open_set_auroc(right: Tensor, trust: Tensor, ood: Tensor) -> float:
         >>> open_set_auroc(torch.tensor([True, False]), torch.tensor([0.9, 0.2]), torch.tensor([0.1, 0.95]))
         0.6666666666666666
     """
-    known, unknown = (check_uncertainty(name, values) for name, values in (("trust", trust), ("ood", ood)))
-    check_length("right", len(right), len(known), "values of trust")
-    statistic = detection_statistics(-known, -unknown, torch.as_tensor(right))["open_set_auroc"]
-    return float(statistic(torch.ones(len(known) + len(unknown)).to(known)))
+    inside, outside = (check_uncertainty(name, values) for name, values in (("trust", trust), ("ood", ood)))
+    check_length("right", len(right), len(inside), "values of trust")
+    statistic = detection_statistics(-inside, -outside, torch.as_tensor(right))["open_set_auroc"]
+    return float(statistic(torch.ones(len(inside) + len(outside)).to(inside)))
 
 
 def stacked(uncertainty_in: Tensor, uncertainty_out: Tensor) -> tuple[Tensor, Tensor]:

@@ -100,9 +100,9 @@ class _SameLabel(Positives):
         sizes = torch.bincount(self._gallery, minlength=int(classes.max()) + 1)
         self.counts = sizes[self._queries]
         if own is not None:
-            known = own >= 0
+            has_own = own >= 0
             same = self._gallery[own.clamp_min(0)] == self._queries
-            self.counts = self.counts - (known & same).long()
+            self.counts = self.counts - (has_own & same).long()
 
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
         same: Tensor = self._gallery[members] == self._queries[queries, None]

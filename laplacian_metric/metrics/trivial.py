@@ -85,8 +85,8 @@ def trivial_scores(
         features = Vectors.of("queries", queries)
         embeddings = features if head is None else head.embed(features.rows)
         around = items.surroundings(features, embeddings)
-    known = items.features.rows if training_h is None else Vectors.of("training_h", training_h).rows
-    return scores_of(around, embeddings, SecondMoment.of(known))
+    usual = items.features.rows if training_h is None else Vectors.of("training_h", training_h).rows
+    return scores_of(around, embeddings, SecondMoment.of(usual))
 
 
 def scores_of(around: Surroundings, embeddings: Vectors, moment: SecondMoment) -> dict[str, Tensor]:

@@ -69,8 +69,8 @@ def kendall_tau(first: Tensor, second: Tensor) -> float:
         raise ValueError(
             f"the lists have shapes {tuple(first.shape)} and {tuple(second.shape)}: two of one length are needed"
         )
-    known = ~(first.isnan() | second.isnan())
-    signs = [torch.sign(x[known, None].double() - x[known].double()).flatten() for x in (first, second)]
+    defined = ~(first.isnan() | second.isnan())
+    signs = [torch.sign(x[defined, None].double() - x[defined].double()).flatten() for x in (first, second)]
     orders = [float(sign.abs().sum()) for sign in signs]
     if min(orders) == 0:
         return math.nan

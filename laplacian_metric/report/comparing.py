@@ -43,8 +43,8 @@ class Group:
 
     def spread(self, metric: str) -> tuple[float, float] | None:
         """Return mean and standard deviation over seeds, the latter NaN of a single one; None where none is defined."""
-        known = spread(one.values.get(metric, math.nan) for one in self.results)
-        return (known.mean, known.deviation) if known.number else None
+        over_seeds = spread(one.values.get(metric, math.nan) for one in self.results)
+        return (over_seeds.mean, over_seeds.deviation) if over_seeds.number else None
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,17 @@ def grouped(results: Iterable[Measured], names: Sequence[str] = ()) -> list[Grou
 
 def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]:
     """The metrics that are shown: those wanted, or the usual ones and every AUROC of OOD images."""
-    known = list(dict.fromkeys(name for group in groups for one in group.results for name in one.values))
+    metric_names = list(
+        dict.fromkeys(name for group in groups for one in group.results for name in one.values)
+    )
     for name in wanted:
-        if name not in known:
-            raise ValueError(f"no result has {name!r}; there are: {', '.join(known)}")
+        if name not in metric_names:
+            raise ValueError(f"no result has {name!r}; there are: {', '.join(metric_names)}")
     if wanted:
         return list(wanted)
-    return [name for name in USUAL if name in known] + [name for name in known if name.startswith("auroc ")]
+    return [name for name in USUAL if name in metric_names] + [
+        name for name in metric_names if name.startswith("auroc ")
+    ]
 
 
 def differences(groups: Sequence[Group], metrics: Sequence[str], level: float = 0.95) -> list[Difference]:

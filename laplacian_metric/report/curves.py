@@ -201,7 +201,7 @@ def draw_sparsification(axes: Axes, cells: Cells, chosen: str, looks: Looks = No
 
 def _sparsifications(cell: Cell, name: str) -> list[Array]:
     curves = [one.curves.sparsification for one in cell.done if one.curves]
-    return [known[name] for known in curves if name in known]
+    return [curve[name] for curve in curves if name in curve]
 
 
 def _shares(curve: Array) -> Array:

@@ -194,9 +194,9 @@ def parse_figure(name: str, content: Any, tables: Sequence[TableDescription]) ->
                 f"figure {name}: table {panel} does not say which set is out of the distribution: give 'out'"
             )
     # Figures may share one list, of which each takes what its tables have.
-    known = {row.label for table in tables for row in table.rows}
+    row_labels = {row.label for table in tables for row in table.rows}
     for label in figure.rows:
-        if label not in known:
+        if label not in row_labels:
             raise ValueError(f"figure {name}: no table has a row {label!r}")
     return figure
 

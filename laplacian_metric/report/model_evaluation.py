@@ -70,9 +70,9 @@ class ModelEvaluation(Evaluation):
             label: {name.removeprefix("ood_"): value for name, value in images["values"].items()}
             for label, images in content["strangers"].items()
         }
-        known = ("name", "seed", "data", "model", "made_with", "settings", "intervals", "counts")
+        own_keys = ("name", "seed", "data", "model", "made_with", "settings", "intervals", "counts")
         return {
-            **{key: content[key] for key in known if key in content},
+            **{key: content[key] for key in own_keys if key in content},
             "retrieval": {TEST: retrieval},
             "scores": {OWN: {**values, "ood": ood}},
             "calibration": None if ece is None else {"ece": ece},

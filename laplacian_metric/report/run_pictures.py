@@ -218,7 +218,7 @@ def make_map(evaluated: Evaluated, measured: Measured, *, limit: int = MAPPED, s
     group_of = {label: position for position, label in enumerate(classes)}
     points = []
     for (x, y), (source, row) in zip(places.tolist(), keys, strict=True):
-        known = source is None
+        in_distribution = source is None
         embedding = measured.embedding if source is None else measured.ood[source].embedding
         uncertainty = measured.uncertainty if source is None else measured.ood[source].uncertainty
         points.append(
@@ -230,7 +230,9 @@ def make_map(evaluated: Evaluated, measured: Measured, *, limit: int = MAPPED, s
                 else len(classes) + names.index(source),
                 uncertainty=float(measured.position(uncertainty[row])),
                 lines=[
-                    evaluated.class_name(int(measured.labels[row])) if known else f"OOD image of {source}",
+                    evaluated.class_name(int(measured.labels[row]))
+                    if in_distribution
+                    else f"OOD image of {source}",
                     f"uncertainty {number(float(uncertainty[row]), 4)}",
                     f"kappa {number(float(embedding.kappa[row]))}",
                     *_nearest_line(evaluated, measured, source, row),

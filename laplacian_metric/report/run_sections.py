@@ -361,7 +361,7 @@ def posterior(evaluated: Evaluated) -> Section:
 def about(evaluated: Evaluated, measured: Measured, resamples: int, seed: int) -> Section:
     """Where the numbers come from."""
     rows = [(plain(what), without_paths(plain(which))) for what, which in evaluated.provenance]
-    known = {what for what, _ in rows}
+    named = {what for what, _ in rows}
     own = [
         ("laplacian_metric", __version__),
         ("PyTorch", str(torch.__version__)),
@@ -369,7 +369,7 @@ def about(evaluated: Evaluated, measured: Measured, resamples: int, seed: int) -
         ("Draws of the bootstrap", f"{resamples:,}"),
         ("Seed of the report", str(seed)),
     ]
-    rows += [(what, which) for what, which in own if which and what not in known]
+    rows += [(what, which) for what, which in own if which and what not in named]
     return Section("About this run", [Table("Versions and settings", ("What", "Value"), rows)])
 
 

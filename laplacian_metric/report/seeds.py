@@ -105,14 +105,14 @@ def spread(values: Iterable[float]) -> Spread:
         >>> spread([1.0, 2.0, 3.0, float("nan")])
         Spread(mean=2.0, deviation=1.0, number=3)
     """
-    known = [float(value) for value in values if math.isfinite(value)]
-    number = len(known)
+    defined = [float(value) for value in values if math.isfinite(value)]
+    number = len(defined)
     if number == 0:
         return Spread(math.nan, math.nan, 0)
-    mean = math.fsum(known) / number
+    mean = math.fsum(defined) / number
     if number == 1:
         return Spread(mean, math.nan, 1)
-    squares = math.fsum((value - mean) ** 2 for value in known)
+    squares = math.fsum((value - mean) ** 2 for value in defined)
     return Spread(mean, math.sqrt(squares / (number - 1)), number)
 
 

@@ -46,8 +46,8 @@ class Column:
             pairs = result.verification.get(rest[0])
             if pairs is None:
                 return math.nan
-            known = pairs.values if room == "verification" else pairs.correlations.get(score, {})
-            return known.get(rest[1], math.nan)
+            by_name = pairs.values if room == "verification" else pairs.correlations.get(score, {})
+            return by_name.get(rest[1], math.nan)
         if score not in result.scores:
             return math.nan
         named = result.scores[score]

@@ -87,9 +87,9 @@ def _published(
     if not description.published:
         return None
     if description.published not in published:
-        known = ", ".join(published) or "none"
+        names = ", ".join(published) or "none"
         raise ValueError(
-            f"table {description.name}: no published table is called {description.published!r}; there are: {known}"
+            f"table {description.name}: no published table is called {description.published!r}; there are: {names}"
         )
     table = published[description.published]
     for row in description.rows:
@@ -153,15 +153,15 @@ def _best(
 ) -> int | None:
     """The row whose interval is beyond those of all others."""
     sign = 1.0 if column.higher else -1.0
-    known = [index for index, one in enumerate(spreads) if one.number]
-    if len({sources[index] for index in known}) < 2:
+    with_numbers = [index for index, one in enumerate(spreads) if one.number]
+    if len({sources[index] for index in with_numbers}) < 2:
         return None
-    best = max(known, key=lambda index: sign * spreads[index].mean)
+    best = max(with_numbers, key=lambda index: sign * spreads[index].mean)
     interval = spreads[best].interval(level)
     if interval is None:
         return None
     worst = min(sign * end for end in interval)
-    for index in known:
+    for index in with_numbers:
         if sources[index] == sources[best]:
             continue
         mean = spreads[index].mean
@@ -219,11 +219,11 @@ def _gaps(
 def _unknown_ood(description: TableDescription, cells: Mapping[str, Cell]) -> list[str]:
     """Columns about OOD images that no result has, which a misspelt name would be."""
     scores = [score for cell in cells.values() for result in cell.done for score in result.scores.values()]
-    known = sorted({name for score in scores for name in score.ood})
+    labels = sorted({name for score in scores for name in score.ood})
     return [
-        f"{column.title or column.metric}: no cell has OOD images called `{column.out}`; there are: {', '.join(known)}."
+        f"{column.title or column.metric}: no cell has OOD images called `{column.out}`; there are: {', '.join(labels)}."
         for column in description.columns
-        if column.out and known and column.out not in known
+        if column.out and labels and column.out not in labels
     ]
 
 

@@ -127,27 +127,27 @@ def query_ids(
     """
     if len(index) < 2:
         raise ValueError("the index has a single item, which has no other to be compared with")
-    known: Any = list(ids)
+    queried: Any = list(ids)
     text = is_text(index.ids) if isinstance(index, Retriever) else index.engine.text_ids
     if not text:
         try:
-            known = [int(name) for name in ids]
+            queried = [int(name) for name in ids]
         except ValueError:
             wrong = next(name for name in ids if not name.lstrip("-").isdigit())
             raise ValueError(f"the ids of this index are whole numbers, {wrong!r} is none") from None
     abstain = index.threshold is not None and not answer_all
     if not isinstance(index, Retriever):
         try:
-            queries, named = index.items(known)
+            queries, named = index.items(queried)
         except KeyError as error:
             raise ValueError(f"{error.args[0]}") from error
         answers = index.query_ids(named, k, order=order, abstain=abstain)
         return _replies(index, ids, queries, answers, answer_all)
     try:
-        rows = index.rows(known)
+        rows = index.rows(queried)
     except KeyError as error:
         raise ValueError(f"{error.args[0]}; ids there look like {str(index.ids[0])!r}") from error
-    answers = index.query_ids(known, k, order=order, abstain=abstain)
+    answers = index.query_ids(queried, k, order=order, abstain=abstain)
     return _replies(index, ids, index.state.gallery.items_at(rows), answers, answer_all)
 
 

@@ -231,11 +231,11 @@ class Cells:
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
         """The names that the patterns stand for, such as "fashion_mnist/*", each once, in the patterns' order."""
-        known, matches = self.names(), []
+        names, matches = self.names(), []
         for pattern in patterns:
-            some = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+            some = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
             if not some:
-                raise ConfigError(f"no cell is called {pattern!r} in {self.folder}; {near(pattern, known)}")
+                raise ConfigError(f"no cell is called {pattern!r} in {self.folder}; {near(pattern, names)}")
             matches += some
         return list(dict.fromkeys(matches))
 

@@ -149,16 +149,16 @@ def _loaded(section: DataSection, data_dir: Path | None, name: str, loaded: Sets
         return by_place(spread(images, section.limit))
     # OOD images, with as many rows, columns and channels as the images that the network knows.
     out = next(out for out in section.out if out.label == name.removeprefix(OUT))
-    known = loaded[TEST]
-    channels, height, width = known[0][0].shape
-    preprocessing = "unit" if known.preparation is None else known.preparation.preprocessing
+    test_images = loaded[TEST]
+    channels, height, width = test_images[0][0].shape
+    preprocessing = "unit" if test_images.preparation is None else test_images.preparation.preprocessing
     images = load(
         out.name, out.split, image_size=None, channels=channels, preprocessing=preprocessing, **out.options
     )
     if images[0][0].shape != (channels, height, width) or not isinstance(images.images, Tensor):
         if height != width:
             raise ValueError(
-                f"the images of {known.name} are {height}x{width}: give data an image_size, so that those of "
+                f"the images of {test_images.name} are {height}x{width}: give data an image_size, so that those of "
                 f"{out.name} can have the same"
             )
         images = images.prepared(image_size=height)

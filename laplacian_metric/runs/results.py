@@ -18,6 +18,7 @@ from laplacian_metric.core.checked import (
     Numbers,
     OrEmpty,
     Vector,
+    finite,
     read_json,
     validated,
 )
@@ -212,10 +213,10 @@ class Result(Evaluation):
     def _without_null(cls, content: Any) -> Any:
         if not isinstance(content, Mapping):
             return content
-        known = {key: value for key, value in content.items() if value is not None}
-        if known.get("status") == FAILED:
-            known.setdefault("error", "it does not say why")
-        return known
+        stored = {key: value for key, value in content.items() if value is not None}
+        if stored.get("status") == FAILED:
+            stored.setdefault("error", "it does not say why")
+        return stored
 
     @property
     def done(self) -> bool:
@@ -306,20 +307,6 @@ class Results:
     def remove(self, cell: str, seed: int) -> None:
         """Remove the result of one run."""
         self.path(cell, seed).unlink(missing_ok=True)
-
-
-def finite(values: Any) -> Any:
-    """Return the same values with None for those that JSON has no word for.
-
-    Example:
-        >>> finite({"r_auroc": float("nan"), "points": [1.0, float("inf")]})
-        {'r_auroc': None, 'points': [1.0, None]}
-    """
-    if isinstance(values, Mapping):
-        return {str(key): finite(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def rounded(values: Any) -> Any:

@@ -225,25 +225,23 @@ class _Runs:
             networks = {(cell.name, seed): cell}
             networks |= {(base.name, number): base for number in cell.base_seeds(seed)} if base else {}
             for (name, number), owner in networks.items():
-                problems += self._check_network(owner, name, number, fresh)
+                try:
+                    check_network(self.place, owner, number)
+                except ChangedError as error:
+                    problem = str(error)
+                    if fresh:
+                        try:
+                            with self.work.locked(name, number):
+                                self.work.clear(name, number)
+                            continue
+                        except Busy:
+                            problem += "; another process is working on it"
+                    problems.append(problem)
         if problems:
             raise RunError(
                 "\n".join(dict.fromkeys(problems))
                 + "\nGive the settings back, give the cell another name, or discard the earlier work with --fresh"
             )
-
-    def _check_network(self, owner: Cell, name: str, seed: int, fresh: bool) -> list[str]:
-        try:
-            check_network(self.place, owner, seed)
-        except ChangedError as error:
-            if not fresh:
-                return [str(error)]
-            try:
-                with self.work.locked(name, seed):
-                    self.work.clear(name, seed)
-            except Busy:
-                return [f"{error}; another process is working on it"]
-        return []
 
     # --- one after the other ---
 

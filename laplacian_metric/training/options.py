@@ -201,8 +201,8 @@ def make_miner(name: str, settings: dict[str, Any]) -> Any:
     """A miner of pytorch-metric-learning by the name of its class."""
     from pytorch_metric_learning import miners
 
-    known = [entry for entry in dir(miners) if entry.endswith("Miner") and not entry.startswith("Base")]
-    check_known("miner", name, known)
+    miner_names = [entry for entry in dir(miners) if entry.endswith("Miner") and not entry.startswith("Base")]
+    check_known("miner", name, miner_names)
     try:
         return getattr(miners, name)(**settings)
     except TypeError as error:

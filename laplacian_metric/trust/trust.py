@@ -126,10 +126,10 @@ class Trust:
             classes = items.classes_at(own)
         else:
             query_h, labels = _pair("queries", queries)
-            known, points = _vectors("query_h", query_h, items, head)
-            around = items.surroundings(known, points)
+            query_features, points = _vectors("query_h", query_h, items, head)
+            around = items.surroundings(query_features, points)
             _check_not_items(around)
-            classes = _query_classes(items, labels, len(known)) if items.labelled else None
+            classes = _query_classes(items, labels, len(query_features)) if items.labelled else None
         novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), alpha, moment)
         predicted = None if risk is None else FeatureRisk.of(risk)
         if predicted is not None:

@@ -84,8 +84,8 @@ def read(
             raise ValueError(
                 f"{root} has no folder for the split {request.split.value!r}; it has: {folder_names}"
             )
-        known = tuple(sorted({entry.name for place in places.values() for entry in _folders(place)}))
-        names, codes, classes = scan(root, chosen, request.skip_unreadable, skipped, known)
+        class_names = tuple(sorted({entry.name for place in places.values() for entry in _folders(place)}))
+        names, codes, classes = scan(root, chosen, request.skip_unreadable, skipped, class_names)
         part = np.arange(len(names), dtype=np.int64)
     if not part.size:
         raise ValueError(
@@ -119,7 +119,7 @@ def _split_folders(root: Path) -> dict[Split, Path]:
 
 
 def _scan(
-    root: Path, places: list[Path], skip: bool, skipped: list[str], known: tuple[str, ...] | None = None
+    root: Path, places: list[Path], skip: bool, skipped: list[str], class_names: tuple[str, ...] | None = None
 ) -> tuple[list[str], npt.NDArray[np.int64], tuple[str, ...]]:
     """Names, labels and classes of the images in the class folders of some places."""
     folders = [(entry.name, entry) for place in places for entry in _folders(place)]
@@ -128,7 +128,7 @@ def _scan(
             f"{places[0]} has no class folders; images must lie in a folder named after their class, or be loaded with "
             "labels=False, for a method that learns without labels"
         )
-    classes = known or tuple(sorted({name for name, _ in folders}))
+    classes = class_names or tuple(sorted({name for name, _ in folders}))
     names: list[str] = []
     labels: list[int] = []
     for class_name, folder in folders:

@@ -51,8 +51,8 @@ class _Table:
     def rows(self, ids: Ids) -> NDArray[np.int64]:
         """Return the rows of those ids that are known."""
         check_same_kind(self.records.ids, ids)
-        known = np.isin(ids, self.records.ids)
-        return self.row_of.find(ids[known])
+        present = np.isin(ids, self.records.ids)
+        return self.row_of.find(ids[present])
 
     def matching(self, where: Where) -> NDArray[np.int64] | None:
         """Return the rows that match; None for all."""
