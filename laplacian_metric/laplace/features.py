@@ -33,7 +33,6 @@ from laplacian_metric.core.checked import (
     Manifest,
     MissingArtifactError,
 )
-from laplacian_metric.core.devices import exact_device
 from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder

@@ -208,12 +208,11 @@ def as_positives(
             ("database_labels", "database") if database is None else ("database", "database_labels")
         )
         raise ValueError(f"{present} is given without {missing}: a gallery needs both")
-    pairs = [("labels", labels, queries, "embeddings")]
-    if database_labels is not None and database is not None:
-        pairs.append(("database_labels", database_labels, database, "embeddings in the database"))
-    for name, given_labels, number, what in pairs:
-        check_length(name, len(as_labels(name, given_labels)), number, what)
-    return Positives.from_labels(labels, database_labels, own=own)
+    positives = Positives.from_labels(labels, database_labels, own=own)
+    check_length("labels", positives.num_queries, queries, "embeddings")
+    if database is not None:
+        check_length("database_labels", positives.num_database, database, "embeddings in the database")
+    return positives
 
 
 def _own(own: Tensor | None, queries: int, one_set: bool, device: torch.device) -> Tensor | None:

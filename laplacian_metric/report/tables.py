@@ -221,7 +221,8 @@ def _unknown_ood(description: TableDescription, cells: Mapping[str, Cell]) -> li
     scores = [score for cell in cells.values() for result in cell.done for score in result.scores.values()]
     labels = sorted({name for score in scores for name in score.ood})
     return [
-        f"{column.title or column.metric}: no cell has OOD images called `{column.out}`; there are: {', '.join(labels)}."
+        f"{column.title or column.metric}: no cell has OOD images called `{column.out}`; there are: "
+        f"{', '.join(labels)}."
         for column in description.columns
         if column.out and labels and column.out not in labels
     ]
