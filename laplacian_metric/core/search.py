@@ -209,7 +209,15 @@ def search_blocks(
             f"embeddings has {queries.dim} dimensions and database {gallery.dim}: both come from one space"
         )
     own = _own_rows(own, len(queries), len(gallery), one_set=database is None, device=embeddings.device)
-    depth = _depths(k, len(queries), len(gallery) - int((own >= 0).any()), embeddings.device)
+    depth = torch.as_tensor(k, device=embeddings.device).expand(len(queries))
+    if depth.is_floating_point() or depth.dtype == torch.bool:
+        raise TypeError(f"k has dtype {depth.dtype}, whole numbers are needed")
+    available, low, high = len(gallery) - int((own >= 0).any()), int(depth.min()), int(depth.max())
+    if low < 1 or high > available:
+        raise ValueError(
+            f"k is {low if low < 1 else high}, but a query has {available} gallery members to choose from, its own "
+            f"copy left out: use a k from 1 to {available}"
+        )
     return _blocks(queries, gallery, own, depth, memory)
 
 
@@ -232,31 +240,6 @@ def _own_rows(
     return own.to(device)
 
 
-def _depths(k: int | Tensor, queries: int, available: int, device: torch.device) -> Tensor:
-    depth = torch.as_tensor(k, device=device).expand(queries)
-    if depth.is_floating_point() or depth.dtype == torch.bool:
-        raise TypeError(f"k has dtype {depth.dtype}, whole numbers are needed")
-    low, high = int(depth.min()), int(depth.max())
-    if low < 1 or high > available:
-        raise ValueError(
-            f"k is {low if low < 1 else high}, but a query has {available} gallery members to choose from, its own "
-            f"copy left out: use a k from 1 to {available}"
-        )
-    return depth
-
-
-def _slack(dim: int, dtype: torch.dtype) -> float:
-    """How far below another a similarity may be computed although it is the greater one in truth.
-
-    A product of two unit vectors has an error of at most dim + 2 half units in the last place, the rounding of the
-    vectors included; two such errors count, and two further units for the comparison itself.
-    """
-    slack = (dim + 4) * torch.finfo(dtype).eps
-    # Where the user lets products run in fewer digits (8 bits in bfloat16), both factors are rounded to these first.
-    reduced = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return slack + 2.0**-6 if reduced else slack
-
-
 def _blocks(
     queries: UnitVectors, gallery: UnitVectors, own: Tensor, depth: Tensor, memory: int
 ) -> Iterator[tuple[slice, Neighbours]]:
@@ -265,6 +248,13 @@ def _blocks(
     # The columns that fill the last group are never written again, so that they never are candidates.
     dtype = torch.float32 if int(depth.max()) <= EXACT_COLUMNS else torch.float64
     buffer = torch.full((size, padded), -torch.inf, dtype=dtype, device=queries.source.device)
+    # How far below another a similarity may be computed although it is the greater one in truth. A product of two unit
+    # vectors has an error of at most dim + 2 half units in the last place, the rounding of the vectors included; two
+    # such errors count, and two further units for the comparison itself.
+    slack = (gallery.dim + 4) * torch.finfo(dtype).eps
+    # Where the user lets products run in fewer digits (8 bits in bfloat16), both factors are rounded to these first.
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        slack += 2.0**-6
     members = gallery.rounded(dtype)
     rounded_queries = members if queries is gallery else queries.rounded(dtype)
     for start in range(0, len(queries), size):
@@ -273,18 +263,17 @@ def _blocks(
         torch.mm(rounded_queries[rows], members.T, out=similarities[:, : len(gallery)])
         self_rows = (own[rows] >= 0).nonzero().flatten()
         similarities[self_rows, own[rows][self_rows]] = -torch.inf
-        yield rows, _nearest(similarities, queries, start, gallery, depth[rows])
+        yield rows, _nearest(similarities, slack, queries, start, gallery, depth[rows])
 
 
 def _nearest(
-    similarities: Tensor, queries: UnitVectors, start: int, gallery: UnitVectors, depth: Tensor
+    similarities: Tensor, slack: float, queries: UnitVectors, start: int, gallery: UnitVectors, depth: Tensor
 ) -> Neighbours:
     """The nearest for one block of similarities (B, N padded), whose first row is query ``start``.
 
     As many for each as the deepest of them needs; ties are counted in each one's own depth (B,).
     """
     k = int(depth.max())
-    slack = _slack(gallery.dim, similarities.dtype)
     rows, columns = _candidates(similarities, k, slack)
     counts = torch.bincount(rows, minlength=len(similarities))
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]

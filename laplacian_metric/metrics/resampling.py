@@ -97,16 +97,16 @@ def bootstrap_all(
             weights = weights[:, members]
         for name, statistic in statistics.items():
             values[name].append(statistic(weights.to(device)).cpu())
-    return {name: _interval(torch.cat(parts), level) for name, parts in values.items()}
-
-
-def _interval(values: Tensor, level: float) -> Interval:
-    defined = values[~values.isnan()]
-    low = high = float("nan")
-    if len(defined):
-        ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=defined.dtype)
-        low, high = (float(end) for end in torch.quantile(defined, ends))
-    return Interval(low, high, level, len(values), len(values) - len(defined))
+    intervals = {}
+    for name, parts in values.items():
+        drawn = torch.cat(parts)
+        defined = drawn[~drawn.isnan()]
+        low = high = float("nan")
+        if len(defined):
+            ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=defined.dtype)
+            low, high = (float(end) for end in torch.quantile(defined, ends))
+        intervals[name] = Interval(low, high, level, len(drawn), len(drawn) - len(defined))
+    return intervals
 
 
 def _draws(

@@ -49,16 +49,6 @@ def _cell(evaluation: Evaluation) -> dict[str, Cell]:
     return {THIS: Cell(THIS, (Result.model_construct(cell=THIS, seed=0, **dict(evaluation)),))}
 
 
-def calibration_plot(calibration: Calibration, label: str, axis: str) -> bytes:
-    """Draw accuracy over what was predicted, which the axis names."""
-    figure, (axes,) = panels(1, 4.2, 4.6)
-    calibration_axes(axes, axis)
-    draw_bins(axes, calibration.bins, LOOKS[THIS], THIS)
-    axes.set_title(label, fontsize=10)
-    shared_legend(figure, [axes], columns=3)
-    return as_png(figure)
-
-
 def sparsification_plot(evaluation: Evaluation) -> bytes:
     """Draw recall@1 of what is left, by uncertainty, by an oracle and in random order."""
     figure, (axes,) = panels(1, 5.2, 3.4)
@@ -335,10 +325,15 @@ def _calibrated(agreed: Calibration, text: str, label: str, what: str) -> list[B
         (f"{one.low:.1f} to {one.high:.1f}", f"{one.count:,}", _number(one.confidence), _number(one.accuracy))
         for one in agreed.bins
     ]
+    figure, (axes,) = panels(1, 4.2, 4.6)
+    calibration_axes(axes, what)
+    draw_bins(axes, agreed.bins, LOOKS[THIS], THIS)
+    axes.set_title(label, fontsize=10)
+    shared_legend(figure, [axes], columns=3)
     return [
         Paragraph(text),
         Picture(
-            calibration_plot(agreed, label, what),
+            as_png(figure),
             alt=f"Accuracy over {what} in ten bins; the calibration error is {agreed.ece:.3f}.",
             caption=f"On the diagonal the {what} is calibrated; below the diagonal it is too great.",
         ),

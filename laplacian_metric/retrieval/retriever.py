@@ -44,7 +44,11 @@ def answer(
     own_rows: Numbers | None = None,
 ) -> Answers:
     """Rows, cosines, probabilities, and what the threshold says; with ``own_rows`` each query's own row is left out."""
-    _check_k(k, len(gallery) - (own_rows is not None), own_rows is not None)
+    if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
+        raise ValueError(f"k is {k!r}: a whole number of at least 1 is needed")
+    most, others = (len(gallery), "") if own_rows is None else (len(gallery) - 1, "other ")
+    if k > most:
+        raise ValueError(f"k is {k}, and the index has only {most} {others}items")
     k = int(k)  # numpy's integers are none to FAISS
     threshold = calibrations.need("threshold") if request.abstain else calibrations.threshold
     answered = None
@@ -141,13 +145,6 @@ def _without(
     own[:, -1] |= ~own.any(axis=1)
     shape = (len(rows), rows.shape[1] - 1)
     return rows[~own].reshape(shape), similarity[~own].reshape(shape)
-
-
-def _check_k(k: int, most: int, others: bool) -> None:
-    if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"k is {k!r}: a whole number of at least 1 is needed")
-    if k > most:
-        raise ValueError(f"k is {k}, and the index has only {most} {'other ' if others else ''}items")
 
 
 @dataclass(frozen=True, eq=False)

@@ -254,13 +254,10 @@ class Cells:
 
     # --- from files ---
 
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name}.yaml"
-
     def _read(self, name: str, asked_by: str | None = None) -> dict[str, Any]:
-        path = self._file(name)
+        path = self.folder / f"{name}.yaml"
         if not path.is_file():
-            by = "" if asked_by is None else f"{self._file(asked_by)}: "
+            by = "" if asked_by is None else f"{self.folder / asked_by}.yaml: "
             raise ConfigError(f"{by}there is no cell {name!r} in {self.folder}; {near(name, self.names())}")
         try:
             content = read_yaml(path)
@@ -279,7 +276,9 @@ class Cells:
     def _resolved(self, name: str, below: tuple[str, ...]) -> dict[str, Any]:
         """What a file has, on top of what it takes over."""
         if name in below:
-            raise ConfigError(f"{self._file(name)} takes over from itself: {' -> '.join((*below, name))}")
+            raise ConfigError(
+                f"{self.folder / name}.yaml takes over from itself: {' -> '.join((*below, name))}"
+            )
         if name in self._raw:
             return copy.deepcopy(self._raw[name])
         own = self._read(name, below[-1] if below else None)
@@ -296,7 +295,7 @@ class Cells:
         return copy.deepcopy(whole)
 
     def _checked(self, name: str, whole: dict[str, Any]) -> Cell:
-        path = str(self._file(name))
+        path = str(self.folder / f"{name}.yaml")
         _check_method(whole, path)
         try:
             cell = Cell.model_validate_json(json.dumps(whole), strict=True)
