@@ -190,7 +190,6 @@ def _check_at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} is {value!r}: a whole number of at least {least} is needed")
 
 
-Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 
