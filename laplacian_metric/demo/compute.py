@@ -355,4 +355,5 @@ def _evaluate(
         ood_uncertainty={OOD: ood.uncertainty},
         scores=scores,
         generator=torch.Generator().manual_seed(seed),
+        drawn=("refusals",),
     )

@@ -215,6 +215,7 @@ def evaluate(
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
+    drawn: Collection[Literal["curves", "refusals"]] = ("curves", "refusals"),
 ) -> Evaluation:
     """Return every number for which the inputs are there, from one search of the embeddings.
 
@@ -239,6 +240,7 @@ def evaluate(
         resamples: draws of the bootstrap; 0 leaves the intervals out.
         level: of the intervals.
         generator: of the draws.
+        drawn: what is drawn of the method's uncertainty; the curves, or the refusals, may be left out.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
@@ -288,6 +290,7 @@ def evaluate(
         resamples=resamples,
         level=level,
         generator=generator,
+        drawn=drawn,
     )
 
 

@@ -139,7 +139,16 @@ class Items:
         if self.variance is not None:
             object.__setattr__(self, "variance", _array("variance", self.variance, np.float32, 2))
         self._check_lengths()
-        _check_unit(mean)
+        # Squares are added up without an array of them; an overflow is as wrong as any other length.
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = np.sqrt(np.einsum("nd,nd->n", mean, mean))
+            wrong = np.flatnonzero(~(np.abs(norm - 1) <= NORM_TOLERANCE))
+        if len(wrong):
+            raise ValueError(
+                f"mean has {len(wrong)} of {len(mean)} rows that are not of unit length, the first is row {wrong[0]} "
+                f"with norm {norm[wrong[0]]:.6g}: divide each row by its norm, or leave out the images without a "
+                "direction"
+            )
         _refuse(
             "kappa",
             self.kappa,
@@ -332,19 +341,6 @@ def _rounded_to_unit(mean: NDArray[Any]) -> NDArray[Any]:
         # What is no unit vector is left as it is, and refused with its row.
         rounded[rows] = np.divide(exact, norm, out=exact, where=near)
     return rounded
-
-
-def _check_unit(mean: Floats) -> None:
-    # Squares are added up without an array of them; an overflow is as wrong as any other length.
-    with np.errstate(over="ignore", invalid="ignore"):
-        norm = np.sqrt(np.einsum("nd,nd->n", mean, mean))
-        wrong = np.flatnonzero(~(np.abs(norm - 1) <= NORM_TOLERANCE))
-    if len(wrong):
-        row = wrong[0]
-        raise ValueError(
-            f"mean has {len(wrong)} of {len(mean)} rows that are not of unit length, the first is row {row} with "
-            f"norm {norm[row]:.6g}: divide each row by its norm, or leave out the images without a direction"
-        )
 
 
 def _refuse(name: str, values: NDArray[Any], wrong: NDArray[np.bool_], why: str, first_row: int = 0) -> None:

@@ -212,22 +212,38 @@ class _Run:
             state.seconds += time.perf_counter() - begun
             if state.step < len(batches):
                 self._save(checkpoint.LAST, whole=True)
-        begun = time.perf_counter()
-        processes.share_buffers(self.learner.module)
+        return self._end_epoch(rate)
+
+    def _end_epoch(self, rate: float) -> dict[str, Any]:
+        """Validate, and write what the finished epoch leaves; the checkpoint that is gone on from last."""
+        begun, state = time.perf_counter(), self.state
+        if self.processes > 1:
+            processes.share_buffers(self.learner.module)
         with processes.all_or_none():
             self.learner.end_epoch()
             measured = validate(self.learner, self.validation)
+        loss = state.total / state.images
+        if self.processes > 1:
+            loss = processes.mean_over_processes(state.total, state.images, self.learner)
+            # All processes have to agree on which epoch is best, and when patience is over.
+            measured = processes.of_the_first(measured)
         entry = {
-            "epoch": number + 1,
-            "loss": processes.mean_over_processes(state.total, state.images, self.learner),
+            "epoch": len(state.history) + 1,
+            "loss": loss,
             "learning_rate": rate,
             "precision": self.precision,
-            # All processes have to agree on which epoch is best, and when patience is over.
-            **processes.of_the_first(measured),
+            **measured,
         }
         entry["seconds"] = round(state.seconds + time.perf_counter() - begun, 3)
         self.state = Progress([*state.history, entry])
-        self._keep()
+        best = self._best()
+        if best == entry["epoch"]:
+            self._save(checkpoint.BEST, whole=False)
+        with processes.all_or_none():
+            if self.process == 0:
+                log = {"identity": self.identity, "best_epoch": best, "epochs": self.state.history}
+                checkpoint.save_log(self.folder / checkpoint.LOG, log)
+        self._save(checkpoint.LAST, whole=True)
         return entry
 
     def _chosen(self, batches: list[Tensor], every: int) -> list[Tensor]:
@@ -288,8 +304,9 @@ class _Run:
     def resume(self) -> None:
         """Go on from the last checkpoint; does nothing where there is none."""
         path = self.folder / checkpoint.LAST
-        processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
-        processes.same_everywhere("seed", self.seed)
+        if self.processes > 1:
+            processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
+            processes.same_everywhere("seed", self.seed)
         if not path.exists():
             return
         with processes.all_or_none():
@@ -319,21 +336,6 @@ class _Run:
         if with_cuda:
             torch.cuda.set_rng_state(tensors[f"random/cuda/{self.process}"], self.device)
 
-    def _keep(self) -> None:
-        """Write what the finished epoch leaves; the checkpoint that is gone on from last."""
-        history = self.state.history
-        if self._best() == len(history):
-            self._save(checkpoint.BEST, whole=False)
-        with processes.all_or_none():
-            if self.process == 0:
-                log = {
-                    "identity": self.identity,
-                    "best_epoch": self._best(),
-                    "epochs": history,
-                }
-                checkpoint.save_log(self.folder / checkpoint.LOG, log)
-        self._save(checkpoint.LAST, whole=True)
-
     def _save(self, name: str, whole: bool) -> None:
         """Write a checkpoint; the first process does it for all."""
         tensors: dict[str, Tensor] = {}
@@ -345,7 +347,8 @@ class _Run:
             if self.processes > 1:  # each has the losses of its own images
                 kept["losses"] = torch.tensor([self.state.total, self.state.images], dtype=torch.float64)
             for kind, own in kept.items():
-                for number, gathered_state in enumerate(processes.gathered(own)):
+                every = [own] if self.processes == 1 else processes.gathered(own)
+                for number, gathered_state in enumerate(every):
                     tensors[f"{kind}/{number}"] = gathered_state
         with processes.all_or_none():
             if self.process == 0:

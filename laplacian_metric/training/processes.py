@@ -84,8 +84,6 @@ def read(batches: Iterable[Any]) -> Iterator[Any]:
 def gathered(tensor: Tensor) -> list[Tensor]:
     """Every process's tensor, of one shape, on every process."""
     count = processes()[1]
-    if count == 1:
-        return [tensor]
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     tensors = [torch.empty_like(tensor, device=device) for _ in range(count)]
     dist.all_gather(tensors, tensor.to(device))
@@ -110,15 +108,12 @@ def share_buffers(module: nn.Module) -> None:
 
     Each process has seen other images, and DistributedDataParallel makes the buffers alike before a step, not after it.
     """
-    if processes()[1] > 1:
-        for buffer in module.buffers():
-            buffer.copy_(gathered(buffer)[0])
+    for buffer in module.buffers():
+        buffer.copy_(gathered(buffer)[0])
 
 
 def mean_over_processes(total: float, count: int, learner: Learner) -> float:
     """The mean of sums over counts of all processes."""
-    if processes()[1] == 1:
-        return total / count
     device = device_of(learner.module)
     both = torch.tensor([total, float(count)], dtype=widest_dtype(device), device=device)
     dist.all_reduce(both)
