@@ -15,7 +15,7 @@ from laplacian_metric.data.sources import fashion_mnist, mnist
 from laplacian_metric.data.sources.shared import array_content
 from laplacian_metric.data.splits import Split, parse_split
 
-_INSTALLED = {"layout": "no files: it is installed with the package", "obtain": ""}
+_LAYOUT = "no files: it is installed with the package"
 # What is embedded: the splits, the classes' names, and what is known of the whole data set.
 _SAMPLES = {
     "fashion-mnist": (("train", "test"), fashion_mnist.CLASSES, fashion_mnist.INFO),
@@ -83,7 +83,8 @@ class SampleFashionMNIST:
         fashion_mnist.INFO,
         name="sample-fashion-mnist",
         title="the embedded sample of Fashion-MNIST",
-        **_INSTALLED,
+        layout=_LAYOUT,
+        obtain="",
     )
 
     @staticmethod
@@ -105,7 +106,8 @@ class SampleMNIST:
         name="sample-mnist",
         title="the embedded sample of MNIST",
         splits=(Split.TEST,),
-        **_INSTALLED,
+        layout=_LAYOUT,
+        obtain="",
     )
 
     @staticmethod
