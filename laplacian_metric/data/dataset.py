@@ -103,11 +103,11 @@ class Dataset(TorchDataset[Any]):
         for name, values in rows.items():
             if values is not None and len(values) != len(self):
                 raise ValueError(f"{self.title}: {name} has {len(values)} entries for {len(self)} {what}")
-        in_memory = self.preparation is not None and isinstance(self.inputs, Tensor)
-        if in_memory and (self.inputs.ndim != 4 or self.inputs.dtype != torch.uint8):
+        images = None if self.preparation is None or isinstance(self.inputs, ImageFiles) else self.inputs
+        if images is not None and (images.ndim != 4 or images.dtype != torch.uint8):
             raise ValueError(
-                f"{self.name}: images must be uint8 of shape (N, C, H, W), not {self.inputs.dtype} of shape "
-                f"{tuple(self.inputs.shape)}"
+                f"{self.name}: images must be uint8 of shape (N, C, H, W), not {images.dtype} of shape "
+                f"{tuple(images.shape)}"
             )
         if self.labels is not None and len(self) and self.class_names:
             low, high = int(self.labels.min()), int(self.labels.max())
