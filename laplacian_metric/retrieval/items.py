@@ -142,11 +142,11 @@ class Items:
         # Squares are added up without an array of them; an overflow is as wrong as any other length.
         with np.errstate(over="ignore", invalid="ignore"):
             norm = np.sqrt(np.einsum("nd,nd->n", mean, mean))
-            wrong = np.flatnonzero(~(np.abs(norm - 1) <= NORM_TOLERANCE))
-        if len(wrong):
+            off = np.flatnonzero(~(np.abs(norm - 1) <= NORM_TOLERANCE))
+        if len(off):
             raise ValueError(
-                f"mean has {len(wrong)} of {len(mean)} rows that are not of unit length, the first is row {wrong[0]} "
-                f"with norm {norm[wrong[0]]:.6g}: divide each row by its norm, or leave out the images without a "
+                f"mean has {len(off)} of {len(mean)} rows that are not of unit length, the first is row {off[0]} "
+                f"with norm {norm[off[0]]:.6g}: divide each row by its norm, or leave out the images without a "
                 "direction"
             )
         _refuse(
