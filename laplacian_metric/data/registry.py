@@ -129,14 +129,28 @@ def load(
         augment=augment,
     )
     request = Request(about, wanted, data_folders(data_dir), download, skip_unreadable)
-    content = source.read(request, **options)
+    loaded = _read(source, request, options, preparation)
+    if skip_unreadable:
+        loaded = loaded.without_unreadable()
+    if loaded.labels is not None and len(loaded.classes) == 1 and loaded.positive_distance is None:
+        warnings.warn(
+            f"all {len(loaded)} images of {name}, {wanted.value} are of the class "
+            f"{loaded.class_names[loaded.classes[0]]!r}, so that no image has a negative",
+            stacklevel=2,
+        )
+    return loaded
+
+
+def _read(source: Source, request: Request, options: dict[str, object], preparation: Preparation) -> Dataset:
+    """Return the images of a split with what is known about their data set."""
+    about, content = request.info, source.read(request, **options)
     if not len(content.images):
-        raise ValueError(f"the split {wanted.value!r} of {name} has no images")
-    loaded = Dataset(
+        raise ValueError(f"the split {request.split.value!r} of {about.name} has no images")
+    return Dataset(
         content.images,
         None if content.labels is None else torch.from_numpy(content.labels),
-        name=name,
-        split=wanted,
+        name=about.name,
+        split=request.split,
         class_names=content.class_names,
         indices=torch.from_numpy(content.indices),
         extras=content.extras,
@@ -147,15 +161,6 @@ def load(
         citation=about.citation,
         page=about.page,
     )
-    if skip_unreadable:
-        loaded = loaded.without_unreadable()
-    if loaded.labels is not None and len(loaded.classes) == 1 and loaded.positive_distance is None:
-        warnings.warn(
-            f"all {len(loaded)} images of {name}, {wanted.value} are of the class "
-            f"{loaded.class_names[loaded.classes[0]]!r}, so that no image has a negative",
-            stacklevel=2,
-        )
-    return loaded
 
 
 def _check_options(source: Source, options: dict[str, object]) -> None:
