@@ -61,7 +61,7 @@ class Settings:
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
         }
-        sections = {
+        sections: dict[str, dict[str, Any]] = {
             "network": {"name": self.encoder, "dim": self.dim, "pretrained": self.pretrained or None},
             "training": training,
             "loss": {"margin": self.margin, "power": self.power},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -215,7 +215,7 @@ def evaluate(
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
-    drawn: Collection[Literal["curves", "refusals"]] = ("curves", "refusals"),
+    drawn: Collection[str] = ("curves", "refusals"),
 ) -> Evaluation:
     """Return every number for which the inputs are there, from one search of the embeddings.
 
@@ -312,7 +312,7 @@ def evaluate_ranking(
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
-    drawn: Collection[Literal["curves", "refusals"]] = ("curves", "refusals"),
+    drawn: Collection[str] = ("curves", "refusals"),
 ) -> Evaluation:
     """Return the same of a search that was done before; without one (None), what needs no retrieval.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -169,10 +170,13 @@ def _own_retrieval(
         named = {f"{name}_similarity": values for name, values in others.items()}
         return named if own is None else {"own_similarity": own, **named}
 
+    def one(name: str, queries: StochasticEmbedding, database: StochasticEmbedding) -> Tensor:
+        return similarities(queries, database)[name]
+
     retrieval: dict[str, dict[str, float] | None] = {"own_similarity": None}
     ks = _ks(section, matching.gallery_size(len(test)))
     for name in similarities(test[:2], test[:2]):
-        ranking = matching.rank_by(lambda e, others, name=name: similarities(e, others)[name], test, max(ks))
+        ranking = matching.rank_by(partial(one, name), test, max(ks))
         values = metrics.evaluate_ranking(ranking, uncertainty, ks=ks, resamples=0, drawn=()).values
         retrieval[name] = {
             key: value
