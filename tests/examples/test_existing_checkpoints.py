@@ -20,12 +20,12 @@ from tests.pages import code_blocks, run_page
 NEEDS = {
     "A file of weights": "torchvision",
     "Trained with another loss": None,
-    "Names of their own": "timm",
+    "Other tensor names": "timm",
     "Sentences": None,  # a stand-in is given to it
     "pytorch-metric-learning": "pytorch_metric_learning",
     "Exported features": None,
 }
-WEIGHTS = {"A file of weights": "resnet50", "Names of their own": "tf_efficientnet_lite0"}
+WEIGHTS = {"A file of weights": "resnet50", "Other tensor names": "tf_efficientnet_lite0"}
 GIVEN = re.compile(r"\b(?:WEIGHTS|PHOTOS|CACHE|STEPS|MODEL)\b")
 
 

@@ -131,18 +131,19 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 18
+    assert len(names) == 19
     for name in names:
         cell = cells[name]
-        all_pairs = name.endswith("_all_pairs")
+        all_pairs, wide = "_all_pairs" in name, name.endswith("_wide")
+        channels = {"channels": [32, 64] if wide else [16, 32]} if all_pairs else {}
         digits, dim = int(name[9]), int(name[12])
         assert cell.data.options == {"digits": digits}
-        assert cell.network.options == {"digits": digits, **({"channels": [16, 32]} if all_pairs else {})}
+        assert cell.network.options == {"digits": digits, **channels}
         assert cell.network.dim == dim
         with_mixed = "mixed" in cell.data.tests
         earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
         assert with_mixed is (name.endswith("_mixed") or not earlier)
-        assert cell.seeds == ((0,) if with_mixed or dim == 3 else (0, 1, 2))
+        assert cell.seeds == ((0,) if with_mixed or dim == 3 or wide else (0, 1, 2))
         assert cell.training.batch_size == 128
         if all_pairs:  # every pair of a shuffled batch
             assert (cell.training.epochs, cell.training.steps_per_epoch) == (51, None)
