@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import experiments.published  # noqa: F401 (a case trains as published)
 from laplacian_metric.training import TrainingOptions, checkpoint, train
 from tests.training.cases import (
     Case,
@@ -113,6 +114,8 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 import torch
+
+import experiments.published  # noqa: F401 (a case trains as published)
 torch.set_num_threads(1)
 from tests.training.cases import Case
 step = torch.optim.Optimizer.zero_grad
