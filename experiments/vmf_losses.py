@@ -29,8 +29,9 @@ from laplacian_metric.data import Dataset
 from laplacian_metric.methods import make
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.metrics.nearest import rank_by
+from laplacian_metric.metrics.ranking import error_auroc
 from laplacian_metric.metrics.resampling import compare_paired
-from laplacian_metric.metrics.sparsification import error_auroc, sparsify
+from laplacian_metric.metrics.sparsification import sparsify
 from laplacian_metric.training import TrainingOptions
 from laplacian_metric.training.options import Optimizer, Sampling, Schedule
 

@@ -20,7 +20,7 @@ from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.metrics.sparsification import error_auroc
+from laplacian_metric.metrics.ranking import error_auroc
 from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
 
 LOGGER = logging.getLogger(__name__)

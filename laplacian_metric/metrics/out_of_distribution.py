@@ -13,9 +13,8 @@ from torch import Tensor
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core.checked import Vector
 from laplacian_metric.metrics.positives import Labels, as_labels, check_length
-from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, rank
+from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, error_auroc, rank
 from laplacian_metric.metrics.resampling import Statistic
-from laplacian_metric.metrics.sparsification import error_auroc
 from laplacian_metric.metrics.statistics import auroc, average_precision, sparsification_curve, spearman
 
 ROC_POINTS = 201

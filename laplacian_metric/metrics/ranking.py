@@ -15,6 +15,7 @@ from torch import Tensor
 
 from laplacian_metric.core.search import DEFAULT_MEMORY, search_blocks
 from laplacian_metric.metrics.positives import Labels, Positives, as_positives
+from laplacian_metric.metrics.statistics import auroc
 
 
 def check_uncertainty(
@@ -196,6 +197,12 @@ def precision_sum(hits: Tensor) -> Tensor:
     """Return the precision at each hit, summed over the hits: (Q,) from bool (Q, k)."""
     places = torch.arange(1, hits.shape[1] + 1, dtype=torch.float64, device=hits.device)
     return (hits.cumsum(1) / places * hits).sum(1)
+
+
+def error_auroc(ranking: Ranking, uncertainty: Tensor) -> float:
+    """R-AUROC of a ranking by an uncertainty (Q,)."""
+    wrong = 1 - ranking.first_is_right()
+    return float(auroc(ranking.of_answerable(uncertainty), wrong, torch.ones_like(wrong)))
 
 
 def recall_at_k(

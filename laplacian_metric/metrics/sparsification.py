@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 from torch import Tensor
 
 from laplacian_metric.metrics.positives import Labels, Positives
-from laplacian_metric.metrics.ranking import Ranking, rank
-from laplacian_metric.metrics.statistics import area, auroc, sparsification_curve
+from laplacian_metric.metrics.ranking import Ranking, error_auroc, rank
+from laplacian_metric.metrics.statistics import area, sparsification_curve
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,6 @@ def r_auroc(
     """
     ranking = rank(embeddings, labels, database=database, database_labels=database_labels)
     return error_auroc(ranking, uncertainty)
-
-
-def error_auroc(ranking: Ranking, uncertainty: Tensor) -> float:
-    """R-AUROC of a ranking by an uncertainty (Q,)."""
-    wrong = 1 - ranking.first_is_right()
-    return float(auroc(ranking.of_answerable(uncertainty), wrong, torch.ones_like(wrong)))
 
 
 SHARES = 100
