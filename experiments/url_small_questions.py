@@ -24,7 +24,7 @@ from laplacian_metric.runs.suites.fitting import Part
 from laplacian_metric.runs.suites.judging import IMAGE, MATCH_RISK, TRUST, Searched
 from laplacian_metric.runs.suites.measuring import BESIDE
 from laplacian_metric.runs.suites.running import PARTS, SCORES, V1, WORK
-from laplacian_metric.runs.suites.sets import TRAIN, UNSEEN, Sets
+from laplacian_metric.runs.suites.sets import TRAIN, UNSEEN, TrackSets
 from laplacian_metric.runs.work import read_json, write_json
 
 RESAMPLES = 300
@@ -189,7 +189,7 @@ def _rows(images: Dataset, rows_: Tensor) -> Dataset:
     return Dataset(images.inputs[rows_], images.labels[rows_], split="train")
 
 
-def caching_seconds(sets: Sets, content: Mapping[str, Any]) -> dict[str, float]:
+def caching_seconds(sets: TrackSets, content: Mapping[str, Any]) -> dict[str, float]:
     """Return the seconds of a risk head's training without a cache, with one that is filled first, and with a full one.
 
     Of what was measured the shortest times are taken, which other processes disturbed least. Empty where no risk head
@@ -206,7 +206,7 @@ def caching_seconds(sets: Sets, content: Mapping[str, Any]) -> dict[str, float]:
     return {"without a cache": EPOCHS * once + fit, "with a cache": once + fit, "every further head": fit}
 
 
-def caching(sets: Sets, content: Mapping[str, Any]) -> str:
+def caching(sets: TrackSets, content: Mapping[str, Any]) -> str:
     """Return in words what cached features save: the backbone's time against that of a head's training."""
     if not (seconds := caching_seconds(sets, content)):
         return "not run\n"

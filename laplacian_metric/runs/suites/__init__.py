@@ -12,7 +12,7 @@ from pathlib import Path
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.runs.suites.leaderboard import Row, as_csv, flattened, rows
 from laplacian_metric.runs.suites.running import Benchmark
-from laplacian_metric.runs.suites.sets import Sets
+from laplacian_metric.runs.suites.sets import TrackSets
 from laplacian_metric.runs.suites.suite import Suite, load, names
 
 __all__ = ["Benchmark", "Row", "Suite", "as_csv", "flattened", "images", "load", "names", "rows"]
@@ -32,4 +32,4 @@ def images(suite: str, track: str, name: str, data_dir: str | Path | None = None
         300
     """
     place = None if data_dir is None else Path(data_dir)
-    return Sets(load(suite).tracks[track], place, Path()).images(name)
+    return TrackSets(load(suite).tracks[track], place, Path()).images(name)

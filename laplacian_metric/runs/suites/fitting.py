@@ -12,7 +12,7 @@ from torch import nn
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.runs.image_sets import initial_head
-from laplacian_metric.runs.suites.sets import TRAIN, VALIDATION, Sets
+from laplacian_metric.runs.suites.sets import TRAIN, VALIDATION, TrackSets
 from laplacian_metric.runs.suites.suite import Options, Suite
 from laplacian_metric.training import load_best, pair_choice, train
 
@@ -58,7 +58,7 @@ class Fitting:
     def __init__(
         self,
         suite: Suite,
-        sets: dict[str, Sets],
+        sets: dict[str, TrackSets],
         work: Path,
         chosen: Callable[[str, str], int],
         progress: bool | None = None,

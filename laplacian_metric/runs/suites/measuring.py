@@ -38,7 +38,7 @@ from laplacian_metric.runs.suites.sets import (
     TRAIN,
     UNSEEN,
     VALIDATION,
-    Sets,
+    TrackSets,
 )
 from laplacian_metric.runs.suites.suite import Entry
 
@@ -49,7 +49,7 @@ SAFE_SHARE = 0.1
 COMPARED = (GALLERY_DISTANCE, MATCH_RISK, TRUST)
 
 
-def chosen_by(fitted: Fitted, entry: Entry, sets: Sets) -> dict[str, dict[str, float]]:
+def chosen_by(fitted: Fitted, entry: Entry, sets: TrackSets) -> dict[str, dict[str, float]]:
     """Return recall@1 and the R-AUROC of the entry's score on every set that settings are chosen by.
 
     Raises:
@@ -68,7 +68,7 @@ def chosen_by(fitted: Fitted, entry: Entry, sets: Sets) -> dict[str, dict[str, f
 
 
 def measured(
-    fitted: Fitted, entry: Entry, sets: Sets, resamples: int
+    fitted: Fitted, entry: Entry, sets: TrackSets, resamples: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return everything that is measured of a part, and scores of the main set by which parts are compared.
 
@@ -181,7 +181,7 @@ def _embedded(
     return {name: e.point for name, e in embedded.items()}, scores
 
 
-def _beside(fitted: Fitted, sets: Sets, inputs: Mapping[str, Dataset]) -> Scores:
+def _beside(fitted: Fitted, sets: TrackSets, inputs: Mapping[str, Dataset]) -> Scores:
     """Return the norms of features and embeddings, and the Mahalanobis distance where there are features."""
     scores: Scores = {}
     features = sets.track.network.frozen
@@ -195,7 +195,7 @@ def _beside(fitted: Fitted, sets: Sets, inputs: Mapping[str, Dataset]) -> Scores
     return scores
 
 
-def _of_image(values: Mapping[str, Tensor], sets: Sets, inputs: Mapping[str, Dataset]) -> dict[str, Any]:
+def _of_image(values: Mapping[str, Tensor], sets: TrackSets, inputs: Mapping[str, Dataset]) -> dict[str, Any]:
     """Return what a score of the image alone says of crops, corruptions, classes that were seen and people's doubts."""
     main = values[UNSEEN + sets.track.main]
     numbers: dict[str, Any] = {"crop_test": metrics.crop_test(values[CLEAN], values[CROPPED])}
@@ -230,7 +230,7 @@ def compared_intervals(
     return {name: {"low": one.low, "high": one.high} for name, one in ends.items()}
 
 
-def _backbone_ms(sets: Sets) -> float:
+def _backbone_ms(sets: TrackSets) -> float:
     """Return the milliseconds that the frozen backbone takes for an image."""
     images = sets.images(UNSEEN + sets.track.main)
     block = images.select(torch.arange(min(TIMED, len(images)))).floats()
@@ -242,7 +242,7 @@ def _backbone_ms(sets: Sets) -> float:
     return round(1000 * (time.perf_counter() - begun) / len(block), 3)
 
 
-def _parameters(module: nn.Module, sets: Sets) -> int:
+def _parameters(module: nn.Module, sets: TrackSets) -> int:
     modules = [module, *([sets.encoder.backbone] if sets.track.network.frozen else [])]
     unique = {id(p): p.numel() for one in modules for p in one.parameters()}
     return sum(unique.values())

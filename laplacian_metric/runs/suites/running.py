@@ -21,7 +21,7 @@ from laplacian_metric.runs.suites.fitting import Fitted, Fitting, Part
 from laplacian_metric.runs.suites.judging import GALLERY, IMAGE
 from laplacian_metric.runs.suites.leaderboard import SHOWN_OF_GALLERY, Row, row_of
 from laplacian_metric.runs.suites.measuring import chosen_by, measured
-from laplacian_metric.runs.suites.sets import VALIDATION, Sets
+from laplacian_metric.runs.suites.sets import VALIDATION, TrackSets
 from laplacian_metric.runs.suites.submission import Submission, judge, judge_model
 from laplacian_metric.runs.suites.suite import Suite
 from laplacian_metric.runs.work import RunError, read_json, write_json
@@ -99,7 +99,7 @@ class Benchmark:
             suite.entry(name)
         self.say = say
         self.sets = {
-            name: Sets(track, data_dir, out / WORK / "features" / name, progress)
+            name: TrackSets(track, data_dir, out / WORK / "features" / name, progress)
             for name, track in suite.tracks.items()
         }
         self.fitting = Fitting(

@@ -31,7 +31,7 @@ AT_ONCE = 100
 FROZEN_SEED = 0
 
 
-class Sets:
+class TrackSets:
     """The sets of one track: "train", "validation", "choice/NAME", "unseen/NAME", "seen", "people", and of the main
     unseen set "clean" images, the same "cropped", and "corrupted/KIND-STRENGTH".
 

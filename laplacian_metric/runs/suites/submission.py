@@ -20,7 +20,7 @@ from laplacian_metric.runs.suites.fitting import Fitted
 from laplacian_metric.runs.suites.judging import GALLERY, IMAGE, GalleryScores, Searched, retrieval_numbers
 from laplacian_metric.runs.suites.leaderboard import Row, row_of
 from laplacian_metric.runs.suites.measuring import compared_intervals, measured
-from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION, Sets
+from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION, TrackSets
 from laplacian_metric.runs.suites.suite import Entry, Suite
 
 NEEDED = ("embeddings", "labels", "uncertainty")
@@ -180,7 +180,7 @@ def judge_model(
         "channels": channels or place.channels,
         "network": place.network.model_copy(update={"frozen": True}),
     }
-    sets = Sets(place.model_copy(update=changed), data_dir, work, progress, model=model)
+    sets = TrackSets(place.model_copy(update=changed), data_dir, work, progress, model=model)
     head = Encoder(nn.Identity(), model.lam.encoder.head, normalize=model.lam.encoder.normalize)
     fitted = Fitted(LAMEmbedder(bound_to(model.lam, head)), head, 0.0, 0.0)
     entry = Entry.model_validate(

@@ -14,7 +14,7 @@ from laplacian_metric.runs.suites import suite as files
 from laplacian_metric.runs.suites.fitting import Part
 from laplacian_metric.runs.suites.measuring import chosen_by
 from laplacian_metric.runs.suites.running import choice_of
-from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION, Sets
+from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION, TrackSets
 from laplacian_metric.runs.work import RunError
 from tests.runs.suites.tiny import content
 
@@ -136,7 +136,7 @@ def test_settings_are_chosen_by_no_test_image(whole: Benchmark, monkeypatch: pyt
     sets = whole.sets["sample"]
     names = sets.choosing()
     assert names == [VALIDATION, "choice/others"]
-    monkeypatch.setattr(Sets, "choosing", lambda self: [*names, f"{UNSEEN}clothes"])
+    monkeypatch.setattr(TrackSets, "choosing", lambda self: [*names, f"{UNSEEN}clothes"])
     entry = whole.suite.entry("laplace")
     with pytest.raises(TestDataError):
         chosen_by(

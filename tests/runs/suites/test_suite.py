@@ -11,7 +11,7 @@ import torch
 from laplacian_metric.data.splits import Role
 from laplacian_metric.runs import suites
 from laplacian_metric.runs.suites import suite as files
-from laplacian_metric.runs.suites.sets import Sets, held_out, rows_per_class
+from laplacian_metric.runs.suites.sets import TrackSets, held_out, rows_per_class
 from tests.runs.suites.tiny import content
 
 TEST = {"data": "sample-mnist", "split": "test"}
@@ -88,20 +88,22 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_held_out_images_are_test_images_and_in_no_other_set(tmp_path: Path) -> None:
-    sets = Sets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
+    sets = TrackSets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
     train, seen = sets["train"], sets["seen"]
     assert seen.role is Role.EVALUATION
     assert train.role is Role.FITTING
     assert not torch.isin(sets.images("train").digests(), sets.images("seen").digests()).any()
     assert len(sets["cropped"]) == len(sets["clean"]) == 18
     assert not torch.equal(sets["corrupted/noise-1.0"].inputs, sets["clean"].inputs)
-    assert sets.digest("train") == Sets(sets.track, None, tmp_path).digest("train") != sets.digest("seen")
+    assert (
+        sets.digest("train") == TrackSets(sets.track, None, tmp_path).digest("train") != sets.digest("seen")
+    )
     with pytest.raises(KeyError, match="people"):
         sets["people"]
 
 
 def test_sets_name_their_classes(tmp_path: Path) -> None:
-    sets = Sets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
+    sets = TrackSets(files.parse(content(), "tiny").tracks["sample"], None, tmp_path)
     assert sets["validation"].class_names == ("Pullover", "Coat", "Shirt")
     assert sets["validation"].classes == [0, 1, 2]
     assert sets["unseen/digits"].class_names == tuple("0123456789")
@@ -112,7 +114,7 @@ def test_features_of_a_frozen_network_are_kept(tmp_path: Path, caplog: pytest.Lo
     values = content()
     values["tracks"]["sample"]["network"]["frozen"] = True
     track = files.parse(values, "tiny").tracks["sample"]
-    sets = Sets(track, None, tmp_path, progress=False)
+    sets = TrackSets(track, None, tmp_path, progress=False)
     features = {name: sets[name].inputs for name in ("validation", "clean", "cropped")}
     block = sets.images("validation").floats()
     with torch.no_grad():
@@ -120,17 +122,17 @@ def test_features_of_a_frozen_network_are_kept(tmp_path: Path, caplog: pytest.Lo
     torch.testing.assert_close(features["validation"], expected, rtol=1e-3, atol=1e-3)
     assert not torch.equal(features["clean"], features["cropped"])
 
-    again = Sets(track, None, tmp_path, progress=False)
+    again = TrackSets(track, None, tmp_path, progress=False)
     again.encoder.backbone.register_forward_pre_hook(lambda *_: pytest.fail("the features are there"))
     assert all(torch.equal(again[name].inputs, rows) for name, rows in features.items())
 
     payload = tmp_path / "clean" / "features.bin"
     payload.write_bytes(payload.read_bytes()[::-1])
-    assert torch.equal(Sets(track, None, tmp_path, progress=False)["clean"].inputs, features["clean"])
-    assert "computed anew" in caplog.text
+    assert torch.equal(TrackSets(track, None, tmp_path, progress=False)["clean"].inputs, features["clean"])
+    assert "computed again" in caplog.text
 
     values["tracks"]["sample"]["validation"]["per_class"] = 20  # other images take the place of these
-    fewer = Sets(files.parse(values, "tiny").tracks["sample"], None, tmp_path, progress=False)
+    fewer = TrackSets(files.parse(values, "tiny").tracks["sample"], None, tmp_path, progress=False)
     assert len(fewer["validation"]) == 60
 
 
