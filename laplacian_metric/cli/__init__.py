@@ -71,7 +71,8 @@ def _common(
             if not f"{module}.".startswith(f"{missing.name}."):
                 raise
             raise typer.BadParameter(
-                f"there is no module {module!r} here: run the command in the folder that holds it"
+                f"there is no module {module!r} here: run the command in the folder that holds it",
+                param_hint="'--import'",
             ) from None
 
 
