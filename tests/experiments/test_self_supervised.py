@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,13 @@ def test_the_command_computes_what_is_missing_and_writes_the_page(
     command.main(arguments[:-1])
     assert not evaluated
     assert (tmp_path / "self_supervised.md").read_text(encoding="utf-8") == page
+
+
+def test_outliers_come_from_files_where_their_reference_is_not_trained(tmp_path: Path) -> None:
+    networks = command.Networks(Namespace(work=tmp_path / "work", out=tmp_path, cells=["self_supervised/*"]))
+    records = {name: {0: _record(0.5, 0)} for name in (ISIF, UMM)}
+    path = tmp_path / f"{ISIF}-0-outliers.json"
+    path.parent.mkdir()
+    path.write_text('{"rank": 3.0}')
+    measured, _ = networks.outliers(records)
+    assert measured == {ISIF: {0: {"rank": 3.0}}}
