@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-import experiments.published  # noqa: F401 (registers what cells as published need)
+import experiments.hard_margin
+import experiments.published  # noqa: F401 (both register what cells need)
 from laplacian_metric import runs
 
 CELLS = Path(__file__).resolve().parent / "cells"
