@@ -1,0 +1,121 @@
+"""What the images that are searched do to retrieval: test images among test images, and among training images.
+
+    python -m experiments.gallery run --data DATA --cache WORK --out figures
+    python -m experiments.gallery table --out figures
+
+WORK is that of `experiments.run`; a network that is not there is trained first. The LAM paper does not say among which
+images it searches. As many training images as there are test images tell the number of images from what they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import origin, save, write_text
+from experiments.arguments import run_or_table
+from experiments.run import CELLS
+from experiments.tables import HERE
+from laplacian_metric import runs
+from laplacian_metric.metrics.ranking import map_at_k
+from laplacian_metric.report.descriptions import read_published
+from laplacian_metric.report.seeds import spread
+
+NAME = "gallery"
+KS = (1, 5, 10)
+SEEDS = (0, 1, 2)
+# Networks, and the row of the LAM paper that they stand beside.
+NETWORKS = {
+    "cifar10/deterministic_20_epochs": ("lam_table_2_cifar10", "Deterministic"),
+    "cifar10/deterministic_unsquared": ("lam_table_2_cifar10", "Deterministic"),
+    "fashion_mnist/deterministic": ("lam_table_2_fashion_mnist", "Deterministic"),
+}
+TEST, AS_MANY, TRAINING = "the other test images", "as many training images", "all training images"
+GALLERIES = (TEST, AS_MANY, TRAINING)
+TITLE = "Test images searched among test images and among training images"
+NOTE = """\
+The same networks and the same queries, all test images; only the images that are searched differ. "As many training
+images" are at even steps. Mean ± standard deviation over the seeds that were run; the difference from searching the
+other test images is paired by seed, with its 95 % t interval. "Published" are the numbers of the LAM paper, which does
+not say among which images it searches."""
+
+
+def precisions(
+    queries: Tensor, labels: Tensor, gallery: Tensor, gallery_labels: Tensor
+) -> dict[str, dict[str, float]]:
+    """mAP@k by what is searched, of points (N, Z) and (M, Z) and their labels."""
+    steps = torch.linspace(0, len(gallery) - 1, min(len(queries), len(gallery))).round().long()
+    searched: dict[str, dict[str, Any]] = {
+        TEST: {},
+        AS_MANY: {"database": gallery[steps], "database_labels": gallery_labels[steps]},
+        TRAINING: {"database": gallery, "database_labels": gallery_labels},
+    }
+    return {
+        name: {f"mAP@{k}": map_at_k(queries, labels, k, **options) for k in KS}
+        for name, options in searched.items()
+    }
+
+
+def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
+    """Measure the networks that have no result yet, and name what is finished."""
+    for seed in SEEDS:
+        for cell in NETWORKS:
+            path = out / "results" / NAME / f"{cell.replace('/', '_')}_seed{seed}.json"
+            if path.exists():
+                continue
+            fitted = runs.fitted(cell, seed, cells_dir=CELLS, work=cache, data_dir=data)
+            parts = []
+            for name in ("test", "train"):
+                images = fitted.sets[name]
+                parts += [fitted.embedder.embed(images).point.cpu(), images.known_labels(by_class=False)]
+            found = {"cell": cell, "seed": seed, **origin("experiments"), "found": precisions(*parts)}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(found, indent=2) + "\n")
+            yield path.stem
+
+
+def table(out: Path) -> list[Path]:
+    """Write the table from the results."""
+    results = [json.loads(path.read_text()) for path in sorted((out / "results" / NAME).glob("*.json"))]
+    if not results:
+        raise SystemExit(f"there are no results in {out / 'results' / NAME}: run it first")
+    published = read_published(HERE / "published_numbers.yaml")
+    rows: list[dict[str, Any]] = []
+    for cell, (printed, name) in NETWORKS.items():
+        of_cell = [result["found"] for result in results if result["cell"] == cell]
+        if not of_cell:
+            continue
+        rows += [_row(cell, gallery, of_cell) for gallery in GALLERIES]
+        numbers = published[printed].rows[name]
+        rows.append(
+            {
+                "network": cell,
+                "searched": "published",
+                **{f"mAP@{k}": f"{numbers[f'mAP@{k}'].mean:.2f}" for k in KS},
+                "difference in mAP@1": "-",
+                "seeds": "-",
+            }
+        )
+    return save(out, NAME, TITLE, rows, NOTE, "experiments")
+
+
+def _row(cell: str, gallery: str, of_cell: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"network": cell, "searched": gallery}
+    for k in KS:
+        over = spread(found[gallery][f"mAP@{k}"] for found in of_cell)
+        row[f"mAP@{k}"] = f"{over.mean:.3f}" + (f" ± {over.deviation:.3f}" if over.number > 1 else "")
+    gained = spread(found[gallery]["mAP@1"] - found[TEST]["mAP@1"] for found in of_cell)
+    interval = gained.interval()
+    reach = "" if interval is None else f" ({interval[0]:+.3f} to {interval[1]:+.3f})"
+    row["difference in mAP@1"] = "-" if gallery == TEST else f"{gained.mean:+.3f}{reach}"
+    row["seeds"] = len(of_cell)
+    return row
+
+
+if __name__ == "__main__":
+    run_or_table(__doc__, run, table)
