@@ -4,8 +4,8 @@
     python -m experiments.number_line table --out figures
 
 Embeds 2-digit MNIST in one dimension, with points and with one Gaussian, and puts the 100 numbers in the order of their
-mean embeddings. Networks and training are those of `n_digit/N2_D2_point_all_pairs` and
-`n_digit/N2_D2_gaussian_all_pairs`, but for the dimension and the number of epochs. An interrupted run resumes; WORK
+mean embeddings. Networks and training are those of `n_digit/N2_D2_point_hidden` and
+`n_digit/N2_D2_gaussian_hidden`, but for the dimension and the number of epochs. An interrupted run resumes; WORK
 keeps the networks.
 """
 
@@ -35,7 +35,7 @@ from laplacian_metric.report.seeds import spread
 from laplacian_metric.training import TrainingOptions, load_best, pair_choice, train
 
 DIGITS = 2
-CHANNELS = (16, 32)
+CHANNELS, HIDDEN = (16, 32), 1024
 SEEDS = (0, 1, 2)
 METHODS: dict[str, Method] = {
     "One Gaussian": HIB(normalize=False, head="linear", samples=8, kl_weight=1e-4),
@@ -50,6 +50,7 @@ OPTIONS = TrainingOptions(
     schedule="cosine",
     final_share=0.01,
     checkpoint_every=200,
+    precision="bfloat16",
 )
 # The paper's appendix D: four trials of each, and the mean length of a run.
 PRINTED = {"One Gaussian": ("76 to 80", 4.6), "Point": ("42 to 74", 3.0)}
@@ -107,7 +108,9 @@ def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any
         load("n-digit-mnist", "test", data_dir=data_dir, digits=DIGITS, classes=classes)
         for classes in ("seen", "unseen")
     ]
-    backbone = Encoder.from_name("n-digit", seed=seed, digits=DIGITS, channels=CHANNELS).backbone
+    backbone = Encoder.from_name(
+        "n-digit", seed=seed, digits=DIGITS, channels=CHANNELS, hidden=HIDDEN
+    ).backbone
     features = backbone(torch.zeros(1, 1, 28, 28 * DIGITS)).shape[1]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -122,7 +125,7 @@ def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any
         OPTIONS,
         folder,
         seed=seed,
-        identity={"method": METHODS[method].name, "dim": 1, "channels": list(CHANNELS)},
+        identity={"method": METHODS[method].name, "dim": 1, "channels": list(CHANNELS), "hidden": HIDDEN},
     )
     load_best(learner, folder)
     after = centres(lambda images: _means(learner, sets, images), tests)

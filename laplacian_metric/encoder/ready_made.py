@@ -63,13 +63,15 @@ class NDigit(ReadyMade):
 
     digits: int = 2
     channels: tuple[int, int] = (8, 16)
+    padded: bool = False
+    hidden: int = 0
 
     @property
     def num_features(self) -> int:
-        return n_digit_features(self.digits, self.channels)
+        return n_digit_features(self.digits, self.channels, self.padded, self.hidden)
 
     def backbone(self) -> nn.Module:
-        return n_digit_backbone(self.digits, self.channels)
+        return n_digit_backbone(self.digits, self.channels, self.padded, self.hidden)
 
 
 @dataclass(frozen=True)

@@ -85,15 +85,20 @@ def cifar_features(poolings: int = 1) -> int:
     return 64 * side * side
 
 
-def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn.Sequential:
-    """Two unpadded 5x5 convolutions, each with a pooling: (N, 1, 28, 28 digits) -> (N, 16 * 4 * (7 digits - 3)).
+def n_digit_backbone(
+    digits: int = 2, channels: tuple[int, int] = (8, 16), padded: bool = False, hidden: int = 0
+) -> nn.Sequential:
+    """Two 5x5 convolutions, each with a pooling: (N, 1, 28, 28 digits) -> (N, 16 * 4 * (7 digits - 3)).
 
-    As section 4.1 of the HIB paper (Oh et al., 2019) has it; that says neither the number of channels nor the
-    activation.
+    As section 4.1 of the HIB paper (Oh et al., 2019) has it; that says neither the number of channels, nor the
+    activation, nor whether there is a padding.
 
     Args:
         digits: how many stand side by side.
         channels: of both convolutions.
+        padded: whether both convolutions keep the size of their input, for 16 * 49 digits features.
+        hidden: units of a fully connected layer after them, which the paper does not speak of; 0 for none. Without it
+            the embedding is a sum over places of the image, and hardly anything in it depends on two digits together.
 
     Example:
         >>> import torch
@@ -101,28 +106,34 @@ def n_digit_backbone(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> nn
         (2, 704)
     """
     at_least(1, digits=digits)
+    at_least(0, hidden=hidden)
     if len(channels) != 2 or min(channels) < 1:
         raise ValueError(f"channels is {list(channels)}: two numbers from 1 on are needed")
     first, second = channels
+    padding = 2 if padded else 0
+    last = [nn.Linear(n_digit_features(digits, channels, padded), hidden), nn.ReLU()] if hidden else []
     return _channels_innermost(
-        nn.Conv2d(1, first, kernel_size=5),
+        nn.Conv2d(1, first, kernel_size=5, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        nn.Conv2d(first, second, kernel_size=5),
+        nn.Conv2d(first, second, kernel_size=5, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
+        *last,
     )
 
 
-def n_digit_features(digits: int = 2, channels: tuple[int, int] = (8, 16)) -> int:
+def n_digit_features(
+    digits: int = 2, channels: tuple[int, int] = (8, 16), padded: bool = False, hidden: int = 0
+) -> int:
     """How many features `n_digit_backbone` gives.
 
     Example:
-        >>> n_digit_features(2), n_digit_features(3)
-        (704, 1152)
+        >>> n_digit_features(2), n_digit_features(3), n_digit_features(2, padded=True)
+        (704, 1152, 1568)
     """
-    return channels[1] * 4 * (7 * digits - 3)
+    return hidden or channels[1] * (49 * digits if padded else 4 * (7 * digits - 3))
 
 
 def fashion_network(dimensions: int = 3, seed: int | None = None) -> tuple[nn.Sequential, nn.Linear]:
