@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import experiments.run  # noqa: F401 (registers a method of cells)
 from experiments import n_digit
 from laplacian_metric.runs import Cells
 from tests.data import miniatures
@@ -131,19 +132,22 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 19
+    assert len(names) == 21
     for name in names:
         cell = cells[name]
-        all_pairs, wide = "_all_pairs" in name, name.endswith("_wide")
-        channels = {"channels": [32, 64] if wide else [16, 32]} if all_pairs else {}
+        hidden = name.endswith("_hidden")
+        all_pairs = hidden or name.endswith("_all_pairs")
+        wider = {"channels": [16, 32]} if all_pairs else {}
+        layer = {"hidden": 1024} if hidden else {}
         digits, dim = int(name[9]), int(name[12])
         assert cell.data.options == {"digits": digits}
-        assert cell.network.options == {"digits": digits, **channels}
+        assert cell.network.options == {"digits": digits, **wider, **layer}
         assert cell.network.dim == dim
         with_mixed = "mixed" in cell.data.tests
         earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
         assert with_mixed is (name.endswith("_mixed") or not earlier)
-        assert cell.seeds == ((0,) if with_mixed or dim == 3 or wide else (0, 1, 2))
+        one_seed = with_mixed or dim == 3 or (hidden and ("mixture" in name or "margin" in name))
+        assert cell.seeds == ((0,) if one_seed else (0, 1, 2))
         assert cell.training.batch_size == 128
         if all_pairs:  # every pair of a shuffled batch
             assert (cell.training.epochs, cell.training.steps_per_epoch) == (51, None)
@@ -151,8 +155,8 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
             assert cell.training.epochs * (cell.training.steps_per_epoch or 0) == 20_000
         method: Any = cell.method.make()
         assert method.normalize is False
-        if "point" in name:
-            assert cell.method.name == "soft-contrastive"
+        if "point" in name or "hard_margin" in name:
+            assert cell.method.name == ("soft-contrastive" if "point" in name else "hard-margin")
             continue
         assert (method.samples, method.head.value) == (8, "linear")
         assert method.components == (2 if "mixture" in name else 1)
