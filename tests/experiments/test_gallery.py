@@ -43,10 +43,7 @@ def test_the_first_neighbour_in_each_gallery_by_a_loop() -> None:
 def test_a_run_makes_results_and_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_with(tmp_path)
     monkeypatch.setattr(gallery, "CELLS", folder.cells)
-    monkeypatch.setattr(gallery, "SEEDS", (0,))
-    monkeypatch.setattr(
-        gallery, "NETWORKS", {"mini/deterministic": ("lam_table_2_fashion_mnist", "Deterministic")}
-    )
+    monkeypatch.setattr(gallery, "NETWORKS", {"mini/deterministic": ("lam_table_2_fashion_mnist", (0,))})
     out = tmp_path / "out"
     assert list(gallery.run(tmp_path, folder.work, out)) == ["mini_deterministic_seed0"]
     assert list(gallery.run(tmp_path, folder.work, out)) == []  # what is there is not made again
