@@ -5,8 +5,8 @@
 Makes the tables of `experiments/tables.yaml` whose names begin with n_digit (those of one N and D have what Tables 1
 and 2 say of these, n_digit_kl_* is Table 4), and in OUT/plots, each with a JSON file that says where it comes from:
 
-    n_digit_plane_N2, n_digit_plane_N3   images as ellipses in the plane, clean and corrupt, as in Figures 3, 4 and 7
-    n_digit_bins                         performance from the lowest to the highest uncertainty, as in Figure 5
+    n_digit_plane_*   images as ellipses in the plane, clean and corrupt, as in Figures 3, 4 and 7
+    n_digit_bins      performance from the lowest to the highest uncertainty, as in Figure 5
 
 What has not been run is left out, and the command says so. The cells are run by
 `python -m experiments.run --cells "n_digit/*"`.
@@ -32,7 +32,12 @@ from laplacian_metric.runs.results import OWN, Result, Space, read_results
 
 PREFIX = "n_digit_"
 SETS = {"test": "clean", "corrupt": "corrupt"}
-PLANES = {2: "n_digit_n2_d2", 3: "n_digit_n3_d2"}
+# Pictures, with the number of digits and the table whose rows they show.
+PLANES = {
+    "n_digit_plane_N2": (2, "n_digit_n2_d2"),
+    "n_digit_plane_N2_hidden": (2, "n_digit_n2_d2_hidden"),
+    "n_digit_plane_N3": (3, "n_digit_n3_d2"),
+}
 ROOMS = {f"N = {n}, D = {d}": f"n_digit_n{n}_d{d}" for n in (2, 3) for d in (2, 3)}
 
 
@@ -105,12 +110,12 @@ def make(results: Sequence[Result], out: Path, tables: Path, published: Path) ->
     wanted = {table.name: table for table in read_tables(tables) if table.name.startswith(PREFIX)}
     numbers = read_published(published)
     paths = {name: write_table(table, results, numbers, out / "tables") for name, table in wanted.items()}
-    for digits, name in PLANES.items():
-        cells = cells_by_label(wanted[name], results)
+    for name, (digits, table) in PLANES.items():
+        cells = cells_by_label(wanted[table], results)
         picture = plane_picture(digits, cells)
         if picture is not None:
-            write_picture(f"n_digit_plane_N{digits}", picture, cells.values(), out / "plots")
-        paths[f"n_digit_plane_N{digits}"] = picture is not None
+            write_picture(name, picture, cells.values(), out / "plots")
+        paths[name] = picture is not None
     bins = bins_picture(wanted, results)
     if bins is not None:
         write_picture("n_digit_bins", *bins, out / "plots")
