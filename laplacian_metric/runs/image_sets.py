@@ -25,6 +25,7 @@ from laplacian_metric.core.checked import ArtifactError, MissingArtifactError
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.dataset import Dataset, at_even_steps
+from laplacian_metric.data.sources.n_digit_mnist import OCCLUDED_SHARE
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, principal_head, random_head, whitening_head
@@ -42,6 +43,7 @@ STRENGTH = 1.0
 EVERY = 5  # of the validation images, so many are corrupted at the most
 MOST = 1000  # of one kind of corruption
 CROP = 2 / 3  # the strength of the crop test: a window of half the side
+COVERED_SHARE = OCCLUDED_SHARE["mixed"]  # of the digits that are covered anew
 
 
 class Sets(Mapping[str, Dataset]):
@@ -235,7 +237,29 @@ def crop_flip(image: Tensor) -> Tensor:
     return window.flip(-1) if bool(torch.rand(()) < 0.5) else window
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {"crop-flip": crop_flip}
+def cover_digits(image: Tensor) -> Tensor:
+    """The image with a black square on every fifth of its digits on average, as N-digit MNIST draws them once.
+
+    The image is (C, 28, 28 digits), uint8. A square's side is uniform from 0 to 28 and its place uniform inside the
+    digit; torch's global generator decides.
+
+    Example:
+        >>> cover_digits(torch.zeros(1, 28, 56, dtype=torch.uint8)).shape
+        torch.Size([1, 28, 56])
+    """
+    side = image.shape[-2]
+    draws = torch.rand(image.shape[-1] // side, 4).tolist()
+    image = image.clone()
+    for digit, (covered, wide, down, across) in enumerate(draws):
+        if covered < COVERED_SHARE:
+            length = int(wide * (side + 1))
+            top, left = (int(place * (side - length + 1)) for place in (down, across))
+            left += digit * side
+            image[..., top : top + length, left : left + length] = 0
+    return image
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor]] = {"crop-flip": crop_flip, "cover-digits": cover_digits}
 
 
 LOGGER = logging.getLogger(__name__)

@@ -145,7 +145,8 @@ class DataSection(Section):
         tests: more test sets by name, each with the options that it has beside those of the test split.
         out: data sets of OOD images; they are given the size and the channels of the data set's images.
         image_size, channels, preprocessing: as `data.load` takes them.
-        augment: "crop-flip" trains on random windows of images, every other one mirrored.
+        augment: "crop-flip" trains on random windows of images, every other one mirrored; "cover-digits", for
+            N-digit MNIST with "clean" training images, covers a fifth of the digits anew in every epoch.
         corrupted_share: so large a share of the training images, drawn once, is blurred, partly covered or noisy; see
             `corrupt_some`.
         in_memory: whether images are made ready for the network once and kept; False reads files as they are needed.
@@ -164,7 +165,7 @@ class DataSection(Section):
     image_size: int | Literal["default"] | None = "default"
     channels: Literal[1, 3] | None = None
     preprocessing: Literal["unit", "imagenet"] | None = None
-    augment: Literal["crop-flip"] | None = None
+    augment: Literal["crop-flip", "cover-digits"] | None = None
     corrupted_share: float = Field(default=0.0, ge=0, le=1)
     in_memory: bool = True
     workers: int = Field(default=0, ge=0)

@@ -132,10 +132,11 @@ def test_results_of_other_experiments_alone_make_nothing(
 def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
     cells = Cells(root / "experiments" / "cells")
     names = cells.matching(["n_digit/*"])
-    assert len(names) == 21
+    assert len(names) == 23
     for name in names:
         cell = cells[name]
-        hidden = name.endswith("_hidden")
+        drawn = name.endswith("_drawn")
+        hidden = drawn or name.endswith("_hidden")
         all_pairs = hidden or name.endswith("_all_pairs")
         wider = {"channels": [16, 32]} if all_pairs else {}
         layer = {"hidden": 1024} if hidden else {}
@@ -146,9 +147,11 @@ def test_the_papers_settings_are_in_the_cells(root: Path) -> None:
         with_mixed = "mixed" in cell.data.tests
         earlier = (digits, dim) == (2, 2) or name == "n_digit/N2_D3_point"
         assert with_mixed is (name.endswith("_mixed") or not earlier)
-        one_seed = with_mixed or dim == 3 or (hidden and ("mixture" in name or "margin" in name))
+        one_seed = with_mixed or dim == 3 or drawn or (hidden and ("mixture" in name or "margin" in name))
         assert cell.seeds == ((0,) if one_seed else (0, 1, 2))
         assert cell.training.batch_size == 128
+        assert (cell.data.augment == "cover-digits") is drawn
+        assert cell.data.split_options == ({"train": {"occlusion": "clean"}} if drawn else {})
         if all_pairs:  # every pair of a shuffled batch
             assert (cell.training.epochs, cell.training.steps_per_epoch) == (51, None)
         else:

@@ -10,7 +10,15 @@ import torch
 from laplacian_metric import data
 from laplacian_metric.data.corruptions import corrupt, corrupt_some
 from laplacian_metric.data.splits import Role
-from laplacian_metric.runs.image_sets import CORRUPTIONS, CROP, crop_flip, image_sets, size, spread
+from laplacian_metric.runs.image_sets import (
+    CORRUPTIONS,
+    CROP,
+    cover_digits,
+    crop_flip,
+    image_sets,
+    size,
+    spread,
+)
 from laplacian_metric.runs.sections import DataSection
 from tests.data.miniatures import write_image
 
@@ -125,3 +133,23 @@ def test_windows_lie_anywhere_and_every_other_one_is_mirrored() -> None:
     windows = [padded[:, top : top + 8, left : left + 8] for top in range(3) for left in range(3)]
     expected = {tuple(w.flatten().tolist()) for window in windows for w in (window, window.flip(-1))}
     assert seen == expected
+
+
+def test_digits_are_covered_anew_as_the_data_set_covers_them() -> None:
+    """The share of covered digits, and the mean area and place of a square; 4,000 images, 5 standard errors."""
+    image = torch.full((1, 28, 56), 9, dtype=torch.uint8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        covered = torch.stack([cover_digits(image) for _ in range(4000)])[:, 0] == 0
+    assert bool((image == 9).all())  # the image itself stays
+    tiles = torch.stack([covered[..., :28], covered[..., 28:]]).flatten(0, 1).double()
+    area = tiles.flatten(1).sum(1)
+    sides = torch.arange(29, dtype=torch.float64)
+    expected = 0.2 * sides.square().mean()  # a side of 0 covers nothing
+    assert abs(float(area.mean() - expected)) < 5 * float(area.std()) / len(area) ** 0.5
+    share, true = float((area > 0).double().mean()), 0.2 * 28 / 29
+    assert abs(share - true) < 5 * (true * (1 - true) / len(area)) ** 0.5
+    assert bool((area.sqrt() == area.sqrt().round()).all())  # squares
+    across = tiles.mean(0)
+    assert torch.allclose(across, across.flip(0), atol=0.02)
+    assert torch.allclose(across, across.T, atol=0.02)
