@@ -4,8 +4,8 @@
     python -m experiments.number_line table --out figures
 
 Embeds 2-digit MNIST in one dimension, with points and with one Gaussian, and puts the 100 numbers in the order of their
-mean embeddings. Networks and training are those of `n_digit/N2_D2_point_hidden` and
-`n_digit/N2_D2_gaussian_hidden`, but for the dimension and the number of epochs. An interrupted run resumes; WORK
+mean embeddings. Networks and training are those of `n_digit/N2_D2_point_drawn` and
+`n_digit/N2_D2_gaussian_drawn`, but for the dimension and the number of epochs. An interrupted run resumes; WORK
 keeps the networks.
 """
 
@@ -32,6 +32,7 @@ from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveEmbedder
 from laplacian_metric.report.plots import COLOURS, as_png
 from laplacian_metric.report.seeds import spread
+from laplacian_metric.runs.image_sets import cover_digits
 from laplacian_metric.training import TrainingOptions, load_best, pair_choice, train
 
 DIGITS = 2
@@ -60,7 +61,7 @@ NOTE = """\
 The 100 two-digit numbers in the order of the means of their test images, after {epochs} epochs of 782 steps (the paper
 has 500,000 steps). 70 of the numbers were seen in training. *Neighbours that share a digit*: of the 99 pairs of numbers
 that are next to each other; in a random order it is 18. *Numbers in a run*: how many numbers follow each other on
-average, each of which shares a digit with the next. Mean ± standard deviation over {seeds} seeds, and the paper's
+average, each of which shares a digit with the next. Mean ± standard deviation over the seeds, and the paper's
 range of four trials. Point, untrained is the network as it begins. The difference is paired by seed, with its 95 % t
 interval."""
 
@@ -100,9 +101,10 @@ def centres(encode: Callable[[Dataset], Tensor], sets: list[Dataset]) -> dict[in
 
 def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any]:
     """Train one network, unless that was done, and place the numbers, before and after."""
+    covered = {"train": {"occlusion": "clean", "augment": cover_digits}, "validation": {}}
     sets = {
-        split: load("n-digit-mnist", split, data_dir=data_dir, digits=DIGITS)
-        for split in ("train", "validation")
+        split: load("n-digit-mnist", split, data_dir=data_dir, digits=DIGITS, **more)
+        for split, more in covered.items()
     }
     tests = [
         load("n-digit-mnist", "test", data_dir=data_dir, digits=DIGITS, classes=classes)
@@ -181,9 +183,7 @@ def table(out: Path) -> list[Path]:
     }
     rows = [_row(method, lines[method], counts[method]) for method in lines if lines[method]]
     rows.append(_difference(counts))
-    written = save(
-        out, NAME, TITLE, rows, NOTE.format(epochs=OPTIONS.epochs, seeds=len(SEEDS)), "experiments"
-    )
+    written = save(out, NAME, TITLE, rows, NOTE.format(epochs=OPTIONS.epochs), "experiments")
     path = out / "plots" / f"{NAME}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
