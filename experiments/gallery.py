@@ -39,8 +39,9 @@ TITLE = "Test images searched among test images and among training images"
 NOTE = """\
 The same networks and the same queries, all test images; only the images that are searched differ. "As many training
 images" are at even steps. Mean ± standard deviation over the seeds that were run; the difference from searching the
-other test images is paired by seed, with its 95 % t interval. "Published" are the numbers of the LAM paper, which does
-not say among which images it searches."""
+other test images is paired by seed, with its 95 % t interval. Seed 0 of CIFAR-10 is
+a network that was trained anew with the same settings as that of the other tables. "Published" are the numbers of the
+LAM paper, which does not say among which images it searches."""
 
 
 def precisions(
@@ -71,9 +72,9 @@ def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
             for name in ("test", "train"):
                 images = fitted.sets[name]
                 parts += [fitted.embedder.embed(images).point.cpu(), images.known_labels(by_class=False)]
-            found = {"cell": cell, "seed": seed, **origin("experiments"), "found": precisions(*parts)}
+            result = {"cell": cell, "seed": seed, **origin("experiments"), "precisions": precisions(*parts)}
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(found, indent=2) + "\n")
+            write_text(path, json.dumps(result, indent=2) + "\n")
             yield path.stem
 
 
@@ -85,7 +86,7 @@ def table(out: Path) -> list[Path]:
     published = read_published(HERE / "published_numbers.yaml")
     rows: list[dict[str, Any]] = []
     for cell, (printed, _) in NETWORKS.items():
-        of_cell = [result["found"] for result in results if result["cell"] == cell]
+        of_cell = [result["precisions"] for result in results if result["cell"] == cell]
         if not of_cell:
             continue
         rows += [_row(cell, gallery, of_cell) for gallery in GALLERIES]
@@ -105,9 +106,9 @@ def table(out: Path) -> list[Path]:
 def _row(cell: str, gallery: str, of_cell: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     row: dict[str, Any] = {"network": cell, "searched": gallery}
     for k in KS:
-        over = spread(found[gallery][f"mAP@{k}"] for found in of_cell)
+        over = spread(by_gallery[gallery][f"mAP@{k}"] for by_gallery in of_cell)
         row[f"mAP@{k}"] = f"{over.mean:.3f}" + (f" ± {over.deviation:.3f}" if over.number > 1 else "")
-    gained = spread(found[gallery]["mAP@1"] - found[TEST]["mAP@1"] for found in of_cell)
+    gained = spread(by_gallery[gallery]["mAP@1"] - by_gallery[TEST]["mAP@1"] for by_gallery in of_cell)
     interval = gained.interval()
     reach = "" if interval is None else f" ({interval[0]:+.3f} to {interval[1]:+.3f})"
     row["difference in mAP@1"] = "-" if gallery == TEST else f"{gained.mean:+.3f}{reach}"

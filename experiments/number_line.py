@@ -91,12 +91,12 @@ def mean_run(shared: Tensor) -> float:
 
 def centres(encode: Callable[[Dataset], Tensor], sets: list[Dataset]) -> dict[int, float]:
     """The mean place of every number, of embeddings (N, 1) of data sets whose classes do not overlap."""
-    found: dict[int, float] = {}
+    centre_of: dict[int, float] = {}
     for images in sets:
         places = encode(images)[:, 0].double()
         labels = images.labels
-        found.update({int(label): float(places[labels == label].mean()) for label in labels.unique()})
-    return found
+        centre_of.update({int(label): float(places[labels == label].mean()) for label in labels.unique()})
+    return centre_of
 
 
 def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any]:
@@ -156,9 +156,9 @@ def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
             path = out / "results" / NAME / f"{name}.json"
             if path.exists():
                 continue
-            found = place(method, seed, data, cache / NAME / name)
+            placed = place(method, seed, data, cache / NAME / name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(found, indent=2) + "\n")
+            write_text(path, json.dumps(placed, indent=2) + "\n")
             yield name
 
 
@@ -169,14 +169,14 @@ def ordered(places: dict[str, float]) -> Tensor:
 
 def table(out: Path) -> list[Path]:
     """Write the table and the picture from the results."""
-    found = [json.loads(path.read_text()) for path in sorted((out / "results" / NAME).glob("*.json"))]
-    if not found:
+    results = [json.loads(path.read_text()) for path in sorted((out / "results" / NAME).glob("*.json"))]
+    if not results:
         raise SystemExit(f"there are no results in {out / 'results' / NAME}: run it first")
     lines = {
-        method: {one["seed"]: one["centres"] for one in found if one["method"] == method}
+        method: {one["seed"]: one["centres"] for one in results if one["method"] == method}
         for method in METHODS
     }
-    lines[UNTRAINED] = {one["seed"]: one["untrained"] for one in found if one["method"] == "Point"}
+    lines[UNTRAINED] = {one["seed"]: one["untrained"] for one in results if one["method"] == "Point"}
     counts = {
         method: {seed: int(shares_a_digit(ordered(line)).sum()) for seed, line in by_seed.items()}
         for method, by_seed in lines.items()

@@ -248,6 +248,11 @@ def cover_digits(image: Tensor) -> Tensor:
         torch.Size([1, 28, 56])
     """
     side = image.shape[-2]
+    if image.shape[-1] % side:
+        raise ValueError(
+            f"an image of shape {tuple(image.shape)} is no row of square digits: leave out augment 'cover-digits', "
+            "which is for N-digit MNIST"
+        )
     draws = torch.rand(image.shape[-1] // side, 4).tolist()
     image = image.clone()
     for digit, (covered, wide, down, across) in enumerate(draws):

@@ -153,3 +153,10 @@ def test_digits_are_covered_anew_as_the_data_set_covers_them() -> None:
     across = tiles.mean(0)
     assert torch.allclose(across, across.flip(0), atol=0.02)
     assert torch.allclose(across, across.T, atol=0.02)
+
+
+def test_only_rows_of_square_digits_are_covered() -> None:
+    with pytest.raises(
+        ValueError, match=r"\(1, 28, 50\) is no row of square digits: leave out augment 'cover-digits'"
+    ):
+        cover_digits(torch.zeros(1, 28, 50, dtype=torch.uint8))
