@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, report
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability, mismatch_probability
-from laplacian_metric.runs.closest_matches import closest_matches
+from experiments.harness.closest_matches import closest_matches
 
 SEARCHES = (("test", "test"), ("corrupt", "test"), ("corrupt", "corrupt"))
 IMAGES, QUERIES, SAMPLES, NEIGHBOURS = 10_000, 256, 8, 6

@@ -86,7 +86,7 @@ def _status_bytes(field: str) -> int:
 
 def environment() -> dict[str, Any]:
     """What the numbers depend on: processor count, threads and versions. Nothing that names the machine."""
-    from laplacian_metric.runs.provenance import machine  # late: what is measured must not be loaded before
+    from experiments.harness.provenance import machine  # late: what is measured must not be loaded before
 
     return machine()
 

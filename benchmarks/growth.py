@@ -33,7 +33,7 @@ from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder, Trust
 from laplacian_metric.core.progress import track
 from laplacian_metric.data import load
-from laplacian_metric.data.lookup import VARIABLE
+from experiments.sets.lookup import VARIABLE
 from laplacian_metric.encoder import train_head
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.fit import fit_layer, layer_data

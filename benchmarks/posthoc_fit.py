@@ -30,7 +30,7 @@ from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.batch import Batch
 from laplacian_metric.data import load
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.lookup import VARIABLE
+from experiments.sets.lookup import VARIABLE
 from laplacian_metric.encoder import whitening_head
 from laplacian_metric.laplace.features import collect_features
 

@@ -118,7 +118,7 @@ def lam_command(*words: str) -> None:
 
 def cell(folder: Path) -> None:
     """Train and measure a cell of PFE on the installed sample."""
-    from laplacian_metric import runs
+    from experiments import harness as runs
 
     cells = folder / "cells"
     cells.mkdir()

@@ -10,7 +10,7 @@ import torch
 
 from experiments.refusal.embedded import is_trained
 from experiments.run import CELLS
-from laplacian_metric.runs.results import read_results
+from experiments.harness.results import read_results
 
 
 def add_places(parser: argparse.ArgumentParser, described: Path) -> None:

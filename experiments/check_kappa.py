@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.common import save, show
 from experiments.run import CELLS
-from laplacian_metric import runs
+from experiments import harness as runs
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.vmf import projected
 

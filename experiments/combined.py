@@ -29,13 +29,13 @@ from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
-from laplacian_metric.data.corruptions import HIDING, corrupt
+from experiments.corruptions import HIDING, corrupt
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.report.curves import band
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.seeds import spread as spread_of
+from experiments.harness.tables.seeds import spread as spread_of
 from laplacian_metric.report.styles import GRID, panels, shared_legend
-from laplacian_metric.runs.image_sets import OUT, TEST, VALIDATION, spread
+from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
 
 HERE = Path(__file__).resolve().parent
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.common import save, show
 from experiments.tables import HERE
 from laplacian_metric.data import load
-from laplacian_metric.data.sources.n_digit_mnist import class_numbers
+from experiments.sets.n_digit_mnist import class_numbers
 from laplacian_metric.metrics.verification import pair_average_precision
-from laplacian_metric.report.descriptions import PublishedTable, read_published
+from experiments.harness.tables.descriptions import PublishedTable, read_published
 from laplacian_metric.training.pair_streams import balanced_pairs
 
 SIDE = 28

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from laplacian_metric.data.readers import read_idx
+from experiments.sets.readers import read_idx
 
 SEED = 20231210
 NUM_CLASSES = 10

@@ -21,14 +21,14 @@ from experiments.images import ImagesOfResults
 from experiments.tables import results_parser
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.data.lookup import MissingDataError
+from experiments.sets.lookup import MissingDataError
 from laplacian_metric.report.curves import (
     calibration_curves,
     roc_curves,
     sparsification_curves,
     training_curves,
 )
-from laplacian_metric.report.descriptions import (
+from experiments.harness.tables.descriptions import (
     FigureDescription,
     PublishedNumber,
     PublishedTable,
@@ -39,12 +39,12 @@ from laplacian_metric.report.descriptions import (
 )
 from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.plots import PictureRow, extreme_pictures
-from laplacian_metric.report.seeds import Cell, cells_record
+from experiments.harness.tables.seeds import Cell, cells_record
 from laplacian_metric.report.styles import Style, styles
-from laplacian_metric.report.summary import summary_figure
-from laplacian_metric.report.table_columns import find
-from laplacian_metric.report.tables import cells_of
-from laplacian_metric.runs.results import OWN, Result, read_results
+from experiments.harness.tables.summary import summary_figure
+from experiments.harness.tables.table_columns import find
+from experiments.harness.tables.tables import cells_of
+from experiments.harness.results import OWN, Result, read_results
 
 SHOWN = 8  # images in a row of each half
 

@@ -21,10 +21,10 @@ from benchmarks.common import origin, save, write_text
 from experiments.arguments import run_or_table
 from experiments.run import CELLS
 from experiments.tables import HERE
-from laplacian_metric import runs
+from experiments import harness as runs
 from laplacian_metric.metrics.ranking import map_at_k
-from laplacian_metric.report.descriptions import read_published
-from laplacian_metric.report.seeds import spread
+from experiments.harness.tables.descriptions import read_published
+from experiments.harness.tables.seeds import spread
 
 NAME = "gallery"
 KS = (1, 5, 10)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from laplacian_metric import data
-from laplacian_metric.runs.results import Result
+from experiments.harness.results import Result
 
 TEST = "test"
 

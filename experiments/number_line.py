@@ -31,8 +31,8 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveEmbedder
 from laplacian_metric.report.plots import COLOURS, as_png
-from laplacian_metric.report.seeds import spread
-from laplacian_metric.runs.image_sets import cover_digits
+from experiments.harness.tables.seeds import spread
+from experiments.harness.image_sets import cover_digits
 from laplacian_metric.training import TrainingOptions, load_best, pair_choice, train
 
 DIGITS = 2

@@ -30,7 +30,7 @@ from laplacian_metric.methods.risk import RiskHead, RiskOptions, fit_head
 from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.shipped import FOLDER
 from laplacian_metric.methods.risk.targets import nearest_is_wrong, retrieval_risk
-from laplacian_metric.methods.softmax.probabilities import fit_temperature, scores
+from experiments.methods.softmax.probabilities import fit_temperature, scores
 from laplacian_metric.metrics.statistics import auroc
 
 SEEDS = (0, 1, 2)

@@ -27,7 +27,7 @@ from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.risk.joint import JointLearner, JointLossPrediction
-from laplacian_metric.methods.softmax.probabilities import scores
+from experiments.methods.softmax.probabilities import scores
 from laplacian_metric.training import TrainingOptions, load_best, train
 
 DIM, EPOCHS = 128, 9

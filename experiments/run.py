@@ -17,7 +17,7 @@ import torch
 
 import experiments.hard_margin
 import experiments.published  # noqa: F401 (both register what cells need)
-from laplacian_metric import runs
+from experiments import harness as runs
 
 CELLS = Path(__file__).resolve().parent / "cells"
 

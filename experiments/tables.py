@@ -17,11 +17,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
-from laplacian_metric.report.descriptions import PublishedTable, TableDescription, read_published, read_tables
-from laplacian_metric.report.seeds import TRIVIAL, cells_record, cells_sentence
-from laplacian_metric.report.table_text import latex, markdown
-from laplacian_metric.report.tables import build_table, cells_of
-from laplacian_metric.runs.results import Result, read_results
+from experiments.harness.tables.descriptions import PublishedTable, TableDescription, read_published, read_tables
+from experiments.harness.tables.seeds import TRIVIAL, cells_record, cells_sentence
+from experiments.harness.tables.table_text import latex, markdown
+from experiments.harness.tables.tables import build_table, cells_of
+from experiments.harness.results import Result, read_results
 
 HERE = Path(__file__).resolve().parent
 

@@ -31,12 +31,12 @@ from experiments.url_small_questions import (
 )
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.report.leaderboard import scatter, shown
-from laplacian_metric.runs.suites import Benchmark, Row, as_csv, load, rows
-from laplacian_metric.runs.suites.judging import GALLERY, GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST
-from laplacian_metric.runs.suites.leaderboard import NOT_RUN
-from laplacian_metric.runs.suites.measuring import BESIDE
-from laplacian_metric.runs.suites.running import V1, V2
+from experiments.harness.tables.leaderboard import scatter, shown
+from experiments.harness.suites import Benchmark, Row, as_csv, load, rows
+from experiments.harness.suites.judging import GALLERY, GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST
+from experiments.harness.suites.leaderboard import NOT_RUN
+from experiments.harness.suites.measuring import BESIDE
+from experiments.harness.suites.running import V1, V2
 
 DIGITS = 4
 PAIRS = (  # first entry and score, second entry and score

@@ -16,12 +16,12 @@ from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.report.blocks.texts import MARKERS
 from laplacian_metric.report.plots import COLOURS, PictureRow, as_png, extreme_pictures
 from laplacian_metric.report.tsne import tsne_plane
-from laplacian_metric.runs.suites import Benchmark, Row
-from laplacian_metric.runs.suites.fitting import Part
-from laplacian_metric.runs.suites.judging import GALLERY_DISTANCE, MATCH_RISK
-from laplacian_metric.runs.suites.measuring import BESIDE
-from laplacian_metric.runs.suites.running import V1
-from laplacian_metric.runs.suites.sets import UNSEEN
+from experiments.harness.suites import Benchmark, Row
+from experiments.harness.suites.fitting import Part
+from experiments.harness.suites.judging import GALLERY_DISTANCE, MATCH_RISK
+from experiments.harness.suites.measuring import BESIDE
+from experiments.harness.suites.running import V1
+from experiments.harness.suites.sets import UNSEEN
 
 Look = dict[str, Any]
 AXES = {

@@ -26,11 +26,11 @@ from benchmarks.common import save, show
 from laplacian_metric.core.neighbours import log_distance
 from laplacian_metric.core.vector_search import Floats
 from laplacian_metric.metrics import statistics
-from laplacian_metric.runs.suites import Benchmark, load
-from laplacian_metric.runs.suites.fitting import Part
-from laplacian_metric.runs.suites.judging import Searched, intervals, normal_rank
-from laplacian_metric.runs.suites.running import V1
-from laplacian_metric.runs.suites.sets import UNSEEN, VALIDATION
+from experiments.harness.suites import Benchmark, load
+from experiments.harness.suites.fitting import Part
+from experiments.harness.suites.judging import Searched, intervals, normal_rank
+from experiments.harness.suites.running import V1
+from experiments.harness.suites.sets import UNSEEN, VALIDATION
 from laplacian_metric.trust.calibration import Logistic
 
 ENTRY, SELECTING = "risk-head", "frozen"

@@ -18,14 +18,14 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.metrics.resampling import bootstrap_all
-from laplacian_metric.report.leaderboard import shown
-from laplacian_metric.runs.suites import Benchmark, Row
-from laplacian_metric.runs.suites.fitting import Part
-from laplacian_metric.runs.suites.judging import IMAGE, MATCH_RISK, TRUST, Searched
-from laplacian_metric.runs.suites.measuring import BESIDE
-from laplacian_metric.runs.suites.running import PARTS, SCORES, V1, WORK
-from laplacian_metric.runs.suites.sets import TRAIN, UNSEEN, TrackSets
-from laplacian_metric.runs.work import read_json, write_json
+from experiments.harness.tables.leaderboard import shown
+from experiments.harness.suites import Benchmark, Row
+from experiments.harness.suites.fitting import Part
+from experiments.harness.suites.judging import IMAGE, MATCH_RISK, TRUST, Searched
+from experiments.harness.suites.measuring import BESIDE
+from experiments.harness.suites.running import PARTS, SCORES, V1, WORK
+from experiments.harness.suites.sets import TRAIN, UNSEEN, TrackSets
+from experiments.harness.work import read_json, write_json
 
 RESAMPLES = 300
 RECALL = "R@1"

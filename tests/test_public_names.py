@@ -69,7 +69,7 @@ SIGNATURES = {
         "log_positivity": "cosine kappa1 kappa2 kappa_pos dim",
         "log_positivity_matched": "cosine kappa1 kappa2 kappa_pos dim",
     },
-    "laplacian_metric.runs.suites": {
+    "experiments.harness.suites": {
         "names": "",
         "load": "name",
         "images": "suite track name data_dir",

@@ -12,7 +12,7 @@ import torch
 
 from experiments import cut_sample
 from laplacian_metric.data import embedded_sample
-from laplacian_metric.data.readers import read_idx
+from experiments.sets.readers import read_idx
 
 SPLITS = [("fashion-mnist", "train", 300), ("fashion-mnist", "test", 100), ("mnist", "test", 100)]
 

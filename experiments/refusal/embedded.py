@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 import experiments.published  # noqa: F401 (registers what cells as published need)
 import hessians
 import laplacian_metric
-from laplacian_metric import runs
+from experiments import harness as runs
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN
-from laplacian_metric.runs.measurements import method_scores, trivial_scores
-from laplacian_metric.runs.work import Work
+from experiments.harness.image_sets import OUT, TEST, TRAIN
+from experiments.harness.measurements import method_scores, trivial_scores
+from experiments.harness.work import Work
 
 FOLDER = "embedded"
 Array = NDArray[Any]

@@ -21,7 +21,7 @@ from experiments.refusal.measures import (
     rejection_curve,
     safe_errors,
 )
-from laplacian_metric.report.seeds import spread
+from experiments.harness.tables.seeds import spread
 
 DELTA = 0.1
 DRAWS = 200

@@ -20,10 +20,10 @@ from experiments.run import CELLS
 from experiments.self_supervised import measure, outliers, tables
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.data.views import ImageViews
-from laplacian_metric.runs.cell_fitting import Fitted, fitted
-from laplacian_metric.runs.config import Cells
-from laplacian_metric.runs.image_sets import TEST, TRAIN
-from laplacian_metric.runs.work import Work
+from experiments.harness.cell_fitting import Fitted, fitted
+from experiments.harness.config import Cells
+from experiments.harness.image_sets import TEST, TRAIN
+from experiments.harness.work import Work
 
 PICTURED = {
     "NT-Xent": ("self_supervised/nt_xent", 0),

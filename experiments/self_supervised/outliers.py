@@ -23,7 +23,7 @@ from laplacian_metric.core.search import search
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.metrics import statistics
 from laplacian_metric.report.plots import HIGH, LOW, PictureRow, as_pixels, as_png, extreme_pictures
-from laplacian_metric.runs.cell_fitting import Fitted
+from experiments.harness.cell_fitting import Fitted
 
 OUTLIERS = 1000
 NEAREST = 3

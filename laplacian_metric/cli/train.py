@@ -53,7 +53,7 @@ class Settings:
     def cell(self) -> dict[str, Any]:
         """Return the cell of the file, with what was passed on top."""
         from laplacian_metric.core.checked import read_yaml
-        from laplacian_metric.runs.single_cell import combined, merged, settings_of_data
+        from experiments.harness.single_cell import combined, merged, settings_of_data
 
         training = {
             "epochs": self.epochs,
@@ -103,7 +103,7 @@ def train(
 
     Example: lam train --config cell.yaml --epochs 5 --out model
     """
-    from laplacian_metric.runs.single import train_single, work_of
+    from experiments.harness.single import train_single, work_of
 
     cell = settings.cell()
     try:

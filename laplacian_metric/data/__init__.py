@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.download import DownloadError, UnsafeArchiveError
-from laplacian_metric.data.drawn_labels import DrawnLabels
+from experiments.sets.download import DownloadError, UnsafeArchiveError
+from experiments.sets.drawn_labels import DrawnLabels
 from laplacian_metric.data.embedded import embedded_sample
 from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
-from laplacian_metric.data.lookup import MissingDataError, cache_folder, data_folders
-from laplacian_metric.data.readers import CorruptFileError
+from experiments.sets.lookup import MissingDataError, cache_folder, data_folders
+from experiments.sets.readers import CorruptFileError
 from laplacian_metric.data.registry import from_arrays, info, load, names
 from laplacian_metric.data.source import DataSetInfo
 from laplacian_metric.data.splits import Role, Split, TestDataError, require_selectable

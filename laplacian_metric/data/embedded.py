@@ -11,8 +11,8 @@ import torch
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
 from laplacian_metric.data.source import Content, Request
-from laplacian_metric.data.sources import fashion_mnist, mnist
-from laplacian_metric.data.sources.shared import array_content
+from experiments.sets import fashion_mnist, mnist
+from experiments.sets.shared import array_content
 from laplacian_metric.data.splits import Split, parse_split
 
 _LAYOUT = "no files: it is installed with the package"

@@ -13,7 +13,7 @@ from laplacian_metric import data
 from laplacian_metric.core import array_files
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
-from laplacian_metric.data.sources import folder as folders
+from experiments.sets import folder as folders
 from laplacian_metric.data.splits import Role, Split, parse_split
 
 PERIOD, VALIDATION = 10, 4  # of ten rows of features of a class the fifth is for validation

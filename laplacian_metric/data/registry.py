@@ -18,25 +18,25 @@ from torch import Tensor
 from laplacian_metric.core.registry import Registry, check_options
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.images import Preparation
-from laplacian_metric.data.lookup import MissingDataError, data_folders
+from experiments.sets.lookup import MissingDataError, data_folders
 from laplacian_metric.data.source import Content, DataSetInfo, Request
 from laplacian_metric.data.splits import Split, parse_split
 
 _PLACES = {
-    "cars-196": "sources.cars",
-    "cifar-10": "sources.cifar10",
-    "cub-200-2011": "sources.cub",
-    "fashion-mnist": "sources.fashion_mnist",
-    "folder": "sources.folder",
-    "lfw": "sources.lfw",
-    "mnist": "sources.mnist",
-    "msls": "sources.msls",
-    "n-digit-mnist": "sources.n_digit_mnist",
-    "quickdraw": "sources.quickdraw",
-    "sample-fashion-mnist": "embedded:SampleFashionMNIST",
-    "sample-mnist": "embedded:SampleMNIST",
-    "stanford-online-products": "sources.products",
-    "svhn": "sources.svhn",
+    "cars-196": "experiments.sets.cars",
+    "cifar-10": "experiments.sets.cifar10",
+    "cub-200-2011": "experiments.sets.cub",
+    "fashion-mnist": "experiments.sets.fashion_mnist",
+    "folder": "laplacian_metric.data.folder",
+    "lfw": "experiments.sets.lfw",
+    "mnist": "experiments.sets.mnist",
+    "msls": "experiments.sets.msls",
+    "n-digit-mnist": "experiments.sets.n_digit_mnist",
+    "quickdraw": "experiments.sets.quickdraw",
+    "sample-fashion-mnist": "laplacian_metric.data.embedded:SampleFashionMNIST",
+    "sample-mnist": "laplacian_metric.data.embedded:SampleMNIST",
+    "stanford-online-products": "experiments.sets.products",
+    "svhn": "experiments.sets.svhn",
 }
 
 
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 _SOURCES: Registry[Source] = Registry(
-    "data set", {name: f"laplacian_metric.data.{place}" for name, place in _PLACES.items()}
+    "data set", _PLACES
 )
 
 

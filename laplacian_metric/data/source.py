@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from laplacian_metric.data.download import DownloadError, fetch, lock_beside, unpack
+from experiments.sets.download import DownloadError, fetch, lock_beside, unpack
 from laplacian_metric.data.images import ImageFiles
-from laplacian_metric.data.lookup import VARIABLE, MissingDataError, locate
+from experiments.sets.lookup import VARIABLE, MissingDataError, locate
 from laplacian_metric.data.splits import STANDARD, Split
 
 

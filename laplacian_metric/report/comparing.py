@@ -12,7 +12,7 @@ from laplacian_metric.core.checked import read_json, validated
 from laplacian_metric.metrics import Interval, QueryRecord
 from laplacian_metric.metrics.query_records import paired_intervals
 from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
-from laplacian_metric.report.seeds import spread
+from experiments.harness.tables.seeds import spread
 
 EVALUATION = "laplacian_metric evaluation"
 # What comes first where nobody asks for anything else.
@@ -87,7 +87,7 @@ def read_result(path: Path) -> Measured:
         )
     if "cell" not in content:
         raise ValueError(f"{path} is no result: give files of `lam evaluate --out` or of runs")
-    from laplacian_metric.runs.results import read_result as read_run
+    from experiments.harness.results import read_result as read_run
 
     result = read_run(path)
     if not result.done:

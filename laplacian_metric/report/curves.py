@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from laplacian_metric.metrics.calibration import Bin
 from laplacian_metric.metrics.out_of_distribution import Roc
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.seeds import Cell, spread
+from experiments.harness.tables.seeds import Cell, spread
 from laplacian_metric.report.styles import (
     GRID,
     SMALL,
@@ -27,8 +27,8 @@ from laplacian_metric.report.styles import (
     shared_legend,
     style_of,
 )
-from laplacian_metric.report.table_columns import find
-from laplacian_metric.runs.results import Training
+from experiments.harness.tables.table_columns import find
+from experiments.harness.results import Training
 
 Array = npt.NDArray[np.float64]
 Cells = Mapping[str, Cell]

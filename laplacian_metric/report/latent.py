@@ -17,7 +17,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from laplacian_metric.report.blocks.texts import CLASSES, MARKERS
 from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.styles import SMALL, panels, shared_legend
-from laplacian_metric.runs.results import Cloud, Latent
+from experiments.harness.results import Cloud, Latent
 
 Array = npt.NDArray[np.float64]
 

@@ -23,10 +23,10 @@ from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
 from laplacian_metric.report.plots import as_png, concentration_histograms
 from laplacian_metric.report.run_pictures import Galleries, Map
-from laplacian_metric.report.seeds import Cell
+from experiments.harness.tables.seeds import Cell
 from laplacian_metric.report.styles import Style, panels, shared_legend
-from laplacian_metric.runs.provenance import without_paths
-from laplacian_metric.runs.results import Cloud, Latent, Result
+from experiments.harness.provenance import without_paths
+from experiments.harness.results import Cloud, Latent, Result
 
 OUTLINED = 300  # points on the maps of two or three dimensions
 THIS = "this run"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from laplacian_metric.report.seeds import Cell
+from experiments.harness.tables.seeds import Cell
 
 # Colours that are told apart with any colour vision (most by Paul Tol); markers and dashes differ as well.
 _KNOWN = {

@@ -15,12 +15,12 @@ import pytest
 import torch
 import yaml
 
-from laplacian_metric import runs
+from experiments import harness as runs
 from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.runs import single_cell as cells_of
-from laplacian_metric.runs.work import Work
+from experiments.harness import single_cell as cells_of
+from experiments.harness.work import Work
 from laplacian_metric.training import loop
 from tests.cli.conftest import Place
 from tests.cli.running import lam, refused, worked

@@ -12,9 +12,9 @@ import yaml
 
 from experiments import combined
 from experiments.combined import ALEATORIC, BOTH, CLEAN, CORRUPTED, EPISTEMIC, STRANGE, STRENGTHS, Pair, Parts
-from laplacian_metric.data.corruptions import HIDING
-from tests.report.synthetic import result, write
-from tests.runs.miniature import Folder
+from experiments.corruptions import HIDING
+from tests.experiments.tables.synthetic import result, write
+from tests.experiments.harness.miniature import Folder
 
 CELLS: dict[str, dict[str, Any]] = {
     "deterministic": {

@@ -15,7 +15,7 @@ from experiments import covered_digits
 from experiments.covered_digits import beliefs, black_tiles, chance_to_be_hidden, greatest_precision, printed
 from experiments.tables import HERE
 from laplacian_metric.data import load
-from laplacian_metric.report.descriptions import read_published
+from experiments.harness.tables.descriptions import read_published
 from tests.data import miniatures
 
 float64 = torch.float64

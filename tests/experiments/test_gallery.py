@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from experiments import gallery
 from experiments.gallery import AS_MANY, TEST, TRAINING, precisions
-from tests.runs.miniature import folder_with
+from tests.experiments.harness.miniature import folder_with
 
 
 def test_the_first_neighbour_in_each_gallery_by_a_loop() -> None:

@@ -13,10 +13,10 @@ import yaml
 
 import experiments.run  # noqa: F401 (registers a method of cells)
 from experiments import n_digit
-from laplacian_metric.runs import Cells
+from experiments.harness import Cells
 from tests.data import miniatures
-from tests.report.synthetic import result, write
-from tests.runs.miniature import Folder
+from tests.experiments.tables.synthetic import result, write
+from tests.experiments.harness.miniature import Folder
 
 # Of every kind one.
 RUN = ("N2_D2_point", "N2_D2_gaussian", "N2_D2_mixture", "N3_D3_gaussian_beta0")

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 import experiments.published  # noqa: F401 (cells as published need what it registers)
-from laplacian_metric.runs import Cells
+from experiments.harness import Cells
 from tests.data import miniatures
-from tests.runs.miniature import Folder
+from tests.experiments.harness.miniature import Folder
 
 # Miniatures have few images of a class.
 pytestmark = pytest.mark.filterwarnings("ignore:.*single image:")
@@ -66,7 +66,7 @@ def faces(root: Path) -> None:
 
 
 def streets(root: Path) -> None:
-    from laplacian_metric.data.sources.msls import CITIES
+    from experiments.sets.msls import CITIES
 
     miniatures.msls(root, CITIES[:MSLS_CITIES])
 

@@ -24,9 +24,9 @@ from experiments.refusal.measures import (
     safe_errors,
     split_search,
 )
-from laplacian_metric import runs
-from tests.report.synthetic import result, write
-from tests.runs.miniature import LAPLACE, folder_with
+from experiments import harness as runs
+from tests.experiments.tables.synthetic import result, write
+from tests.experiments.harness.miniature import LAPLACE, folder_with
 
 CLASSES, DIM = 5, 8
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from experiments import run, tables
-from laplacian_metric.runs import Cells
-from tests.runs.miniature import LAPLACE, Folder, folder_with
+from experiments.harness import Cells
+from tests.experiments.harness.miniature import LAPLACE, Folder, folder_with
 
 
 def called(folder: Folder, *options: str) -> int:

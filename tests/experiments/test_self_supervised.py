@@ -19,8 +19,8 @@ from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.runs.cell_fitting import Fitted
-from laplacian_metric.runs.image_sets import OUT, TEST, TRAIN, VALIDATION
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION
 
 ISIF, UMM = "self_supervised/isif", "self_supervised/umm"
 

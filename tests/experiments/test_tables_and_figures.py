@@ -13,10 +13,10 @@ from experiments import figures, tables
 from experiments.images import ImagesOfResults
 from laplacian_metric import data
 from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.report import table_columns
-from laplacian_metric.report.descriptions import parse_figure, parse_tables, read_published, read_tables
-from laplacian_metric.runs.results import Result
-from tests.report.synthetic import failure, result, write
+from experiments.harness.tables import table_columns
+from experiments.harness.tables.descriptions import parse_figure, parse_tables, read_published, read_tables
+from experiments.harness.results import Result
+from tests.experiments.tables.synthetic import failure, result, write
 
 FOLDER = Path(tables.__file__).parent
 

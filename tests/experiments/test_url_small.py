@@ -13,12 +13,12 @@ import torch
 from experiments import url_small, url_small_figures, url_small_questions
 from laplacian_metric import metrics
 from laplacian_metric.core import tensor_file
-from laplacian_metric.runs.suites import Benchmark, Row
-from laplacian_metric.runs.suites import suite as files
-from laplacian_metric.runs.suites.fitting import Part
-from laplacian_metric.runs.suites.judging import GALLERY, IMAGE, MATCH_RISK
-from laplacian_metric.runs.suites.running import SCORES, WORK
-from tests.runs.suites.tiny import content
+from experiments.harness.suites import Benchmark, Row
+from experiments.harness.suites import suite as files
+from experiments.harness.suites.fitting import Part
+from experiments.harness.suites.judging import GALLERY, IMAGE, MATCH_RISK
+from experiments.harness.suites.running import SCORES, WORK
+from tests.experiments.harness.suites.tiny import content
 
 BASE = Row("t", "x", "X", "own", IMAGE, seeds=3, recall={"a": 0.4}, r_auroc={"a": 0.6, "b": 0.5})
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import url_small_match as match
-from laplacian_metric.runs.suites.judging import Searched
+from experiments.harness.suites.judging import Searched
 
 
 def some(seed: int, items: int = 240) -> match.Numbers:

@@ -18,7 +18,7 @@ import pytest
 from laplacian_metric.report.run_report import run_report
 from tests.browser import chromium
 from tests.report.reading import HOSTILE
-from tests.report.runs import evaluated
+from tests.experiments.tables.runs import evaluated
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_report import run_report, told
 from laplacian_metric.report.run_sections import BAD, FINE, diagnostics_table, drawable
 from tests.report.reading import HOSTILE, Reader
-from tests.report.runs import DIAGNOSTICS, evaluated, images
+from tests.experiments.tables.runs import DIAGNOSTICS, evaluated, images
 
 
 def blocks(page: Page, kind: type) -> list[Any]:

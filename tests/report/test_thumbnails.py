@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from laplacian_metric.report.blocks import Image
 from laplacian_metric.report.blocks.gallery import SIDES, as_pixels, encode, encode_within
-from tests.report.runs import images
+from tests.experiments.tables.runs import images
 
 
 def decoded(image: Image) -> npt.NDArray[np.uint8]:

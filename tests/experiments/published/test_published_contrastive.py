@@ -14,7 +14,7 @@ from experiments.published import PublishedContrastiveLoss
 from hessians import ContrastiveLoss, Pairs, ggn_diagonal, last_layer_ggn_diagonal
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.posthoc import LAM
-from tests.published.reference import (
+from tests.experiments.published_code.reference import (
     LastLayer,
     diagonal,
     encoder_of,

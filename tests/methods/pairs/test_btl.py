@@ -19,7 +19,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
-from laplacian_metric.runs.sections import MethodSection
+from experiments.harness.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
 from tests.methods.learning import check_bfloat16, learn_two_clusters, two_clusters
 

@@ -16,7 +16,7 @@ from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
-from laplacian_metric.runs.sections import MethodSection
+from experiments.harness.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
 from tests.methods.learning import check_nothing_is_learned
 

@@ -15,7 +15,7 @@ from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import TripletRegression, TripletRegressionLearner
-from laplacian_metric.runs.sections import MethodSection
+from experiments.harness.sections import MethodSection
 from tests.methods.learning import check_nothing_is_learned, learn_two_clusters, two_clusters
 
 SETUP = Setup(ContrastiveLoss(), num_images=100)

@@ -76,7 +76,7 @@ def test_the_heads_and_the_suites_are_in_the_wheel(root: Path, tmp_path: Path) -
     code = (
         "from laplacian_metric.methods import risk; import laplacian_metric; print(laplacian_metric.__file__); "
         "print({name: risk.load(name).width for name in risk.names()}); "
-        "from laplacian_metric.runs import suites; print([suites.load(name).version for name in suites.names()])"
+        "from experiments.harness import suites; print([suites.load(name).version for name in suites.names()])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,0 +1,128 @@
+"""Scores of the image alone and of image and gallery: what they are, against loops and the public functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from laplacian_metric import metrics
+from laplacian_metric.metrics import statistics
+from laplacian_metric.metrics.resampling import bootstrap_all
+from experiments.harness.suites.judging import (
+    GALLERY_DISTANCE,
+    MATCH_RISK,
+    TRUST,
+    GalleryScores,
+    MatchRisk,
+    Searched,
+    intervals,
+    retrieval_numbers,
+)
+from experiments.harness.suites.measuring import safe_retrieval
+
+LABELS = torch.arange(12).repeat_interleave(20)
+
+
+def points(seed: int, spread: float = 0.8) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(12, 6, generator=generator)
+    return F.normalize(centres[LABELS] + spread * torch.randn(240, 6, generator=generator))
+
+
+@pytest.fixture(scope="module")
+def searched() -> Searched:
+    return Searched.of(points(0), LABELS)
+
+
+@pytest.fixture(scope="module")
+def uncertainty() -> Tensor:
+    return torch.rand(240, generator=torch.Generator().manual_seed(7))
+
+
+def test_it_finds_what_the_metrics_find(searched: Searched, uncertainty: Tensor) -> None:
+    z = points(0)
+    numbers = retrieval_numbers(searched, {"own": uncertainty, GALLERY_DISTANCE: metrics.nearest_distance(z)})
+    assert numbers["recall@1"] == metrics.recall_at_k(z, LABELS)
+    assert numbers["scores"]["own"]["r_auroc"] == pytest.approx(metrics.r_auroc(z, LABELS, uncertainty))
+    free = metrics.trivial_scores((z, LABELS))
+    both = GalleryScores.fit(searched, uncertainty)(searched, uncertainty)
+    for name in (GALLERY_DISTANCE, "margin", "vote", "kernel vote"):
+        assert torch.allclose(both[name], free[name])
+    whole = numbers["scores"]["own"]
+    ausc, right = metrics.ausc(z, LABELS, uncertainty), torch.from_numpy(searched.right).double()
+    oracle = metrics.ausc(z, LABELS, 1 - right)
+    assert whole["nausc"] == pytest.approx((ausc - float(right.mean())) / (oracle - float(right.mean())))
+
+
+def test_r_auroc_within_classes_is_that_of_a_loop(searched: Searched, uncertainty: Tensor) -> None:
+    coarse = (uncertainty * 10).floor()  # with ties
+    above = pairs = 0.0
+    for label in range(12):
+        rows = (label == LABELS).nonzero()[:, 0].tolist()
+        for i in rows:
+            for j in rows:
+                if not searched.right[i] and searched.right[j]:
+                    pairs += 1
+                    above += float(coarse[i] > coarse[j]) + 0.5 * float(coarse[i] == coarse[j])
+    assert retrieval_numbers(searched, {"u": coarse})["scores"]["u"]["r_auroc_within"] == pytest.approx(
+        above / pairs
+    )
+    wrong = torch.from_numpy(~searched.right).double()
+    weights = torch.randint(0, 3, (4, 240), generator=torch.Generator().manual_seed(1)).double()
+    many = statistics.auroc_within(coarse, wrong, LABELS, weights)
+    for draw, weight in zip(many, weights, strict=True):
+        rows = torch.repeat_interleave(torch.arange(240), weight.long())
+        ones = torch.ones(len(rows)).double()
+        assert draw == pytest.approx(
+            float(statistics.auroc_within(coarse[rows], wrong[rows], LABELS[rows], ones))
+        )
+
+
+def test_the_match_risk_is_the_same_for_any_increasing_map(searched: Searched, uncertainty: Tensor) -> None:
+    others = Searched.of(points(1), LABELS)
+    one, other = (MatchRisk.fit(searched, u) for u in (uncertainty, uncertainty.exp() * 50))
+    assert torch.allclose(one(others, uncertainty), other(others, uncertainty.exp() * 50))
+    assert (one.logistic.weights * torch.tensor([-1.0, -1.0, 1.0]).numpy() >= 0).all()
+    # Values beyond all of the validation's are no more than the largest of these.
+    assert torch.isfinite(one(others, uncertainty + 10)).all()
+
+
+def test_validation_calibrates_and_beats_chance_elsewhere(searched: Searched, uncertainty: Tensor) -> None:
+    scores = GalleryScores.fit(searched, uncertainty)
+    others = Searched.of(points(1), LABELS)
+    numbers = retrieval_numbers(others, scores(others, uncertainty))["scores"]
+    assert min(numbers[name]["r_auroc"] for name in (MATCH_RISK, TRUST, "Trust match")) > 0.6
+
+
+def test_intervals_draw_classes_and_pair_differences(searched: Searched, uncertainty: Tensor) -> None:
+    both = GalleryScores.fit(searched, uncertainty)(searched, uncertainty)
+    ends = intervals(searched, both, {"same": (TRUST, TRUST), "gap": (TRUST, GALLERY_DISTANCE)}, 100)
+    value = retrieval_numbers(searched, both)["scores"][TRUST]["r_auroc"]
+    assert ends[TRUST].low < value < ends[TRUST].high
+    assert (ends["same"].low, ends["same"].high) == (0.0, 0.0)
+    assert ends["gap"].high - ends["gap"].low < 0.5
+    with pytest.raises(ValueError, match="groups"):
+        bootstrap_all({"x": lambda weights: weights.sum(-1)}, 240, groups=LABELS[:5])
+
+
+def test_safe_retrieval_is_that_of_loops(searched: Searched, uncertainty: Tensor) -> None:
+    values = safe_retrieval(searched, uncertainty, 0.3)
+    z = points(0).double()
+    cosines = z @ z.T - 2 * torch.eye(240)
+    kept = uncertainty.argsort()[:168]
+    assert values["all"] == pytest.approx(metrics.recall_at_k(points(0), LABELS))
+    assert values["queries"] == pytest.approx(float(searched.right[kept.numpy()].mean()))
+    nearest = kept[cosines[:, kept].argmax(1)]
+    right = (LABELS[nearest] == LABELS).double()
+    assert values["gallery"] == pytest.approx(float(right.mean()))
+    assert values["both"] == pytest.approx(float(right[kept].mean()))
+
+
+def test_safe_retrieval_searches_further_where_all_neighbours_are_dropped() -> None:
+    tight = F.normalize(torch.eye(4)[torch.arange(4).repeat_interleave(60)] + 0.01 * torch.randn(240, 4))
+    labels = torch.arange(4).repeat_interleave(60)
+    searched = Searched.of(tight, labels)
+    # A whole class goes: its queries have to look beyond their 50 nearest, and find none of their class.
+    assert safe_retrieval(searched, (labels == 0).double(), 0.25)["gallery"] == pytest.approx(0.75)

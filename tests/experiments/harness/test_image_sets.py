@@ -1,0 +1,162 @@
+"""The sets of images: strangers have the size of what the network knows, corrupted ones come from validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from laplacian_metric import data
+from experiments.corruptions import corrupt, corrupt_some
+from laplacian_metric.data.splits import Role
+from experiments.harness.image_sets import (
+    CORRUPTIONS,
+    CROP,
+    cover_digits,
+    crop_flip,
+    image_sets,
+    size,
+    spread,
+)
+from experiments.harness.sections import DataSection
+from tests.experiments.sets.miniatures import write_image
+
+
+def section(**options: object) -> DataSection:
+    return DataSection.model_validate({"train": "sample-fashion-mnist", **options})
+
+
+def test_sets_are_the_splits_at_even_steps() -> None:
+    sets = image_sets(section(limit=50), None, batch_size=20)
+    for name in ("train", "validation", "test"):
+        whole = data.load("sample-fashion-mnist", name)
+        rows = torch.arange(50) * len(whole) // 50
+        assert torch.equal(sets[name].inputs, whole.floats()[rows])
+        assert torch.equal(sets[name].labels, whole.labels[rows])
+        assert sets[name].split is whole.split
+        assert size(sets, name) == 50
+    assert [len(batch) for batch in sets["test"].batches()] == [20, 20, 10]
+    assert spread(data.load("sample-mnist", "test"), 5_000).images.shape[0] == 1000
+
+
+def test_corrupted_images_are_every_fifth_of_validation() -> None:
+    sets = image_sets(section(limit=50), None)
+    clean = sets["validation"].inputs[::5]
+    expected = torch.cat([corrupt(clean, kind, 1.0) for kind in CORRUPTIONS])
+    assert torch.equal(sets["corrupted"].inputs, expected)
+    assert torch.equal(sets["corrupted"].labels, sets["validation"].labels[::5].repeat(4))
+    assert size(sets, "corrupted") == len(expected)
+    assert sets["corrupted"].role is Role.SELECTION
+
+
+def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None:
+    clean, sets = (
+        image_sets(section(limit=50), None),
+        image_sets(section(limit=50, corrupted_share=0.4), None),
+    )
+    expected = corrupt_some(clean["train"].inputs, 0.4, indices=clean.images["train"].indices)
+    assert torch.equal(sets["train"].inputs, expected)
+    assert not torch.equal(expected, clean["train"].inputs)
+    assert sets["training"] is sets["train"]
+    assert sets["train"].role is Role.FITTING
+    for name in ("validation", "test"):
+        assert torch.equal(sets[name].inputs, clean[name].inputs)
+    with pytest.raises(ValueError, match=r"corrupted_share is 0\.4 and augment 'crop-flip'"):
+        section(corrupted_share=0.4, augment="crop-flip")
+
+
+def test_windows_are_of_test_images() -> None:
+    sets = image_sets(section(limit=12), None)
+    images = sets.images["test"]
+    expected = corrupt(images.floats(), "crop", CROP, indices=images.indices)
+    assert torch.equal(sets["cropped"].inputs, expected)
+    assert sets["cropped"].role is Role.EVALUATION
+
+
+def test_corruption_comes_before_the_mean_is_subtracted() -> None:
+    plain = image_sets(section(limit=20, channels=3), None)
+    scaled = image_sets(section(limit=20, channels=3, preprocessing="imagenet"), None)
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    deviation = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    for name in ("validation", "corrupted", "cropped"):
+        assert torch.allclose(scaled[name].inputs, (plain[name].inputs - mean) / deviation, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_strangers_get_the_size_and_the_channels_of_the_known(channels: int, tmp_path: Path) -> None:
+    for kind in ("apples", "pears"):
+        for number in range(2):
+            write_image(tmp_path / "fruit" / "test" / kind / f"{number}.png", 50 * number, size=(40, 30))
+    out = (
+        {"name": "folder", "label": "fruit", "options": {"path": "fruit"}},
+        {"name": "sample-mnist", "limit": 6},
+    )
+    sets = image_sets(section(limit=20, image_size=32, channels=channels, out=out), tmp_path)
+    assert sets["test"].inputs.shape == (20, channels, 32, 32)
+    assert sets["out/fruit"].inputs.shape == (4, channels, 32, 32)
+    assert sets["out/sample-mnist"].inputs.shape == (6, channels, 32, 32)
+    assert sets["out/fruit"].inputs.max() <= 1
+
+
+def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        for kind in ("apples", "pears"):
+            for number in range(3):
+                write_image(tmp_path / "fruit" / split / kind / f"{number}.png", 50 * number)
+    options = {"train": "folder", "options": {"path": "fruit"}, "image_size": 8}
+    read = image_sets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
+    kept = image_sets(DataSection.model_validate(options), tmp_path)
+    assert not isinstance(read["test"].inputs, torch.Tensor)
+    assert torch.equal(torch.cat([batch.inputs for batch in read["test"].batches()]), kept["test"].inputs)
+
+
+def test_only_training_is_augmented() -> None:
+    sets = image_sets(section(limit=30, augment="crop-flip"), None)
+    rows = [torch.arange(30)]
+    torch.manual_seed(0)
+    (batch,) = sets["training"].batches(rows)
+    seen = batch.inputs
+    assert torch.equal(batch.labels, sets["train"].labels)
+    assert seen.shape == sets["train"].inputs.shape
+    assert not torch.equal(seen, sets["train"].inputs)
+    assert torch.equal(sets["train"].inputs, image_sets(section(limit=30), None)["train"].inputs)
+    assert image_sets(section(limit=30), None)["training"].inputs.shape == (30, 1, 28, 28)
+
+
+def test_windows_lie_anywhere_and_every_other_one_is_mirrored() -> None:
+    image = torch.arange(64, dtype=torch.uint8).view(1, 8, 8) + 1
+    torch.manual_seed(0)
+    seen = {tuple(crop_flip(image).flatten().tolist()) for _ in range(400)}
+    assert len(seen) == 18  # 3 x 3 places, mirrored or not
+    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
+    windows = [padded[:, top : top + 8, left : left + 8] for top in range(3) for left in range(3)]
+    expected = {tuple(w.flatten().tolist()) for window in windows for w in (window, window.flip(-1))}
+    assert seen == expected
+
+
+def test_digits_are_covered_anew_as_the_data_set_covers_them() -> None:
+    """The share of covered digits, and the mean area and place of a square; 4,000 images, 5 standard errors."""
+    image = torch.full((1, 28, 56), 9, dtype=torch.uint8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        covered = torch.stack([cover_digits(image) for _ in range(4000)])[:, 0] == 0
+    assert bool((image == 9).all())  # the image itself stays
+    tiles = torch.stack([covered[..., :28], covered[..., 28:]]).flatten(0, 1).double()
+    area = tiles.flatten(1).sum(1)
+    sides = torch.arange(29, dtype=torch.float64)
+    expected = 0.2 * sides.square().mean()  # a side of 0 covers nothing
+    assert abs(float(area.mean() - expected)) < 5 * float(area.std()) / len(area) ** 0.5
+    share, true = float((area > 0).double().mean()), 0.2 * 28 / 29
+    assert abs(share - true) < 5 * (true * (1 - true) / len(area)) ** 0.5
+    assert bool((area.sqrt() == area.sqrt().round()).all())  # squares
+    across = tiles.mean(0)
+    assert torch.allclose(across, across.flip(0), atol=0.02)
+    assert torch.allclose(across, across.T, atol=0.02)
+
+
+def test_only_rows_of_square_digits_are_covered() -> None:
+    with pytest.raises(
+        ValueError, match=r"\(1, 28, 50\) is no row of square digits: leave out augment 'cover-digits'"
+    ):
+        cover_digits(torch.zeros(1, 28, 50, dtype=torch.uint8))

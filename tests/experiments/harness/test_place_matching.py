@@ -1,0 +1,180 @@
+"""What answers what where images match by distance: the numbers of a plain loop, and places instead of labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from laplacian_metric import data, metrics
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data.splits import Split
+from laplacian_metric.metrics.nearest import rank_by
+from experiments.harness.image_sets import image_sets
+from experiments.harness.place_matching import by_place, matching, places
+from experiments.harness.sections import DataSection
+from tests.data import miniatures
+
+RADIUS = 10.0
+
+
+def images(positions: Tensor, is_query: Tensor | None = None) -> Dataset:
+    number = len(positions)
+    return Dataset(
+        torch.zeros(number, 1, 2, 2, dtype=torch.uint8),
+        torch.zeros(number, dtype=torch.long),
+        name="streets",
+        split=Split.TEST,
+        class_names=("town",),
+        extras={"positions": positions}
+        if is_query is None
+        else {"positions": positions, "is_query": is_query},
+        positive_distance=RADIUS,
+    )
+
+
+def random_case() -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(40, 3, generator=g, dtype=torch.float64))
+    return points, 40 * torch.rand(40, 2, generator=g, dtype=torch.float64), torch.arange(40) % 3 == 0
+
+
+def recall_by_loop(
+    points: Tensor, positions: Tensor, queries: list[int], database: list[int], k: int
+) -> float:
+    right = []
+    for query in queries:
+        others = [row for row in database if row != query]
+        near = {
+            row for row in others if math.dist(positions[query].tolist(), positions[row].tolist()) <= RADIUS
+        }
+        if near:
+            first = sorted(others, key=lambda row: float((points[query] - points[row]).norm()))[:k]
+            right.append(bool(near & set(first)))
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_queries_search_the_database_within_the_distance(k: int) -> None:
+    points, positions, is_query = random_case()
+    rows = torch.arange(40)
+    queries, database = rows[is_query].tolist(), rows[~is_query].tolist()
+    matches = matching(images(positions, is_query))
+    assert matches.by_distance
+    assert matches.gallery_size(40) == len(database)
+    ranking = matches.rank(points, k)
+    expected = recall_by_loop(points, positions, queries, database, k)
+    assert float(ranking.recall(k).mean()) == pytest.approx(expected)
+    assert torch.equal(matches.of_queries(rows), rows[is_query])
+    e = StochasticEmbedding(points, points, torch.ones(40), torch.ones(40))
+    own = matches.rank_by(lambda q, g: q.point @ g.point.T, e, k)
+    for name in ("hits", "positives", "nearest", "ties", "hits_at_r", "precision_at_r"):
+        assert torch.equal(getattr(own, name).double(), getattr(ranking, name).double()), name
+    assert own.gallery_size == ranking.gallery_size
+
+
+def test_without_a_database_every_image_searches_all_others() -> None:
+    points, positions, is_query = random_case()
+    rows = list(range(40))
+    for mask in (None, torch.zeros_like(is_query), torch.ones_like(is_query)):
+        matches = matching(images(positions, mask))
+        assert matches.queries is None
+        assert matches.gallery_size(40) == 39
+        ranking = matches.rank(points, 2)
+        expected = recall_by_loop(points, positions, rows, rows, 2)
+        assert float(ranking.recall(2).mean()) == pytest.approx(expected)
+        assert torch.equal(matches.of_queries(points), points)
+
+
+def test_by_labels_it_is_the_search_by_labels() -> None:
+    points = random_case()[0]
+    loaded = data.from_arrays(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 4, split="test")
+    matches = matching(loaded)
+    assert not matches.by_distance
+    assert torch.equal(matches.rank(points, 5).hits, metrics.rank(points, loaded.labels, 5).hits)
+    assert by_place(loaded) is loaded
+
+
+def test_no_two_images_of_a_place_are_farther_apart_than_positives() -> None:
+    g = torch.Generator().manual_seed(1)
+    positions = 60 * torch.rand(300, 2, generator=g, dtype=torch.float64)
+    numbers = places(positions, RADIUS)
+    same = numbers[:, None] == numbers[None]
+    apart = torch.cdist(positions, positions)
+    assert float(apart[same].max()) <= RADIUS
+    assert int(same.sum()) > 300
+    # Squares tile the plane: where two share no square, a line between squares lies between them.
+    side = RADIUS / math.sqrt(2)
+    differ = (positions[:, None] // side != positions[None] // side).any(-1)
+    assert torch.equal(~same, differ)
+    assert places(positions[:0], RADIUS).tolist() == []
+
+
+def test_images_are_labelled_by_place() -> None:
+    labelled = by_place(images(torch.tensor([[0.0, 0.0], [1.0, 1.0], [50.0, 0.0]])))
+    assert labelled.labels.tolist() == [0, 0, 1]
+    assert len(labelled.class_names) == 2
+
+
+def test_positions_that_are_not_there_are_asked_for() -> None:
+    loaded = images(torch.zeros(3, 2))
+    loaded = dataclasses.replace(loaded, extras={})
+    for matches in (by_place, matching):
+        with pytest.raises(
+            ValueError, match="streets:test match by distance, but where they were taken is not"
+        ):
+            matches(loaded)
+
+
+def test_options_of_one_split(tmp_path: Path) -> None:
+    miniatures.msls(tmp_path, ("ottawa", "goa", "cph"))
+    section = DataSection.model_validate(
+        {
+            "train": "msls",
+            "splits": {"train": "train", "validation": "train", "test": "validation"},
+            "options": {"part": "both"},
+            "split_options": {
+                "train": {"cities": ["ottawa"]},
+                "validation": {"cities": ["goa"], "positive_distance": 25.0},
+                "test": {"cities": ["cph"]},
+            },
+            "image_size": 8,
+        }
+    )
+    sets = image_sets(section, tmp_path)
+    split_images = {name: sets.images[name] for name in ("train", "validation", "test")}
+    assert {name: part.positive_distance for name, part in split_images.items()} == {
+        "train": 10.0,
+        "validation": 25.0,
+        "test": 25.0,
+    }
+    assert all("ottawa" in name for name in split_images["train"].images.names)  # type: ignore[union-attr]
+    assert all("goa" in name for name in split_images["validation"].images.names)  # type: ignore[union-attr]
+    assert len(sets["train"].labels.unique()) > 1
+    assert matching(sets.images["test"]).by_distance
+    assert matching(sets.images["test"]).queries is not None
+
+
+def test_options_that_came_later_are_not_written_at_their_defaults() -> None:
+    plain = DataSection(train="msls").model_dump(mode="json")
+    assert "split_options" not in plain
+    some = DataSection(train="msls", split_options={"test": {"cities": ["cph"]}})
+    assert some.model_dump(mode="json")["split_options"] == {"test": {"cities": ["cph"]}}
+    assert DataSection.model_validate(some.model_dump()) == some
+
+
+def test_a_ranking_in_a_database_says_what_is_wrong() -> None:
+    right = metrics.Positives.from_labels([0, 1], [0, 1, 1])
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.3, 0.2, 0.8]])
+    ranking = rank_by(lambda rows: scores[rows], right, k=3, own=False)
+    assert ranking.nearest.tolist() == [1, 2]
+    assert ranking.hits.tolist() == [[False, False, True], [True, False, True]]
+    with pytest.raises(ValueError, match="use a k from 1 to 3"):
+        rank_by(lambda rows: scores[rows], right, k=4, own=False)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), \(2, 3\) is needed"):
+        rank_by(lambda rows: scores[rows, :2], right, own=False)

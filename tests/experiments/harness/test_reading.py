@@ -1,0 +1,224 @@
+"""Cells from YAML: what is taken over, what is refused, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from laplacian_metric import losses, methods
+from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
+from experiments.harness import Cells, ConfigError
+from experiments.harness.config import completed, differences
+from experiments.harness.sections import LossSection
+from laplacian_metric.training.options import Schedule
+from tests.experiments.harness.miniature import BASE, LAPLACE, Folder, folder_with
+
+
+def with_(section: str, **values: Any) -> dict[str, Any]:
+    return {**BASE, section: {**BASE[section], **values}}
+
+
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in BASE.items() if key not in keys}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "key": ({**BASE, "trainig": {}}, "there is no key 'trainig'; did you mean 'training'?"),
+    "training key": (
+        with_("training", learnin_rate=1),
+        "training has no key 'learnin_rate'; did you mean 'learning_rate'?",
+    ),
+    "data key": (with_("data", imagesize=28), "data has no key 'imagesize'; did you mean 'image_size'?"),
+    "loss key": ({**BASE, "loss": {"margins": 1}}, "loss has no key 'margins'; did you mean 'margin'?"),
+    "splits key": (
+        with_("data", splits={"tst": "test"}),
+        "data.splits has no key 'tst'; did you mean 'test'?",
+    ),
+    "out key": (with_("data", out=[{"nam": "mnist"}]), "data.out[0] has no key 'nam'; did you mean 'name'?"),
+    "method option": (
+        {**LAPLACE, "method": {"name": "laplace", "structur": "diag"}},
+        "method (laplace) has no key 'structur'; did you mean 'structure'?",
+    ),
+    "type": (with_("training", epochs="many"), "training.epochs is 'many': input should be a valid integer"),
+    "fraction": (with_("training", epochs=1.5), "training.epochs is 1.5: input should be a valid integer"),
+    "word": (
+        with_("training", optimizer="sdg"),
+        "training.optimizer is 'sdg': input should be 'rmsprop', 'adam'",
+    ),
+    "value": (with_("training", learning_rate=-1), "training: learning_rate is -1"),
+    "loss value": ({**BASE, "loss": {"margin": -1}}, "loss: margin is -1.0"),
+    "method value": (
+        {**LAPLACE, "method": {"name": "laplace", "rank": 0}},
+        "method: rank is 0, at least 1 is needed",
+    ),
+    "method type": (
+        {**LAPLACE, "method": {"name": "laplace", "rank": "few"}},
+        "method.rank is 'few': input should be a valid integer",
+    ),
+    "method word": (
+        {**LAPLACE, "method": {"name": "laplace", "structure": "round"}},
+        "method.structure is 'round'",
+    ),
+    "data set": (with_("data", train="fashion-mnst"), "did you mean 'fashion-mnist'?"),
+    "out set": (with_("data", out=["mnst"]), "data.out[0].name: no data set is called 'mnst'"),
+    "out twice": (with_("data", out=["mnist", "mnist"]), "data: out names 'mnist' twice"),
+    "network": (with_("network", name="fashon-mnist"), "did you mean 'fashion-mnist'?"),
+    "method": ({**BASE, "method": "determinstic"}, "method.name: no method is called 'determinstic'"),
+    "no method": (without("method"), "there is no method"),
+    "no data": (without("data"), "data is missing"),
+    "section": ({**BASE, "training": 3}, "training is 3"),
+    "test trains": (with_("data", splits={"train": "test"}), "test images are never trained on"),
+    "test chooses": (with_("data", splits={"validation": "all"}), "test images are never trained on"),
+    "weights": (with_("network", weights="/net.safetensors"), "give the file's place below the data folder"),
+    "seeds": ({**BASE, "seeds": [1, 1]}, "seeds: seeds is [1, 1]"),
+    "ks": (with_("evaluation", ks=[]), "evaluation.ks: ks is []"),
+    "no base": ({**BASE, "method": "laplace"}, "laplace starts from trained networks: name the cell"),
+    "needless base": (
+        {"base": "mini/deterministic", "method": "hib"},
+        "hib trains its own network and takes no base: use inherit",
+    ),
+    "unknown base": ({"base": "mini/determinstic", "method": "pfe"}, "there is no cell 'mini/determinstic'"),
+    "other network": (
+        {**LAPLACE, "network": {"dim": 4}},
+        "its networks are those of mini/deterministic, so the settings must be too: network.dim was 3 and is now 4",
+    ),
+    "other images": ({**LAPLACE, "data": {"limit": 50}}, "data.limit was 60 and is now 50"),
+    "itself": ({"inherit": "mini/wrong"}, "takes over from itself: mini/wrong -> mini/wrong"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_named_with_its_file(case: str, tmp_path: Path) -> None:
+    content, expected = WRONG[case]
+    folder = folder_with(tmp_path)
+    path = folder.write("mini/wrong", {**content, "name": "mini/wrong"})
+    with pytest.raises(ConfigError) as caught:
+        folder.read()["mini/wrong"]
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: mini/wrong\nname: mini/wrong\n", "'name' is there twice"),
+        ("name: [", "cannot be read"),
+        ("", "holds no mapping"),
+        ("name: mini/other\nmethod: hib\n", "name is 'mini/other', but the file's place says 'mini/wrong'"),
+        ("name: mini/wrong\nmethod: !!python/name:os.system\n", "cannot be read"),
+    ],
+)
+def test_files_that_are_no_cells(text: str, expected: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    (folder.cells / "mini" / "wrong.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=expected.replace("[", r"\[")):
+        folder.read()["mini/wrong"]
+
+
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write("a", without("name"))
+    path = folder.cells / "a.yaml"
+    path.write_text(path.read_text().replace("weight_decay: 1.0e-05", "weight_decay: 1e-5"), encoding="utf-8")
+    assert "weight_decay: 1e-5" in path.read_text()
+    assert folder.read()["a"].training.weight_decay == 1e-5
+
+
+def test_a_base_hands_on_its_settings_and_not_its_method(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace={**LAPLACE, "training": {"epochs": 7}})
+    cell = folder.read()["mini/laplace"]
+    assert cell.training.epochs == 7
+    assert cell.training.batch_size == BASE["training"]["batch_size"]
+    assert cell.training.schedule is Schedule.EXPONENTIAL
+    assert cell.data.limit == 60
+    assert [out.label for out in cell.data.out] == ["digits"]
+    assert cell.method.name == "laplace"
+    assert cell.seeds == (0,)
+    assert cell.base_seeds(3) == [3]
+
+
+def test_inheriting_takes_over_everything_but_the_name(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path,
+        laplace={**LAPLACE, "title": "Laplace", "evaluation": {"samples": 9}},
+        kron={"inherit": "mini/laplace", "method": {"structure": "kron"}},
+        pfe={"inherit": "mini/laplace", "method": {"name": "pfe"}},
+    )
+    cells = folder.read()
+    kron = cells.config("mini/kron")
+    assert kron["base"] == "mini/deterministic"
+    assert (kron["method"]["structure"], kron["method"]["prior"]) == ("kron", 1.0)
+    assert kron["title"] == ""
+    assert kron["evaluation"]["samples"] == 9
+    # Another method starts from its own defaults.
+    assert "prior" not in cells.config("mini/pfe")["method"]
+    assert cells.config("mini/pfe")["base_config"]["method"] == {"name": "deterministic"}
+
+
+def test_members_of_ensembles_share_the_first_networks(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path, ensemble={"base": "mini/deterministic", "method": "ensemble", "members": 5}
+    )
+    cell = folder.read()["mini/ensemble"]
+    assert [cell.base_seeds(seed) for seed in (0, 1, 2)] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 14],
+    ]
+
+
+def test_patterns_stand_for_names(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    cells = folder.read()
+    assert cells.matching(["mini/l*", "*"]) == ["mini/laplace", "mini/deterministic"]
+    with pytest.raises(ConfigError, match="did you mean 'mini/laplace'"):
+        cells.matching(["mini/laplac"])
+    with pytest.raises(ConfigError, match="there is no folder of cells"):
+        Folder(tmp_path / "elsewhere").read()
+
+
+def test_options_that_were_added_since_are_no_change(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+    config = folder.read().config("mini/laplace")
+    older = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
+    for section, key in (("training", "patience"), ("evaluation", "crop_test"), ("method", "norm")):
+        del older[section][key]
+    assert differences(older, config) != []
+    assert differences(completed(older), config) == []
+    # A value that is not the default of what was added is one.
+    config["method"]["norm"] = False
+    assert differences(completed(older), config) == ["method.norm was True and is now False"]
+
+
+def test_options_that_a_method_had_once_are_passed_over_where_they_had_their_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(methods._METHODS, "_registered", {})  # without those of experiments.published
+    recorded = {"method": {"name": "laplace", "rank": 50, "variant": "default", "triplets": 5000}}
+    recent = completed({"method": {"name": "laplace"}})
+    assert differences(completed(recorded), recent) == []
+    recorded["method"]["variant"] = "published"
+    assert differences(completed(recorded), recent) == ["method.variant was 'published' and is now None"]
+
+
+def test_cells_as_published_say_what_has_to_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (methods._METHODS, losses._LOSSES):
+        monkeypatch.setattr(registry, "_registered", {})
+    content = {**BASE, "name": "mini/other", "method": {"name": "online-laplace", "preset": "published"}}
+    folder = folder_with(tmp_path)
+    folder.write("mini/other", content)
+    with pytest.raises(ConfigError, match=r"no key 'preset'; .*--import experiments\.published"):
+        Cells(folder.cells)["mini/other"]
+    with pytest.raises(ValueError, match=r"--import experiments\.published"):
+        LossSection(published=True)
+
+
+def test_the_triplet_loss_is_a_loss_too() -> None:
+    assert LossSection(kind="triplet", margin=0.2).make() == TripletLoss(margin=0.2)
+    assert "kind" not in LossSection().model_dump()  # cells from before it say the same as ever
+    with pytest.raises(ValueError, match="triplet has no option 'distance'; it has: margin"):
+        LossSection(kind="triplet", negatives="all", distance="arccos")
