@@ -10,14 +10,11 @@ import typer
 
 from laplacian_metric import __version__
 from laplacian_metric.cli import (
-    benchmark,
     common,
     compare,
-    data,
     demo,
     embed,
     evaluate,
-    experiment,
     fit,
     index,
     options,
@@ -88,11 +85,8 @@ for command in (
     evaluate.evaluate,
     report.report,
     compare.compare,
-    benchmark.benchmark,
 ):
     app.command()(options.with_options(command))
-app.add_typer(experiment.app, name="experiment")
-app.add_typer(data.app, name="data")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from laplacian_metric import data
 from laplacian_metric.data import ImageFiles, MissingDataError, TestDataError, UnreadableImageError
 from laplacian_metric.data.images import decode_image
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 def names(loaded: data.Dataset) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from laplacian_metric import data
 from laplacian_metric.data import Dataset, MissingDataError, Preparation, Split
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 @pytest.fixture

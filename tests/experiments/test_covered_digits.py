@@ -16,7 +16,7 @@ from experiments.covered_digits import beliefs, black_tiles, chance_to_be_hidden
 from experiments.tables import HERE
 from laplacian_metric.data import load
 from experiments.harness.tables.descriptions import read_published
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 float64 = torch.float64
 

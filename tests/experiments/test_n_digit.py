@@ -14,7 +14,7 @@ import yaml
 import experiments.run  # noqa: F401 (registers a method of cells)
 from experiments import n_digit
 from experiments.harness import Cells
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 from tests.experiments.tables.synthetic import result, write
 from tests.experiments.harness.miniature import Folder
 

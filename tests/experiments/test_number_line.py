@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from experiments import number_line
 from experiments.number_line import mean_run, ordered, shares_a_digit
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 @given(order=st.permutations(range(100)))

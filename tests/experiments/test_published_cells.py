@@ -15,7 +15,7 @@ import yaml
 
 import experiments.published  # noqa: F401 (cells as published need what it registers)
 from experiments.harness import Cells
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 from tests.experiments.harness.miniature import Folder
 
 # Miniatures have few images of a class.

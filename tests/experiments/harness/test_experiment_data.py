@@ -11,7 +11,7 @@ import yaml
 
 from laplacian_metric import data, losses, runs
 from tests.cli.running import lam, refused, worked
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 from tests.experiments.harness.miniature import BASE, LAPLACE, folder_with
 
 

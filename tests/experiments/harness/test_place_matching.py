@@ -18,7 +18,7 @@ from laplacian_metric.metrics.nearest import rank_by
 from experiments.harness.image_sets import image_sets
 from experiments.harness.place_matching import by_place, matching, places
 from experiments.harness.sections import DataSection
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 RADIUS = 10.0
 

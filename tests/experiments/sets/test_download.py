@@ -18,8 +18,8 @@ from laplacian_metric import data
 from laplacian_metric.data import DownloadError, MissingDataError, source
 from experiments.sets.download import fetch
 from experiments.sets import cifar10, cub, fashion_mnist, mnist, products, svhn
-from tests.data import miniatures
-from tests.data.test_archives import write_tar, write_zip
+from tests.experiments.sets import miniatures
+from tests.experiments.sets.test_archives import write_tar, write_zip
 
 CONTENT = bytes(range(256)) * 1000
 

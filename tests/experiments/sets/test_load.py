@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from laplacian_metric import data
 from laplacian_metric.data import CorruptFileError, Dataset, MissingDataError, Split
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 # What a miniature needs beyond the defaults: it is too small to hold 5,000 images out.
 OPTIONS: dict[str, dict[str, Any]] = {

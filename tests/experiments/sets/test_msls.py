@@ -10,7 +10,7 @@ import torch
 
 from laplacian_metric import data
 from laplacian_metric.data import CorruptFileError, Dataset, MissingDataError, Role
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 def load(folder: Path, split: str, **options: Any) -> Dataset:

@@ -11,7 +11,7 @@ import torch
 from laplacian_metric import data
 from laplacian_metric.data import Dataset
 from experiments.sets.n_digit_mnist import class_numbers
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 @pytest.fixture(scope="module")

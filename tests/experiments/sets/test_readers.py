@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from laplacian_metric import data
 from experiments.sets import readers
 from experiments.sets.readers import CorruptFileError
-from tests.data import miniatures
+from tests.experiments.sets import miniatures
 
 
 class Trap:
