@@ -31,10 +31,10 @@ from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
 from experiments.corruptions import HIDING, corrupt
 from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.report.curves import band
+from experiments.harness.tables.curves import band
 from laplacian_metric.report.plots import as_png
 from experiments.harness.tables.seeds import spread as spread_of
-from laplacian_metric.report.styles import GRID, panels, shared_legend
+from experiments.harness.tables.styles import GRID, panels, shared_legend
 from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
 
 HERE = Path(__file__).resolve().parent

@@ -17,12 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
-from experiments.images import ImagesOfResults
-from experiments.tables import results_parser
-from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.core.files import atomic_write
-from experiments.sets.lookup import MissingDataError
-from laplacian_metric.report.curves import (
+from experiments.harness.results import OWN, Result, read_results
+from experiments.harness.tables.curves import (
     calibration_curves,
     roc_curves,
     sparsification_curves,
@@ -37,14 +33,18 @@ from experiments.harness.tables.descriptions import (
     parse_tables,
     read_published,
 )
-from laplacian_metric.report.latent import latent_maps
-from laplacian_metric.report.plots import PictureRow, extreme_pictures
+from experiments.harness.tables.latent import latent_maps
+from experiments.harness.tables.pictures import PictureRow, extreme_pictures
 from experiments.harness.tables.seeds import Cell, cells_record
-from laplacian_metric.report.styles import Style, styles
+from experiments.harness.tables.styles import Style, styles
 from experiments.harness.tables.summary import summary_figure
 from experiments.harness.tables.table_columns import find
 from experiments.harness.tables.tables import cells_of
-from experiments.harness.results import OWN, Result, read_results
+from experiments.images import ImagesOfResults
+from experiments.sets.lookup import MissingDataError
+from experiments.tables import results_parser
+from laplacian_metric.core.checked import read_yaml
+from laplacian_metric.core.files import atomic_write
 
 SHOWN = 8  # images in a row of each half
 

@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from experiments.url_small_questions import RECALL, columns, first_of, safe_means, scores_of_part, strengths
-from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.report.blocks.texts import MARKERS
-from laplacian_metric.report.plots import COLOURS, PictureRow, as_png, extreme_pictures
-from laplacian_metric.report.tsne import tsne_plane
 from experiments.harness.suites import Benchmark, Row
 from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import GALLERY_DISTANCE, MATCH_RISK
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import V1
 from experiments.harness.suites.sets import UNSEEN
+from experiments.harness.tables.pictures import PictureRow, extreme_pictures
+from experiments.url_small_questions import RECALL, columns, first_of, safe_means, scores_of_part, strengths
+from laplacian_metric.metrics.evaluation import OWN
+from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
+from laplacian_metric.report.tsne import tsne_plane
 
 Look = dict[str, Any]
 AXES = {

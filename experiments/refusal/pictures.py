@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.refusal.measures import Matched
-from laplacian_metric.report.curves import band
+from experiments.harness.tables.curves import band
 from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.styles import GRID, panels, shared_legend, style_of
+from experiments.harness.tables.styles import GRID, panels, shared_legend, style_of
 
 Array = NDArray[np.float64]
 

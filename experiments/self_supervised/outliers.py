@@ -17,13 +17,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.tables.pictures import HIGH, LOW, PictureRow, as_pixels, extreme_pictures
 from experiments.self_supervised.measure import certain, features, packed
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.search import search
 from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.metrics import statistics
-from laplacian_metric.report.plots import HIGH, LOW, PictureRow, as_pixels, as_png, extreme_pictures
-from experiments.harness.cell_fitting import Fitted
+from laplacian_metric.report.plots import as_png
 
 OUTLIERS = 1000
 NEAREST = 3

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist, mean
 
+from experiments.harness.tables.seeds import spread
 from laplacian_metric.core.checked import read_json, validated
 from laplacian_metric.metrics import Interval, QueryRecord
 from laplacian_metric.metrics.query_records import paired_intervals
 from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
-from experiments.harness.tables.seeds import spread
 
 EVALUATION = "laplacian_metric evaluation"
 # What comes first where nobody asks for anything else.

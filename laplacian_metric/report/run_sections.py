@@ -9,6 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.harness.provenance import without_paths
+from experiments.harness.results import Cloud, Latent, Result
+from experiments.harness.tables.curves import calibration_axes, draw_bins, draw_sparsification, roc_curves
+from experiments.harness.tables.latent import latent_maps
+from experiments.harness.tables.seeds import Cell
+from experiments.harness.tables.styles import Style, panels, shared_legend
 from laplacian_metric import __version__
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.dataset import at_even_steps
@@ -17,16 +23,10 @@ from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.metrics.evaluation import OWN, ood_name
 from laplacian_metric.report.blocks import RefusalSlider
 from laplacian_metric.report.blocks.texts import ACCENT, number, plain, share
-from laplacian_metric.report.curves import calibration_axes, draw_bins, draw_sparsification, roc_curves
 from laplacian_metric.report.evaluated import Evaluated, Measured
-from laplacian_metric.report.latent import latent_maps
 from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
 from laplacian_metric.report.plots import as_png, concentration_histograms
 from laplacian_metric.report.run_pictures import Galleries, Map
-from experiments.harness.tables.seeds import Cell
-from laplacian_metric.report.styles import Style, panels, shared_legend
-from experiments.harness.provenance import without_paths
-from experiments.harness.results import Cloud, Latent, Result
 
 OUTLINED = 300  # points on the maps of two or three dimensions
 THIS = "this run"

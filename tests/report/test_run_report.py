@@ -14,9 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from experiments.harness.tables import latent
 from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
-from laplacian_metric.report import Page, latent
+from laplacian_metric.report import Page
 from laplacian_metric.report.blocks import Gallery, RefusalSlider, Scatter, texts
 from laplacian_metric.report.blocks.gallery import encode
 from laplacian_metric.report.evaluated import Evaluated, Uncertainties, measure
@@ -25,8 +26,8 @@ from laplacian_metric.report.plots import as_png
 from laplacian_metric.report.run_pictures import make_galleries, make_map
 from laplacian_metric.report.run_report import run_report, told
 from laplacian_metric.report.run_sections import BAD, FINE, diagnostics_table, drawable
-from tests.report.reading import HOSTILE, Reader
 from tests.experiments.tables.runs import DIAGNOSTICS, evaluated, images
+from tests.report.reading import HOSTILE, Reader
 
 
 def blocks(page: Page, kind: type) -> list[Any]:

@@ -8,12 +8,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from laplacian_metric.report.blocks.texts import MARKERS
-from laplacian_metric.report.page import Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.plots import COLOURS, as_png
 from experiments.harness.suites.judging import GALLERY, IMAGE
 from experiments.harness.suites.leaderboard import NOT_RUN, Row, rows
 from experiments.harness.suites.measuring import BESIDE
+from laplacian_metric.report.page import Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
 
 ORDER = {IMAGE: 0, BESIDE: 1, GALLERY: 2}
 SUMMARIES = {

@@ -9,10 +9,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection, LineCollection
 
-from laplacian_metric.core.checked import Array
-from laplacian_metric.report.plots import COLOURS, as_png
+from experiments.harness.results import OWN, Result, Space
 from experiments.harness.tables.seeds import Cell
-from laplacian_metric.report.styles import (
+from experiments.harness.tables.styles import (
     GRID,
     SMALL,
     Style,
@@ -22,7 +21,8 @@ from laplacian_metric.report.styles import (
     shared_legend,
     style_of,
 )
-from experiments.harness.results import OWN, Result, Space
+from laplacian_metric.core.checked import Array
+from laplacian_metric.report.plots import COLOURS, as_png
 
 DEVIATIONS = 3.0  # an ellipse is as wide as so many standard deviations on each side
 WRITTEN = 100  # classes, up to which the centres have their names

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from experiments.harness.tables.descriptions import PublishedNumber
-from laplacian_metric.report.plots import as_png
 from experiments.harness.tables.seeds import Cell, spread
-from laplacian_metric.report.styles import GRID, Style, panels, shared_legend, style_of
+from experiments.harness.tables.styles import GRID, Style, panels, shared_legend, style_of
 from experiments.harness.tables.table_columns import Column
+from laplacian_metric.report.plots import as_png
 
 Cells = Mapping[str, Cell]
 Published = Mapping[tuple[str, str, str], PublishedNumber]

@@ -9,22 +9,10 @@ import unicodedata
 from html import escape
 from typing import Any
 
+from laplacian_metric.report.plots import CLASSES
+
 ACCENT = "#1f5f99"  # as in page.css
 OOD = "#111111"
-
-# Hues far apart first; 10 colours and 7 shapes repeat together only after 70 classes.
-CLASSES = (
-    "#1f6fb4",
-    "#b4301f",
-    "#1b7837",
-    "#8a5a00",
-    "#7b3fa0",
-    "#0b7285",
-    "#b0186b",
-    "#5d6570",
-    "#6b4226",
-    "#4a4fc4",
-)
 
 # Shapes of about the same area around the origin, for a radius of 1.
 SHAPES = (
@@ -36,8 +24,6 @@ SHAPES = (
     "M-.4 -1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1V-.4H-.4Z",  # plus
     "M0 -1.2L1.14 -.37L.71 .97H-.71L-1.14 -.37Z",  # pentagon
 )
-# The same for matplotlib.
-MARKERS = "os^DvPp"
 # OOD images are lines without a face, so that they are no class even in black and white.
 CROSSES = (
     "M-1 -1L1 1M-1 1L1 -1",  # x

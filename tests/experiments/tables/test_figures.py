@@ -18,7 +18,7 @@ from scipy import stats
 
 from laplacian_metric import methods
 from laplacian_metric.metrics.out_of_distribution import Roc
-from laplacian_metric.report.curves import (
+from experiments.harness.tables.curves import (
     calibration_curves,
     draw_calibration,
     draw_roc,
@@ -31,7 +31,7 @@ from laplacian_metric.report.curves import (
     training_curves,
 )
 from experiments.harness.tables.descriptions import PublishedNumber
-from laplacian_metric.report.latent import (
+from experiments.harness.tables.latent import (
     angular_deviation,
     arcs,
     draw_circle,
@@ -41,9 +41,9 @@ from laplacian_metric.report.latent import (
     outlines,
     tangential,
 )
-from laplacian_metric.report.plots import PictureRow, as_pixels, draw_extremes, extreme_pictures
+from experiments.harness.tables.pictures import PictureRow, as_pixels, draw_extremes, extreme_pictures
 from experiments.harness.tables.seeds import Cell
-from laplacian_metric.report.styles import styles
+from experiments.harness.tables.styles import styles
 from experiments.harness.tables.summary import draw_summary, summary_figure
 from experiments.harness.tables.table_columns import find
 from experiments.harness.results import Cloud, Latent, Result, read_result

@@ -13,11 +13,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from laplacian_metric.metrics.calibration import Bin
-from laplacian_metric.metrics.out_of_distribution import Roc
-from laplacian_metric.report.plots import as_png
+from experiments.harness.results import Training
 from experiments.harness.tables.seeds import Cell, spread
-from laplacian_metric.report.styles import (
+from experiments.harness.tables.styles import (
     GRID,
     SMALL,
     Style,
@@ -28,7 +26,9 @@ from laplacian_metric.report.styles import (
     style_of,
 )
 from experiments.harness.tables.table_columns import find
-from experiments.harness.results import Training
+from laplacian_metric.metrics.calibration import Bin
+from laplacian_metric.metrics.out_of_distribution import Roc
+from laplacian_metric.report.plots import as_png
 
 Array = npt.NDArray[np.float64]
 Cells = Mapping[str, Cell]

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from laplacian_metric.report.blocks.texts import CLASSES, MARKERS
-from laplacian_metric.report.plots import as_png
-from laplacian_metric.report.styles import SMALL, panels, shared_legend
 from experiments.harness.results import Cloud, Latent
+from experiments.harness.tables.styles import SMALL, panels, shared_legend
+from laplacian_metric.report.plots import CLASSES, MARKERS, as_png
 
 Array = npt.NDArray[np.float64]
 
