@@ -23,7 +23,7 @@ from benchmarks.common import mebibytes, median_seconds, peak_extra_memory, repo
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, OnlineLAM
 from laplacian_metric.core.modes import evaluating
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 
 LOSS = ContrastiveLoss(margin=0.7, distance="arccos")
 REPEATS = 15
@@ -44,7 +44,7 @@ TRAINING_NOTE = (
 def embedding_rows(repeats: int) -> list[dict[str, Any]]:
     """Each encoder's pass with and without mean and kappa."""
     generator = torch.Generator().manual_seed(0)
-    fashion = embedded_sample("fashion-mnist", "train").floats()
+    fashion = load("sample-fashion-mnist", "train+validation").floats()
     cases: list[tuple[str, Encoder, Tensor, str]] = [
         (
             f"FashionMNIST net, Z = 3, {structure}",
@@ -100,7 +100,7 @@ def deterministic(encoder: Encoder, images: Tensor) -> Callable[[], Tensor]:
 
 def training_rows(repeats: int) -> list[dict[str, Any]]:
     """Steps in turns on copies of the network, which see the same batches: one without and four with a posterior."""
-    sample = embedded_sample("fashion-mnist", "train")
+    sample = load("sample-fashion-mnist", "train+validation")
     images, labels = sample.floats(), sample.labels
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
     batches = [(images[rows], labels[rows]) for rows in order.split(256) if len(rows) == 256]

@@ -29,7 +29,7 @@ from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.batch import Batch
 from laplacian_metric.data import load
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from experiments.sets.lookup import VARIABLE
 from laplacian_metric.encoder import whitening_head
 from laplacian_metric.laplace.features import collect_features

@@ -26,8 +26,8 @@ from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, methods
 from laplacian_metric.core.method import Learner, Setup, Start
-from laplacian_metric.data import embedded_sample
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.data import load
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, train
 from laplacian_metric.training.pair_streams import epoch_batches
 
@@ -218,7 +218,7 @@ def main(
 ) -> None:
     """Measure and write."""
     warnings.simplefilter("ignore")
-    sample = embedded_sample("fashion-mnist", "train")
+    sample = load("sample-fashion-mnist", "train+validation")
     images = Dataset(sample.floats(), sample.labels)
     rows = epoch_rows(images, repeats) + step_rows(images, 4 * repeats)
     report(TITLE, rows, out, "benchmark_training", NOTE)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.integrations.lightning import OnlineLAMCallback
 
 
@@ -27,12 +27,12 @@ class Embedder(pl.LightningModule):
 
 
 def main(epochs: int = 10, **trainer: object) -> dict[str, float]:
-    train = embedded_sample("fashion-mnist", "train")
+    train = load("sample-fashion-mnist", "train+validation")
     loader = DataLoader(TensorDataset(train.floats(), train.labels), batch_size=100, shuffle=True)
     online = OnlineLAMCallback(ContrastiveLoss(margin=0.7, negatives="active"), memory=0.02)
     pl.Trainer(max_epochs=epochs, callbacks=[online], **trainer).fit(Embedder(online), loader)
-    lam, names = online.posterior(), ("fashion-mnist", "mnist")
-    return {name: float(lam.embed(embedded_sample(name, "test").floats()).kappa.median()) for name in names}
+    lam, names = online.posterior(), ("sample-fashion-mnist", "sample-mnist")
+    return {name: float(lam.embed(load(name, "test").floats()).kappa.median()) for name in names}
 
 
 if __name__ == "__main__":

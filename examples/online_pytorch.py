@@ -7,11 +7,11 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder, OnlineLAM, metrics
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 
 
 def main(epochs: int = 10) -> dict[str, float]:
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     images, labels = train.floats(), train.labels
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 3))
@@ -26,7 +26,7 @@ def main(epochs: int = 10) -> dict[str, float]:
     lam = online.posterior()  # no further pass over the data
     known, strangers = (
         lam.embed(test.floats()),
-        lam.embed(embedded_sample("mnist", "test").floats()),
+        lam.embed(load("sample-mnist", "test").floats()),
     )
     return {
         "recall@1": metrics.recall_at_k(known.point, test.labels),

@@ -9,12 +9,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.integrations.pytorch_metric_learning import LAMTester, TrainingLoss, encoder_of
 
 
 def main(epochs: int = 10) -> dict[str, float]:
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     sets = {name: TensorDataset(s.floats(), s.labels) for name, s in (("train", train), ("test", test))}
     torch.manual_seed(0)
     trunk, embedder = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU()), nn.Linear(64, 3)

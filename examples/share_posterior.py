@@ -9,12 +9,12 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.integrations.hub import load_folder, save_folder
 
 
 def main(folder: str | Path, images: int = 500) -> float:
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     encoder = Encoder.from_name("fashion-mnist", seed=0).eval()  # train it first
     lam = LAM(encoder, ContrastiveLoss(margin=0.7)).fit(
         [(train.floats()[:images], train.labels[:images])], check_mode=False

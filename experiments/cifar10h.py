@@ -27,11 +27,12 @@ from torch import Tensor, nn
 
 from benchmarks.common import save, show
 from experiments.frozen import embedded, features, trained
+from experiments.sets.drawn_labels import DrawnLabels
 from experiments.trust.features import Arrays, cached, image_features, lite0, scaled
 from experiments.trust.settings import pooled_network
 from laplacian_metric import data
 from laplacian_metric.core.method import Embedder, Method
-from laplacian_metric.data import Dataset, DrawnLabels
+from laplacian_metric.data import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.metrics.out_of_distribution import label_entropy

@@ -23,19 +23,19 @@ from torch import Tensor
 
 from benchmarks.common import save, show
 from experiments.arguments import add_places, done
+from experiments.corruptions import HIDING, corrupt
+from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
+from experiments.harness.tables.curves import band
+from experiments.harness.tables.seeds import spread as spread_of
+from experiments.harness.tables.styles import GRID, panels, shared_legend
 from laplacian_metric import metrics, runs
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.combined import at_norm, combine
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
-from experiments.corruptions import HIDING, corrupt
-from laplacian_metric.data.dataset import Dataset
-from experiments.harness.tables.curves import band
 from laplacian_metric.report.plots import as_png
-from experiments.harness.tables.seeds import spread as spread_of
-from experiments.harness.tables.styles import GRID, panels, shared_legend
-from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
 
 HERE = Path(__file__).resolve().parent
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)

@@ -112,8 +112,8 @@ def corrupt(
         (N, C, H, W), of the type and on the device of `images`.
 
     Example:
-        >>> from laplacian_metric.data import embedded_sample
-        >>> sample = embedded_sample("fashion-mnist", "test")
+        >>> from laplacian_metric.data import load
+        >>> sample = load("sample-fashion-mnist", "test")
         >>> clean = sample.floats()[:8]
         >>> whole = corrupt(clean, "noise", 0.5, indices=sample.indices[:8])
         >>> part = corrupt(clean[5:], "noise", 0.5, indices=sample.indices[5:8])
@@ -166,8 +166,8 @@ def corrupt_some(
         indices, seed: as `corrupt` takes them.
 
     Example:
-        >>> from laplacian_metric.data import embedded_sample
-        >>> sample = embedded_sample("fashion-mnist", "train")
+        >>> from laplacian_metric.data import load
+        >>> sample = load("sample-fashion-mnist", "train+validation")
         >>> clean = sample.floats()[:100]
         >>> changed = (corrupt_some(clean, 0.2) != clean).flatten(1).any(1)
         >>> int(changed.sum())

@@ -2,23 +2,22 @@
 
     python experiments/cut_sample.py DATA [--out DIR]
 
-DATA holds FashionMNIST/raw and MNIST/raw as torchvision lays them out (gzipped files will do). The same data
-give the same files: which images are taken depends on a fixed seed, on the labels and on nothing else.
+DATA holds FashionMNIST/raw and MNIST/raw as torchvision lays them out. The same data give the same files: which
+images are taken depends on a fixed seed, on the labels and on nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
+from torchvision import datasets
 
-from experiments.sets.readers import read_idx
+from laplacian_metric.core.files import atomic_write
 
 SEED = 20231210
 NUM_CLASSES = 10
@@ -27,22 +26,22 @@ DEFAULT_OUT = Path(__file__).resolve().parents[1] / "laplacian_metric" / "data" 
 
 @dataclass(frozen=True)
 class Cut:
-    """One file of the sample: what it is called, where its images come from and how many a class has."""
+    """One file of the sample: its name, the data set of torchvision that it is cut from, and images per class."""
 
     name: str
-    folder: str
-    prefix: str
+    source: str
+    train: bool
     per_class: int
 
 
 CUTS = (
-    Cut("fashion-mnist-train", "FashionMNIST", "train", 300),
-    Cut("fashion-mnist-test", "FashionMNIST", "t10k", 100),
-    Cut("mnist-test", "MNIST", "t10k", 100),
+    Cut("fashion-mnist-train", "FashionMNIST", True, 300),
+    Cut("fashion-mnist-test", "FashionMNIST", False, 100),
+    Cut("mnist-test", "MNIST", False, 100),
 )
 
 
-def choose(labels: npt.NDArray[np.uint8], per_class: int, seed: int = SEED) -> npt.NDArray[np.int64]:
+def choose(labels: NDArray[np.uint8], per_class: int, seed: int = SEED) -> NDArray[np.int64]:
     """Positions of `per_class` images of every class, ascending.
 
     Every image draws a 64-bit key; a class keeps its smallest. Raw output of the bit generator is used because
@@ -58,28 +57,18 @@ def choose(labels: npt.NDArray[np.uint8], per_class: int, seed: int = SEED) -> n
     return np.sort(np.concatenate(chosen)).astype(np.int64)
 
 
-def cut(data: Path, plan: Cut) -> dict[str, npt.NDArray[np.generic]]:
-    """The arrays of one file of the sample."""
-    raw = data / plan.folder / "raw"
-    images = read_idx(raw / f"{plan.prefix}-images-idx3-ubyte")
-    labels = read_idx(raw / f"{plan.prefix}-labels-idx1-ubyte")
-    if images.shape[0] != labels.shape[0]:
-        raise ValueError(f"{raw} has {images.shape[0]} images but {labels.shape[0]} labels in {plan.prefix}")
+def cut(data: Path, plan: Cut) -> dict[str, NDArray[np.generic]]:
+    """Return the arrays of one file of the sample."""
+    published = getattr(datasets, plan.source)(data, train=plan.train)
+    images, labels = published.data.numpy(), published.targets.numpy().astype(np.uint8)
     indices = choose(labels, plan.per_class)
     return {"images": images[indices], "labels": labels[indices], "indices": indices}
 
 
-def write(path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
-    """Write a compressed .npz so that `path` holds either what it held before or all that is new."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+def write(path: Path, arrays: dict[str, NDArray[np.generic]]) -> None:
+    """Write a compressed .npz so that `path` holds either its former content or all of the new one."""
+    with atomic_write(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         arrays = {plan.name: cut(options.data, plan) for plan in CUTS}
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"cut_sample: {error}", file=sys.stderr)
         return 1
     options.out.mkdir(parents=True, exist_ok=True)

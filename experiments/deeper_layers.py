@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.common import save, show, write_text
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, NetworkLAM, metrics
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.laplace.batching import class_balanced_batches
 
 DIM = 8
@@ -67,8 +67,8 @@ class Sample(NamedTuple):
 
 def read(most_test: int) -> Sample:
     """The embedded sample, of the test images ``most_test`` of each kind."""
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
-    ood = embedded_sample("mnist", "test").floats()[:most_test]
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
+    ood = load("sample-mnist", "test").floats()[:most_test]
     return Sample(train.floats(), train.labels, test.floats()[:most_test], test.labels[:most_test], ood)
 
 

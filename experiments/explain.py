@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.retrieval import Index, Items, NoThresholdError, calibrate, choose_threshold
 from laplacian_metric.vmf import log_density
 
@@ -54,8 +54,8 @@ class Images(NamedTuple):
 
 def read() -> Images:
     """The embedded sample."""
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
-    ood = embedded_sample("mnist", "test").floats()
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
+    ood = load("sample-mnist", "test").floats()
     return Images(train.floats(), train.labels, test.floats(), test.labels, ood)
 
 
@@ -87,7 +87,7 @@ def curvature_to_kappa(images: Images, path: Path) -> None:
     lam = trained(images, dim=2, epochs=8)
     in_distribution, unknown = lam.embed(images.test), lam.embed(images.ood)
     rows = _typical(in_distribution.kappa), _typical(unknown.kappa)
-    clothes = embedded_sample("fashion-mnist", "test").class_names[int(images.test_labels[rows[0]])].lower()
+    clothes = load("sample-fashion-mnist", "test").class_names[int(images.test_labels[rows[0]])].lower()
     shown = [(in_distribution[[rows[0]]], BLUE, clothes), (unknown[[rows[1]]], RED, "a digit")]
     figure, axes = _figure(3, width=9.6)
     _slices(axes[0], lam, images)

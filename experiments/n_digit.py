@@ -22,13 +22,13 @@ from pathlib import Path
 
 from benchmarks.common import environment, origin, write_text
 from experiments.figures import looks_of
-from experiments.tables import results_parser, write_table
-from laplacian_metric.core.files import atomic_write
+from experiments.harness.results import OWN, Result, Space, read_results
 from experiments.harness.tables.descriptions import TableDescription, read_published, read_tables
 from experiments.harness.tables.plane import bin_curves, own_bins, plane_maps
 from experiments.harness.tables.seeds import Cell, cells_record
 from experiments.harness.tables.tables import cells_of
-from experiments.harness.results import OWN, Result, Space, read_results
+from experiments.tables import results_parser, write_table
+from laplacian_metric.core.files import atomic_write
 
 PREFIX = "n_digit_"
 SETS = {"test": "clean", "corrupt": "corrupt"}

@@ -22,17 +22,17 @@ from torch import Tensor, nn
 
 from benchmarks.common import origin, save, write_text
 from experiments.arguments import run_or_table
+from experiments.harness.image_sets import cover_digits
+from experiments.harness.tables.seeds import spread
 from hessians import ContrastiveLoss
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.method import FitData, Learner, Method, Setup
 from laplacian_metric.data import load
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveEmbedder
 from laplacian_metric.report.plots import COLOURS, as_png
-from experiments.harness.tables.seeds import spread
-from experiments.harness.image_sets import cover_digits
 from laplacian_metric.training import TrainingOptions, load_best, pair_choice, train
 
 DIGITS = 2

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import save, show
+from experiments.methods.softmax.probabilities import fit_temperature, scores
 from experiments.risk_features import features, thinned
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.search import search
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.methods.risk import RiskHead, RiskOptions, fit_head
 from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.shipped import FOLDER
 from laplacian_metric.methods.risk.targets import nearest_is_wrong, retrieval_risk
-from experiments.methods.softmax.probabilities import fit_temperature, scores
 from laplacian_metric.metrics.statistics import auroc
 
 SEEDS = (0, 1, 2)

@@ -19,15 +19,15 @@ import torch
 from torch import nn
 
 from benchmarks.common import report, write_text
+from experiments.methods.softmax.probabilities import scores
 from experiments.trust.settings import pooled_network
 from hessians import ContrastiveLoss
 from laplacian_metric import data, metrics
 from laplacian_metric.core.batch import map_batches
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.risk.joint import JointLearner, JointLossPrediction
-from experiments.methods.softmax.probabilities import scores
 from laplacian_metric.training import TrainingOptions, load_best, train
 
 DIM, EPOCHS = 128, 9

@@ -11,21 +11,21 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from laplacian_metric.core import tensor_file
-from laplacian_metric.core.method import FitData
-from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.metrics import statistics
-from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.metrics.resampling import bootstrap_all
-from experiments.harness.tables.leaderboard import shown
 from experiments.harness.suites import Benchmark, Row
 from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import IMAGE, MATCH_RISK, TRUST, Searched
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import PARTS, SCORES, V1, WORK
 from experiments.harness.suites.sets import TRAIN, UNSEEN, TrackSets
+from experiments.harness.tables.leaderboard import shown
 from experiments.harness.work import read_json, write_json
+from laplacian_metric.core import tensor_file
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.metrics import statistics
+from laplacian_metric.metrics.evaluation import OWN
+from laplacian_metric.metrics.resampling import bootstrap_all
 
 RESAMPLES = 300
 RECALL = "R@1"

@@ -20,7 +20,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
 from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM, methods, retrieval, runs
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import save_encoder
 from laplacian_metric.integrations.hub import load_folder
 from laplacian_metric.laplace.model_folder import ModelFolder

@@ -125,7 +125,7 @@ SIGNATURES = {
         "ImageViews": "area ratio flip brightness contrast saturation hue jitter grey blur deviation",
         "views_of": "inputs augmentation count generator",
     },
-    "laplacian_metric.data": {"load": "name split", "embedded_sample": "name split"},
+    "laplacian_metric.data": {"load": "name split", "arrays": "name split"},
     "laplacian_metric.encoder": {"train_head": "features labels loss dim steps generator"},
     "laplacian_metric.training": {
         "train": "learner train validation options folder seed",

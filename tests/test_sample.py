@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments import cut_sample
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from experiments.sets.readers import read_idx
 
 SPLITS = [("fashion-mnist", "train", 300), ("fashion-mnist", "test", 100), ("mnist", "test", 100)]
@@ -32,7 +32,7 @@ def test_shapes_and_balance(name: str, split: str, per_class: int) -> None:
 
 
 def test_floats_are_the_images_between_zero_and_one() -> None:
-    sample = embedded_sample("fashion-mnist", "test")
+    sample = load("sample-fashion-mnist", "test")
     floats = sample.floats()
     assert floats.shape == (1000, 1, 28, 28)
     assert floats.dtype == torch.float32
@@ -42,11 +42,11 @@ def test_floats_are_the_images_between_zero_and_one() -> None:
 
 
 def test_images_of_one_class_are_alike() -> None:
-    sample = embedded_sample("fashion-mnist", "train")
+    sample = load("sample-fashion-mnist", "train+validation")
     means = torch.stack(
         [sample.floats()[sample.labels == label].mean(dim=0).flatten() for label in range(10)]
     )
-    test = embedded_sample("fashion-mnist", "test")
+    test = load("sample-fashion-mnist", "test")
     nearest = torch.cdist(test.floats().flatten(1), means).argmin(dim=1)
     assert float((nearest == test.labels).float().mean()) > 0.6
 

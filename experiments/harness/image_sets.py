@@ -24,7 +24,7 @@ from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.checked import ArtifactError, MissingArtifactError
 from laplacian_metric.core.parallel import own_folder
 from experiments.corruptions import corrupt, corrupt_some
-from laplacian_metric.data.dataset import Dataset, at_even_steps
+from laplacian_metric.core.dataset import Dataset, at_even_steps
 from experiments.sets.n_digit_mnist import OCCLUDED_SHARE
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder

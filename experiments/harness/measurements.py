@@ -13,7 +13,7 @@ from laplacian_metric import metrics
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, Method, scores_of
-from laplacian_metric.data.dataset import Dataset, at_even_steps
+from laplacian_metric.core.dataset import Dataset, at_even_steps
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.evaluation import OWN

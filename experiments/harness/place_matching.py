@@ -19,7 +19,7 @@ from torch import Tensor
 
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.metrics.nearest import rank_by
 from laplacian_metric.metrics.positives import Labels, Positives
 from laplacian_metric.metrics.ranking import Ranking

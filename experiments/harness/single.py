@@ -12,7 +12,7 @@ from typing import Any
 from laplacian_metric.core.artifact import check_target
 from laplacian_metric.core.files import output_folder
 from laplacian_metric.core.method import PointEmbedder
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
 from laplacian_metric.laplace.posthoc import LAM

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.randomness import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,

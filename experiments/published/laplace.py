@@ -17,7 +17,7 @@ from laplacian_metric import vmf
 from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit import Fitted, features_and_labels, layer_data, pull_back, sum_of_squares
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure

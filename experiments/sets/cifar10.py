@@ -7,17 +7,19 @@ they are read, and is left alone.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 
-from experiments.sets.lookup import MissingDataError
-from experiments.sets.readers import CorruptFileError, read_cifar_batch, read_npy, read_npz
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from experiments.sets.shared import array_content
-from laplacian_metric.data.splits import Split
+from experiments.sets.lookup import MissingDataError, data_folders, find
+from experiments.sets.shared import array_data
+from laplacian_metric.core.arguments import one_of
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import Split
+from laplacian_metric.data import DataSetInfo, Request
 
 INFO = DataSetInfo(
     name="cifar-10",
@@ -36,25 +38,24 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as the page gives it
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-_FOLDER = "cifar-10-batches-bin"
-_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-_TEST = ("test_batch.bin",)
-_CIFAR10N = "cifar10n.npz"
-_CIFAR10H = "cifar10h-probs.npy"
-_KEYS = {
+FOLDER = "cifar-10-batches-bin"
+TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST = ("test_batch.bin",)
+RECORD = 1 + 3 * 32 * 32  # a label and the bytes of an image
+# What `labels` calls them, and the arrays of the file.
+CIFAR10N = {
     "aggregate": "aggre_label",
     "worst": "worse_label",
     "random1": "random_label1",
     "random2": "random_label2",
     "random3": "random_label3",
 }
-URL_H = "https://raw.githubusercontent.com/jcpeterson/cifar-10h/master/data/cifar10h-probs.npy"  # without checksum
-_WHERE_N = (
+WHERE_N = (
     "CIFAR-10N is published at http://noisylabels.com as CIFAR-10_human.pt, a pickled dictionary; if you trust it: "
     "python -c \"import numpy, torch; numpy.savez('cifar10n.npz', "
     "**torch.load('CIFAR-10_human.pt', weights_only=False))\""
 )
-_WHERE_H = "CIFAR-10H is published at https://github.com/jcpeterson/cifar-10h as data/cifar10h-probs.npy"
+WHERE_H = "CIFAR-10H is published at https://github.com/jcpeterson/cifar-10h as data/cifar10h-probs.npy"
 
 
 def read(
@@ -63,8 +64,8 @@ def read(
     labels: str = "clean",
     human_labels: bool | None = None,
     zero_shot: bool = False,
-) -> Content:
-    """Read a split.
+) -> Dataset:
+    """Return a split.
 
     Training and validation images get `extras["human_labels"]` (N, 3), the labels that three people gave; test
     images get `extras["human_distribution"]` (N, 10), how about fifty people's labels are spread.
@@ -74,62 +75,52 @@ def read(
             every class, by the clean labels.
         labels: "clean", or those of CIFAR-10N for training and validation: "aggregate" (majority of three people),
             "worst" (a wrong one where any is wrong), "random1", "random2" or "random3" (one person's).
-        human_labels: True to insist on the extras (with download, CIFAR-10H is fetched), False to leave them out; by
-            default they are there if their files are.
+        human_labels: True to insist on the extras, False to leave them out; by default they are read if their files
+            exist.
         zero_shot: True to split by class: training and validation images are those of the first five classes, test
             images those of the last five. Classes keep their labels, 0 to 4 and 5 to 9.
     """
-    if labels != "clean" and labels not in _KEYS:
-        raise ValueError(f"labels is {labels!r}; it must be one of: clean, {', '.join(_KEYS)}")
-    if labels != "clean" and request.split is Split.TEST:
-        raise ValueError(f"CIFAR-10N has no labels for test images, so labels={labels!r} is for the others")
+    one_of(("clean", *CIFAR10N), labels=labels)
+    testing = request.split is Split.TEST
+    if labels != "clean" and testing:
+        raise ValueError(f"labels is {labels!r}, but CIFAR-10N has no labels for test images")
     if labels != "clean" and zero_shot:
         raise ValueError(
             f"labels={labels!r} has training images of the first five classes that are named as one of the last five, "
             "which zero_shot keeps for testing: leave one of the two out"
         )
-    names = _TEST if request.split is Split.TEST else _TRAIN
-    folder = request.find(
-        (_FOLDER, "."),
-        [(name,) for name in (*_TRAIN, *_TEST)],
-        lambda target: request.fetch_and_unpack(URL, target, _FOLDER, MD5),
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    folder = find(
+        request, (FOLDER, "."), (*TRAIN, *TEST), partial(download_and_extract_archive, URL, md5=MD5)
     )
-    batches = [read_cifar_batch(folder / name) for name in names]
-    images = np.concatenate([batch[0] for batch in batches])
-    clean = np.concatenate([batch[1] for batch in batches])
+    batches = [_read_batch(folder / name) for name in (TEST if testing else TRAIN)]
+    images, clean = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     extras: dict[str, torch.Tensor] = {}
     if human_labels is not False or labels != "clean":
         required = human_labels is True or labels != "clean"
-        reader = _read_h if request.split is Split.TEST else _read_n
-        extras = reader(request, folder, clean, required)
-    content = _content(images, clean, request.split, held_out, extras, zero_shot)
-    if labels == "clean":
-        return content
-    chosen = content.extras[f"{labels}_label"].numpy()
-    return Content(content.images, chosen, CLASSES, content.indices, content.extras)
-
-
-def _content(
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
-    split: Split,
-    held_out: int,
-    extras: dict[str, torch.Tensor],
-    zero_shot: bool,
-) -> Content:
-    """One split of the published training or test images; indices are positions among all of these."""
+        extras = (_read_h if testing else _read_n)(request, folder, clean, required)
     if not zero_shot:
-        return array_content(images, labels, split, CLASSES, held_out, extras)
-    half = len(CLASSES) // 2
-    own = np.flatnonzero(labels >= half if split is Split.TEST else labels < half)
-    chosen = {name: values[torch.from_numpy(own)] for name, values in extras.items()}
-    content = array_content(images[own], labels[own], split, CLASSES, held_out, chosen)
-    return replace(content, indices=own[content.indices])
+        data = array_data(images, clean, request.split, CLASSES, held_out, extras)
+        return data if labels == "clean" else replace(data, labels=data.extras[f"{labels}_label"])
+    own = np.flatnonzero((clean >= len(CLASSES) // 2) == testing)
+    extras = {name: values[torch.from_numpy(own)] for name, values in extras.items()}
+    data = array_data(images[own], clean[own], request.split, CLASSES, held_out, extras)
+    return replace(data, indices=torch.from_numpy(own)[data.indices])
+
+
+def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (N, 3, 32, 32) and labels (N,) of a file of the binary version."""
+    content = np.fromfile(path, dtype=np.uint8)
+    if content.size == 0 or content.size % RECORD:
+        raise ValueError(f"{path} has {content.size} bytes, no multiple of {RECORD}: get it again")
+    rows = content.reshape(-1, RECORD)
+    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
 
 
 def _beside(request: Request, folder: Path, name: str, where: str, required: bool) -> Path | None:
-    """A file of human labels, in a data folder or beside the images."""
-    places = (*request.folders, folder, folder.parent)
+    """Return a file of human labels, in a data folder or beside the images."""
+    places = (*data_folders(request.data_dir), folder, folder.parent)
     file = next((place / name for place in places if (place / name).is_file()), None)
     if file is None and required:
         raise MissingDataError(f"{name} was not found in {', '.join(map(str, places))}; {where}")
@@ -137,37 +128,29 @@ def _beside(request: Request, folder: Path, name: str, where: str, required: boo
 
 
 def _read_n(
-    request: Request, folder: Path, clean: npt.NDArray[np.int64], required: bool
+    request: Request, folder: Path, clean: NDArray[np.int64], required: bool
 ) -> dict[str, torch.Tensor]:
-    path = _beside(request, folder, _CIFAR10N, _WHERE_N, required)
+    path = _beside(request, folder, "cifar10n.npz", WHERE_N, required)
     if path is None:
         return {}
-    arrays = read_npz(path, ("clean_label", *_KEYS.values()))
-    for key, values in arrays.items():
-        if values.shape != clean.shape:
-            raise CorruptFileError(
-                f"{path} has {values.shape} entries of {key} for {clean.size} training images"
-            )
-        if values.min() < 0 or values.max() > 9:
-            raise CorruptFileError(f"{path} has labels from {values.min()} to {values.max()} in {key}")
-    if not np.array_equal(arrays["clean_label"], clean):
-        raise CorruptFileError(f"the clean labels of {path} are not those of {folder}; the orders differ")
-    extras = {f"{name}_label": torch.from_numpy(arrays[key].astype(np.int64)) for name, key in _KEYS.items()}
+    with np.load(path) as stored:
+        if not np.array_equal(stored["clean_label"], clean):
+            raise ValueError(f"the clean labels of {path} are not those of {folder}: get both again")
+        extras = {
+            f"{name}_label": torch.from_numpy(stored[key].astype(np.int64)) for name, key in CIFAR10N.items()
+        }
     extras["human_labels"] = torch.stack([extras[f"random{person}_label"] for person in (1, 2, 3)], dim=1)
     return extras
 
 
 def _read_h(
-    request: Request, folder: Path, clean: npt.NDArray[np.int64], required: bool
+    request: Request, folder: Path, clean: NDArray[np.int64], required: bool
 ) -> dict[str, torch.Tensor]:
-    path = _beside(request, folder, _CIFAR10H, _WHERE_H, required and not request.download)
-    if path is None and required:
-        path = request.fetch(URL_H, request.folders[0] / _CIFAR10H)
+    path = _beside(request, folder, "cifar10h-probs.npy", WHERE_H, required)
     if path is None:
         return {}
-    shares = read_npy(path)
-    if shares.shape != (clean.size, 10):
-        raise CorruptFileError(f"{path} has the shape {shares.shape}; {(clean.size, 10)} is expected")
-    if shares.min() < 0 or not np.allclose(shares.sum(axis=1), 1.0, atol=1e-6):
-        raise CorruptFileError(f"{path} holds rows that are no probabilities")
-    return {"human_distribution": torch.from_numpy(shares.astype(np.float64))}
+    shares = np.load(path).astype(np.float64)
+    valid = shares.shape == (clean.size, 10) and shares.min() >= 0
+    if not (valid and np.allclose(shares.sum(axis=1), 1.0, atol=1e-6)):
+        raise ValueError(f"{path} must hold probabilities of shape {(clean.size, 10)}: get it again")
+    return {"human_distribution": torch.from_numpy(shares)}

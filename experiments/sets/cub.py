@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from experiments.sets.readers import CorruptFileError
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from experiments.sets.shared import (
-    as_number,
-    file_content,
-    read_table,
-    rows_of_first_and_second_half,
-)
-from laplacian_metric.data.splits import STANDARD, Split
+from experiments.sets.lookup import find
+from experiments.sets.shared import file_data, read_table, rows_of_halves
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.data import DataSetInfo, Request
 
 INFO = DataSetInfo(
     name="cub-200-2011",
@@ -29,34 +27,31 @@ INFO = DataSetInfo(
 
 URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 MD5 = "97eceeb196236b17998738112f37df78"  # as the page gives it
-_FOLDER = "CUB_200_2011"
-_NEEDED = ("images.txt", "image_class_labels.txt", "classes.txt", "images")
+BASES = ("CUB_200_2011", "CUB_200_2011/CUB_200_2011", "cub2011/CUB_200_2011", ".")
+NEEDED = ("images.txt", "image_class_labels.txt", "classes.txt", "images")
 
 
-def read(request: Request, validation_share: float = 0.2) -> Content:
-    """Read a split. The first half of the classes is for training, the second for testing.
+def read(request: Request, validation_share: float = 0.2) -> Dataset:
+    """Return a split. The first half of the classes is for training, the second for testing.
 
     The file train_test_split.txt is for classification with all classes known; it plays no part.
 
     Args:
         validation_share: how many of the training classes are for validation, at even steps.
     """
-    folder = request.find(
-        (_FOLDER, "CUB_200_2011/CUB_200_2011", "cub2011/CUB_200_2011", "."),
-        [(name,) for name in _NEEDED],
-        lambda target: request.fetch_and_unpack(URL, target, _FOLDER, MD5),
-    )
-    listed, classed = folder / "images.txt", folder / "image_class_labels.txt"
-    names = {as_number(number, listed): name for number, name in read_table(listed, 2)}
-    labels = {
-        as_number(number, classed): as_number(label, classed) - 1 for number, label in read_table(classed, 2)
-    }
-    if names.keys() != labels.keys():
-        raise CorruptFileError(
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    folder = find(request, BASES, NEEDED, partial(download_and_extract_archive, URL, md5=MD5))
+    numbered = {"sep": " ", "header": None, "index_col": 0}
+    names = read_table(folder / "images.txt", ["1"], **numbered)["1"]
+    labels = read_table(folder / "image_class_labels.txt", ["1"], dtype=np.int64, **numbered)["1"]
+    if sorted(names.index) != sorted(labels.index):
+        raise ValueError(
             f"{folder}: images.txt lists {len(names)} images, image_class_labels.txt {len(labels)}"
         )
-    class_names = tuple(name for _, name in read_table(folder / "classes.txt", 2))
-    order = sorted(names)
-    numbers = np.array([labels[number] for number in order], dtype=np.int64)
-    part = rows_of_first_and_second_half(folder, numbers, len(class_names), request.split, validation_share)
-    return file_content(folder / "images", [names[number] for number in order], numbers, class_names, part)
+    names = names.sort_index()
+    numbers = labels[names.index].to_numpy() - 1
+    lines = (folder / "classes.txt").read_text(encoding="utf-8").splitlines()
+    class_names = [line.partition(" ")[2] for line in lines if line.strip()]  # a name may hold blanks
+    rows = rows_of_halves(folder, numbers, len(class_names), request.split, validation_share)
+    return file_data(folder / "images", names.tolist(), numbers, class_names, rows)

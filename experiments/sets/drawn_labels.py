@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.batch import Batch
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,93 +1,100 @@
-"""LFW, Labeled Faces in the Wild: photographs of 5,749 people, split by person."""
+"""LFW, Labeled Faces in the Wild: photographs of 5,749 people, split by person; and small grey ones with pairs."""
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from experiments.sets.lookup import first_existing
-from experiments.sets.readers import CorruptFileError
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from experiments.sets.shared import as_number, file_content
-from laplacian_metric.data.splits import STANDARD, Split, part_of_classes
+from experiments.sets.lookup import find
+from experiments.sets.shared import array_data, file_data, mosaic, read_table
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.data import DataSetInfo, Request
+from laplacian_metric.data.splits import part_of_classes
 
+PAGE = "http://vis-www.cs.umass.edu/lfw/"
+LICENCE = "for research; the photographs belong to their photographers"
+CITATION = "Huang, Ramesh, Berg, Learned-Miller: Labeled Faces in the Wild, 2007"
 INFO = DataSetInfo(
     name="lfw",
     title="Labeled Faces in the Wild",
     layout="lfw/{lfw-deepfunneled,lfw_funneled,lfw}/Name/Name_0001.jpg, with peopleDevTrain and peopleDevTest (.txt or "
     ".csv) beside; lfw-py/ and lfw_home/ are looked in too",
-    page="http://vis-www.cs.umass.edu/lfw/",
+    page=PAGE,
     obtain="its publisher's files are no longer served; kaggle datasets download -d jessicali9530/lfw-dataset has the "
     "deep-funneled images and both lists",
-    licence="for research; the photographs belong to their photographers",
-    citation="Huang, Ramesh, Berg, Learned-Miller: Labeled Faces in the Wild, 2007",
+    licence=LICENCE,
+    citation=CITATION,
     splits=(*STANDARD, Split.ALL),
     preprocessing="imagenet",
     image_size=224,
 )
-
-_IMAGES = (
-    "lfw-deepfunneled/lfw-deepfunneled",
-    "lfw-deepfunneled",
-    "lfw_funneled/lfw_funneled",
-    "lfw_funneled",
-    "lfw",
+GRAY = DataSetInfo(
+    name="lfw-gray",
+    title="Labeled Faces in the Wild, grey and 64 x 64",
+    layout="lfw/{lfw-gray-64px.jpg,names.txt.gz,pairs.tsv.gz}",
+    page=PAGE,
+    obtain="a mosaic of the middle of every photograph, and the official pairs",
+    licence=LICENCE,
+    citation=CITATION,
+    splits=(Split.TEST,),
 )
-_TRAIN = ("peopleDevTrain.txt", "peopleDevTrain.csv")
-_TEST = ("peopleDevTest.txt", "peopleDevTest.csv")
+IMAGES = ("lfw-deepfunneled/lfw-deepfunneled", "lfw-deepfunneled", "lfw_funneled", "lfw")
 
 
-def read(request: Request, validation_share: float = 0.2) -> Content:
-    """Read a split. The people of peopleDevTrain are for training, those of peopleDevTest for testing.
+def read(request: Request, validation_share: float = 0.2) -> Dataset:
+    """Return a split. The people of peopleDevTrain are for training, those of peopleDevTest for testing.
 
     Most people have one image only, which has no positive.
 
     Args:
         validation_share: how many of the training people are for validation, at even steps.
     """
-    folder = request.find(("lfw", "lfw-py", "lfw_home", "LFW", "."), [_IMAGES, _TRAIN, _TEST])
-    root, first, second = (first_existing(folder, names) for names in (_IMAGES, _TRAIN, _TEST))
-    if root is None or first is None or second is None:
-        raise FileNotFoundError(f"{folder} changed while it was read; try again")
-    train, test = _people(first), _people(second)
-    both = sorted(train.keys() & test.keys())
-    if both:
-        raise CorruptFileError(f"{second}: {both[0]} is listed for training too")
-    people = {**train, **test}
-    class_names = tuple(sorted(people))
-    number = {person: label for label, person in enumerate(class_names)}
+    lists = ("peopleDevTrain.*", "peopleDevTest.*")
+    folder = find(request, ("lfw", "lfw-py", "lfw_home", "LFW", "."), ("lfw*", *lists))
+    root = next(folder / name for name in IMAGES if (folder / name).is_dir())
+    train, test = (_people(next(folder.glob(pattern))) for pattern in lists)
+    people = pd.concat([train, test]).sort_index()
+    if people.index.has_duplicates:
+        raise ValueError(f"{folder}: {people.index[people.index.duplicated()][0]} is listed twice")
     names = [
         f"{person}/{person}_{image:04d}.jpg"
-        for person in class_names
-        for image in range(1, people[person] + 1)
+        for person, count in people.items()
+        for image in range(1, count + 1)
     ]
-    counts = [people[person] for person in class_names]
-    labels = np.repeat(np.arange(len(class_names), dtype=np.int64), counts)
-    chosen = part_of_classes(
-        np.array(sorted(number[person] for person in train), dtype=np.int64),
-        np.array(sorted(number[person] for person in test), dtype=np.int64),
-        request.split,
-        validation_share,
-    )
-    part = np.flatnonzero(np.isin(labels, chosen)).astype(np.int64)
-    return file_content(root, names, labels, class_names, part)
+    labels = np.repeat(np.arange(len(people)), people)
+    parts = (np.sort(people.index.get_indexer(part.index)) for part in (train, test))
+    chosen = part_of_classes(*parts, request.split, validation_share)
+    return file_data(root, names, labels, list(people.index), np.flatnonzero(np.isin(labels, chosen)))
 
 
-def _people(path: Path) -> dict[str, int]:
-    """The number of images of everyone in a list of people."""
-    lines = [re.split(r"[\t,]", line.strip()) for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = [line for line in lines if line != [""]]
-    # A text file begins with the number of people, a table with its header.
-    announced = as_number(rows[0][0], path) if rows and len(rows[0]) == 1 else None
-    rows = rows[1:]
-    if announced is not None and announced != len(rows):
-        raise CorruptFileError(f"{path} announces {announced} people but lists {len(rows)}")
-    wrong = next((row for row in rows if len(row) != 2), None)
-    if wrong is not None or not rows:
-        raise CorruptFileError(f"{path} must list a name and a number of images in each line, found {wrong}")
-    people = {person: as_number(count, path) for person, count in rows}
-    if len(people) < len(rows):
-        raise CorruptFileError(f"{path} lists somebody twice")
-    return people
+def _people(path: Path) -> pd.Series:
+    """Return the number of images of everyone in a list, by name; a text file announces how many people follow."""
+    table = read_table(path, ["0", "1"], sep=r"[\t,]", engine="python", header=None, names=[0, 1], dtype=str)
+    first, rows = table.iloc[0], table.iloc[1:]
+    if first.isna()["1"] and int(first["0"]) != len(rows):
+        raise ValueError(f"{path} announces {first['0']} people but lists {len(rows)}")
+    return rows.set_index("0")["1"].astype(np.int64)
+
+
+def read_gray(request: Request) -> Dataset:
+    """Return all faces, labelled by person in the order of their names; `item_ids` are the published files."""
+    folder = find(request, ("lfw", "."), ["lfw-gray-64px.jpg", "names.txt.gz"])
+    with gzip.open(folder / "names.txt.gz", "rt", encoding="utf-8") as stream:
+        files = stream.read().split()
+    people, labels = np.unique([re.split("/", file)[0] for file in files], return_inverse=True)
+    faces = mosaic(folder / "lfw-gray-64px.jpg", 64, "L")[: len(files)]
+    return array_data(faces, labels, request.split, tuple(people.tolist()), 0)
+
+
+def pairs(folder: Path) -> pd.DataFrame:
+    """Return the official pairs in the folder of the grey faces: positions first and second, same, and fold."""
+    with gzip.open(folder / "names.txt.gz", "rt", encoding="utf-8") as stream:
+        position = {file: row for row, file in enumerate(stream.read().split())}
+    table = read_table(folder / "pairs.tsv.gz", ["file1", "file2", "same", "fold"], sep="\t")
+    first, second = (table[name].map(position) for name in ("file1", "file2"))
+    return pd.DataFrame({"first": first, "second": second, "same": table["same"], "fold": table["fold"]})

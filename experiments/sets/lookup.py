@@ -1,21 +1,25 @@
-"""Where data sets are looked for, and what is said where they are not found."""
+"""Where published data sets are looked for, how they are downloaded, and the error where their files are missing."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from filelock import FileLock
+
+from laplacian_metric.data import Request
 
 VARIABLE = "LAPLACIAN_METRIC_DATA"
 
 
 class MissingDataError(FileNotFoundError):
-    """The files of a data set were not found; the message says where from and how to get them."""
+    """The files of a data set are missing; the message says where they are published and how to get them."""
 
 
 def cache_folder() -> Path:
-    """The folder for data in the platform's cache of this user."""
+    """Return the folder for data in the platform's cache of this user."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -26,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def data_folders(data_dir: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """The folders to look in, the first of which downloads go to.
+    """Return the folders to look in, the first of which downloads go to.
 
     A folder that is passed is the only one. Otherwise it is that of the environment variable
     LAPLACIAN_METRIC_DATA, where it is set, and then that in the platform's cache.
@@ -37,29 +41,54 @@ def data_folders(data_dir: str | os.PathLike[str] | None = None) -> tuple[Path, 
     return (*((Path(named).expanduser(),) if named else ()), cache_folder())
 
 
-def first_existing(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of several names that exists in a folder."""
-    return next((folder / name for name in names if (folder / name).exists()), None)
-
-
-def locate(
-    folders: Sequence[Path], bases: Sequence[str], needed: Sequence[Sequence[str]]
-) -> tuple[Path | None, list[str]]:
-    """The first folder that has everything that is needed.
+def find(
+    request: Request,
+    bases: Sequence[str],
+    needed: Sequence[str],
+    fetch: Callable[[Path], object] | None = None,
+) -> Path:
+    """Return the folder of a data set; with `download`, ``fetch(data folder)`` puts missing files there.
 
     Args:
-        folders: the data folders, in order.
-        bases: where below them the data set may lie.
-        needed: what must be there; of each inner sequence, one name is enough.
-
-    Returns:
-        The folder or None, and what is missing in those that have a part.
+        request: what is asked for.
+        bases: where the data set may lie below a data folder.
+        needed: what must be in it, names or patterns.
+        fetch: downloads it; None where it cannot be downloaded.
     """
+    folders = data_folders(request.data_dir)
+    place, incomplete = _locate(folders, bases, needed)
+    if place is None and request.download and fetch is not None:
+        folders[0].mkdir(parents=True, exist_ok=True)
+        with FileLock(folders[0] / f".{request.info.name}.lock"):
+            place, incomplete = _locate(
+                folders, bases, needed
+            )  # another process may have fetched it meanwhile
+            if place is None:
+                fetch(folders[0])
+                place, incomplete = _locate(folders, bases, needed)
+    if place is not None:
+        return place
+    about = request.info
+    parts = [f"{about.title} was not found in {', '.join(map(str, folders))}; its files are {about.layout}"]
+    parts += incomplete
+    if fetch is None:
+        parts.append("it cannot be downloaded automatically")
+    else:
+        parts.append(f"data.load({about.name!r}, download=True) fetches it")
+    parts += [f"it is published at {about.page}", about.obtain]
+    parts.append(f"another folder is given with data_dir or the environment variable {VARIABLE}")
+    raise MissingDataError("; ".join(part for part in parts if part))
+
+
+def _locate(
+    folders: Sequence[Path], bases: Sequence[str], needed: Sequence[str]
+) -> tuple[Path | None, list[str]]:
+    """Return the first folder that has everything, or None and what is missing in those that have a part."""
     incomplete = []
     for folder in folders:
         for base in bases:
             place = folder / base
-            missing = [names[0] for names in needed if first_existing(place, names) is None]
+            missing = [pattern for pattern in needed if not any(place.glob(pattern))]
             if not missing:
                 return place, []
             if len(missing) < len(needed):

@@ -10,14 +10,16 @@ anew, deterministically: the classes and images are not those of the authors' fi
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 
-from laplacian_metric.data.randomness import permutation, uniforms
-from laplacian_metric.data.source import Content, DataSetInfo, Request
 from experiments.sets import mnist
-from experiments.sets.shared import read_idx_pair
-from laplacian_metric.data.splits import Split, part_of_training
+from laplacian_metric.core.arguments import at_least, one_of
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import Split
+from laplacian_metric.data import DataSetInfo, Request
+from laplacian_metric.data.randomness import permutation, uniforms
+from laplacian_metric.data.splits import part_of_training
 
 INFO = DataSetInfo(
     name="n-digit-mnist",
@@ -47,8 +49,8 @@ def read(
     num_images: int | None = None,
     seed: int = 0,
     held_out: int = 5000,
-) -> Content:
-    """Make a split.
+) -> Dataset:
+    """Return a split.
 
     `extras["digits"]` (N, digits) are the positions of the digits in MNIST's files, `extras["covered"]`
     (N, digits) the share of each digit that is covered.
@@ -62,36 +64,32 @@ def read(
         seed: other seeds give other classes and images.
         held_out: how many of MNIST's training images give digits for validation only: the last ones of every class.
     """
-    if digits < 1 or digits > 6:
-        raise ValueError(f"digits is {digits}; it must be from 1 to 6")
-    if classes not in ("seen", "unseen"):
-        raise ValueError(f"classes is {classes!r}; it must be 'seen' or 'unseen'")
+    one_of(range(1, 7), digits=digits)
+    one_of(("seen", "unseen"), classes=classes)
     testing = request.split is Split.TEST
     if classes == "unseen" and not testing:
-        raise ValueError(f"unseen classes are for testing, not for the split {request.split.value!r}")
+        raise ValueError(
+            f"classes is 'unseen', which is for testing, not for the split {request.split.value!r}"
+        )
     if occlusion is None:
         occlusion = "clean" if testing else "mixed"
-    if occlusion not in OCCLUDED_SHARE:
-        raise ValueError(f"occlusion is {occlusion!r}; it must be one of: {', '.join(OCCLUDED_SHARE)}")
+    one_of(OCCLUDED_SHARE, occlusion=occlusion)
     if num_images is None:
         num_images = 10_000 if testing or request.split is Split.VALIDATION else 100_000
-    if num_images < 1:
-        raise ValueError(f"num_images is {num_images}; it must be 1 or more")
+    at_least(1, num_images=num_images)
 
-    images, labels = read_idx_pair(mnist.find(request), "t10k" if testing else "train")
-    if images.shape[1:] != (_SIDE, _SIDE):
-        raise ValueError(f"MNIST's images must be 28 x 28, not {images.shape[1]} x {images.shape[2]}")
+    published = mnist.published(request)
+    images, labels = published.data.numpy(), published.targets.numpy()
     usable = np.arange(labels.size) if testing else part_of_training(labels, request.split, held_out)
     numbers = class_numbers(digits, classes, seed)
     repeated = numbers[np.arange(num_images) % numbers.size]
     stream = (seed, digits, _STREAM_OF_SPLIT[request.split], int(classes == "unseen"))
     chosen = _choose_digits(repeated, digits, labels, usable, stream)
     squares = _squares(num_images, digits, OCCLUDED_SHARE[occlusion], stream)
-    return Content(
-        images=torch.from_numpy(_compose(images, chosen, squares)),
-        labels=repeated,
+    return Dataset(
+        torch.from_numpy(_compose(images, chosen, squares)),
+        repeated,
         class_names=tuple(f"{number:0{digits}d}" for number in range(10**digits)),
-        indices=np.arange(num_images, dtype=np.int64),
         extras={
             "digits": torch.from_numpy(chosen),
             "covered": torch.from_numpy(squares[..., 0] ** 2 / _SIDE**2),
@@ -99,8 +97,8 @@ def read(
     )
 
 
-def class_numbers(digits: int, classes: str, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The seen or the unseen numbers, ascending; the same for all splits.
+def class_numbers(digits: int, classes: str, seed: int = 0) -> NDArray[np.int64]:
+    """Return the seen or the unseen numbers, ascending; the same for all splits.
 
     Example:
         >>> len(class_numbers(2, "seen")), len(class_numbers(2, "unseen"))
@@ -112,12 +110,12 @@ def class_numbers(digits: int, classes: str, seed: int = 0) -> npt.NDArray[np.in
 
 
 def _choose_digits(
-    numbers: npt.NDArray[np.int64],
+    numbers: NDArray[np.int64],
     digits: int,
-    labels: npt.NDArray[np.int64],
-    usable: npt.NDArray[np.int64],
+    labels: NDArray[np.int64],
+    usable: NDArray[np.int64],
     stream: tuple[int, ...],
-) -> npt.NDArray[np.int64]:
+) -> NDArray[np.int64]:
     """For every place of every number an image of that digit: positions (N, digits) in MNIST's files."""
     places = 10 ** np.arange(digits - 1, -1, -1)
     wanted = numbers[:, None] // places % 10
@@ -132,7 +130,7 @@ def _choose_digits(
     return chosen
 
 
-def _squares(count: int, digits: int, share: float, stream: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def _squares(count: int, digits: int, share: float, stream: tuple[int, ...]) -> NDArray[np.int64]:
     """Side, top and left (N, digits, 3) of the square on every digit; side 0 where there is none.
 
     Every digit has its square whether it is covered or not, so that other shares cover with the same squares.
@@ -145,8 +143,8 @@ def _squares(count: int, digits: int, share: float, stream: tuple[int, ...]) -> 
 
 
 def _compose(
-    images: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64], squares: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
+    images: NDArray[np.uint8], chosen: NDArray[np.int64], squares: NDArray[np.int64]
+) -> NDArray[np.uint8]:
     """Images (N, 1, 28, 28 digits) out of the digits at the chosen positions, under their squares."""
     count, digits = chosen.shape
     composed = np.empty((count, 1, _SIDE, _SIDE * digits), dtype=np.uint8)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 
-from experiments.sets.readers import CorruptFileError, read_npy, read_npz
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from experiments.sets.shared import rows_of_first_and_second_half
-from laplacian_metric.data.splits import STANDARD, Split
+from experiments.sets.lookup import find
+from experiments.sets.shared import rows_of_halves
+from laplacian_metric.core.arguments import at_least
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.data import DataSetInfo, Request
 
 INFO = DataSetInfo(
     name="quickdraw",
@@ -24,54 +26,44 @@ INFO = DataSetInfo(
     splits=(*STANDARD, Split.ALL),
 )
 
-_SIDE = 28
+SIDE = 28
 
 
-def read(request: Request, validation_share: float = 0.2, per_class: int = 100) -> Content:
-    """Read a split. The first half of the classes, in the order of their names, is for training.
+def read(request: Request, validation_share: float = 0.2, per_class: int = 100) -> Dataset:
+    """Return a split. The first half of the classes, in the order of their names, is for training.
 
     Args:
         validation_share: how many of the training classes are for validation, at even steps.
         per_class: how many sketches to take of every published bitmap file; an .npz is taken whole.
     """
-    folder = request.find(("quickdraw", "."), [("quickdraw.npz", "numpy_bitmap")])
+    folder = find(request, ("quickdraw", "quickdraw/numpy_bitmap", "numpy_bitmap", "."), ["*.np[yz]"])
     path = folder / "quickdraw.npz"
     if path.is_file():
-        images, labels, names = _read_sample(path)
+        with np.load(path) as stored:
+            images, labels = stored["x"], stored["y"].astype(np.int64)
+            names = tuple(str(name) for name in stored["classes"])
     else:
-        images, labels, names = _read_bitmaps(folder / "numpy_bitmap", per_class)
-    part = rows_of_first_and_second_half(folder, labels, len(names), request.split, validation_share)
-    return Content(torch.from_numpy(images[part][:, None]), labels[part], names, part)
-
-
-def _read_sample(
-    path: Path,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]:
-    arrays = read_npz(path, ("x", "y", "classes"))
-    images, labels = arrays["x"], arrays["y"].astype(np.int64)
-    if images.ndim != 3 or images.dtype != np.uint8:
-        raise CorruptFileError(f"{path}: x must be uint8 (N, 28, 28), not {images.dtype} {images.shape}")
-    if labels.shape != images.shape[:1]:
-        raise CorruptFileError(f"{path} has {images.shape[0]} images but {labels.shape[0]} labels")
-    return images, labels, tuple(str(name) for name in arrays["classes"])
+        images, labels, names = _read_bitmaps(folder, per_class)
+    rows = rows_of_halves(folder, labels, len(names), request.split, validation_share)
+    return Dataset(
+        torch.from_numpy(images[rows][:, None]),
+        labels[rows],
+        class_names=names,
+        indices=torch.from_numpy(rows),
+    )
 
 
 def _read_bitmaps(
     folder: Path, per_class: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], tuple[str, ...]]:
-    if per_class < 1:
-        raise ValueError(f"per_class is {per_class}; it must be 1 or more")
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
+    at_least(1, per_class=per_class)
     files = sorted(folder.glob("*.npy"))
-    if not files:
-        raise CorruptFileError(f"{folder} has no .npy files")
     images = []
     for file in files:
-        # Mapped: a published file has a hundred megabytes, of which a hundredth is looked at.
-        rows = read_npy(file, mapped=True)
-        if rows.ndim != 2 or rows.shape[1] != _SIDE**2 or rows.dtype != np.uint8:
-            raise CorruptFileError(f"{file} must be uint8 (N, 784), not {rows.dtype} {rows.shape}")
-        if rows.shape[0] < per_class:
-            raise CorruptFileError(f"{file} has {rows.shape[0]} sketches, {per_class} are asked for")
-        images.append(np.array(rows[:per_class]).reshape(-1, _SIDE, _SIDE))
-    labels = np.repeat(np.arange(len(files), dtype=np.int64), per_class)
+        # Mapped: a published file has a hundred megabytes, of which a hundredth is read.
+        rows = np.load(file, mmap_mode="r")
+        if len(rows) < per_class:
+            raise ValueError(f"{file} has {len(rows)} sketches, per_class is {per_class}")
+        images.append(np.array(rows[:per_class]).reshape(-1, SIDE, SIDE))
+    labels = np.repeat(np.arange(len(files)), per_class)
     return np.concatenate(images), labels, tuple(file.stem for file in files)

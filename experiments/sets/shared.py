@@ -1,150 +1,105 @@
-"""What several data sets have in common: IDX files, splits by class, archives that are fetched and unpacked."""
+"""What several data sets have in common: how they are divided, image files, mosaics, and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 
-from laplacian_metric.data.images import ImageFiles
-from experiments.sets.readers import CorruptFileError, read_idx
-from laplacian_metric.data.source import Content, Request
-from laplacian_metric.data.splits import Split, part_of_classes, part_of_training
-
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
-Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.images import ImageFiles
+from laplacian_metric.core.splits import Split
+from laplacian_metric.data.splits import part_of_classes, part_of_training
 
 
-def find_idx(request: Request, bases: Sequence[str], mirror: str, checksums: Mapping[str, str]) -> Path:
-    """The folder with the four IDX files of MNIST or of a set made like it.
-
-    Args:
-        bases: where it may lie; downloads go to the first.
-        mirror: the address that the names of the gzipped files are appended to.
-        checksums: MD5 by name of the gzipped file.
-    """
-
-    def get(folder: Path) -> None:
-        for name in IDX_FILES:
-            zipped = f"{name}.gz"
-            request.fetch(f"{mirror}{zipped}", folder / bases[0] / zipped, checksums[zipped])
-
-    return request.find(bases, [(name, f"{name}.gz") for name in IDX_FILES], get)
-
-
-def read_idx_pair(folder: Path, prefix: str) -> Arrays:
-    """Images (N, H, W) and labels (N,) of the training ("train") or test ("t10k") files."""
-    images = read_idx(folder / f"{prefix}-images-idx3-ubyte")
-    labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte")
-    if images.ndim != 3 or labels.ndim != 1:
-        raise CorruptFileError(
-            f"{folder}: {prefix} images have the shape {images.shape} and labels {labels.shape}; three dimensions "
-            "and one are expected"
-        )
-    if images.shape[0] != labels.shape[0]:
-        raise CorruptFileError(
-            f"{folder} has {images.shape[0]} {prefix} images but {labels.shape[0]} labels; get both again"
-        )
-    return images, labels.astype(np.int64)
-
-
-def idx_content(folder: Path, split: Split, class_names: tuple[str, ...], held_out: int) -> Content:
-    """One split of a data set in IDX files."""
-    images, labels = read_idx_pair(folder, "t10k" if split is Split.TEST else "train")
-    return array_content(images[:, None], labels, split, class_names, held_out)
-
-
-def array_content(
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
+def array_data(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
     split: Split,
     class_names: tuple[str, ...],
     held_out: int,
     extras: Mapping[str, torch.Tensor] | None = None,
-) -> Content:
-    """One split out of the published training set, or all of the published test set.
+) -> Dataset:
+    """Return one split out of a published training set, or all of a published test set.
 
     Args:
         images: (N, C, H, W).
+        labels: (N,).
+        split: which part.
+        class_names: of every label.
+        held_out: how many training images are for validation: the last ones of every class.
         extras: aligned with the images.
     """
-    if split is Split.TEST:
-        part = np.arange(labels.shape[0], dtype=np.int64)
-    else:
-        part = part_of_training(labels, split, held_out)
-    rows = torch.from_numpy(part)
-    return Content(
-        images=torch.from_numpy(np.ascontiguousarray(images[part])),
-        labels=labels[part],
+    rows = np.arange(len(labels)) if split is Split.TEST else part_of_training(labels, split, held_out)
+    return Dataset(
+        torch.from_numpy(np.ascontiguousarray(images[rows])),
+        labels[rows],
         class_names=class_names,
-        indices=part,
-        extras={name: values[rows] for name, values in (extras or {}).items()},
+        indices=torch.from_numpy(rows),
+        extras={name: values[torch.from_numpy(rows)] for name, values in (extras or {}).items()},
     )
 
 
-def rows_of_first_and_second_half(
-    place: Path, labels: npt.NDArray[np.int64], num_classes: int, split: Split, validation_share: float
-) -> npt.NDArray[np.int64]:
-    """Positions of the images of a zero-shot split, where the first half of the classes is for training.
+def rows_of_halves(
+    place: Path, labels: NDArray[np.int64], num_classes: int, split: Split, validation_share: float
+) -> NDArray[np.int64]:
+    """Return the rows of a zero-shot split: the first half of the classes is for training, the second for testing.
 
     Args:
-        place: where the labels come from, for the message if one of them has no class.
+        place: where the labels come from, for the error if one of them has no class.
+        labels: (N,), from 0.
+        num_classes: all of them.
+        split: which part.
+        validation_share: how many of the training classes are for validation, at even steps.
     """
-    if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise CorruptFileError(
+    if not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(
             f"{place} has labels from {labels.min()} to {labels.max()}, counted from 0, but names {num_classes} classes"
         )
     half = num_classes // 2
     chosen = part_of_classes(np.arange(half), np.arange(half, num_classes), split, validation_share)
-    return np.flatnonzero(np.isin(labels, chosen)).astype(np.int64)
+    return np.flatnonzero(np.isin(labels, chosen))
 
 
-def file_content(
+def file_data(
     root: Path,
     names: Sequence[str],
-    labels: npt.NDArray[np.int64],
-    class_names: tuple[str, ...],
-    part: npt.NDArray[np.int64],
+    labels: NDArray[np.int64],
+    class_names: Sequence[str],
+    rows: NDArray[np.int64],
     extras: Mapping[str, torch.Tensor] | None = None,
-) -> Content:
-    """The image files at the positions `part` of all those that a data set lists."""
-    rows = torch.from_numpy(part)
-    return Content(
-        images=ImageFiles(root, tuple(names[row] for row in part.tolist())),
-        labels=labels[part],
-        class_names=class_names,
-        indices=part,
-        extras={name: values[rows] for name, values in (extras or {}).items()},
+) -> Dataset:
+    """Return the image files at the given rows of all those that a data set lists."""
+    return Dataset(
+        ImageFiles(root, tuple(names[row] for row in rows.tolist())),
+        labels[rows],
+        class_names=tuple(class_names),
+        indices=torch.from_numpy(rows),
+        extras={name: values[torch.from_numpy(rows)] for name, values in (extras or {}).items()},
     )
 
 
-def read_table(path: Path, columns: int) -> list[list[str]]:
-    """The lines of a text file of columns with blanks between them; the last column may hold blanks."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        fields = line.split(None, columns - 1)
-        if not fields:
-            continue
-        if len(fields) != columns:
-            raise CorruptFileError(
-                f"{path}, line {number} has {len(fields)} columns instead of {columns}: {line!r}"
-            )
-        rows.append(fields)
-    return rows
-
-
-def as_number(text: str, path: Path) -> int:
-    """A whole number out of a file; the file is named where it is none."""
+def read_table(path: Path, columns: Sequence[str], **options: Any) -> pd.DataFrame:
+    """Return a table with the given columns; a damaged one is refused by the file's name."""
     try:
-        return int(text)
-    except ValueError:
-        raise CorruptFileError(f"{path} has {text!r} where a number should be") from None
+        table = pd.read_csv(path, **options)
+        table.columns = table.columns.astype(str)
+        return table[list(columns)]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is damaged or another file ({error}): get it again") from error
+
+
+def mosaic(path: Path, side: int, mode: str = "RGB") -> NDArray[np.uint8]:
+    """Return the images (N, C, side, side) of a mosaic, row by row."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert(mode))
+    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    tiles = pixels.reshape(rows, side, columns, side, -1).transpose(0, 2, 4, 1, 3)
+    return tiles.reshape(rows * columns, -1, side, side)

@@ -6,53 +6,60 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.sets.readers import CorruptFileError, read_mat
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from experiments.sets.mnist import DIGITS
-from experiments.sets.shared import array_content
-from laplacian_metric.data.splits import Split
+from experiments.sets.lookup import find
+from experiments.sets.shared import array_data, mosaic
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.splits import Split
+from laplacian_metric.data import DataSetInfo, Request
+from laplacian_metric.data.sample import DIGITS
 
+PAGE = "http://ufldl.stanford.edu/housenumbers/"
+LICENCE = "for non-commercial use only"
+CITATION = (
+    "Netzer, Wang, Coates, Bissacco, Wu, Ng: Reading Digits in Natural Images with Unsupervised Feature "
+    "Learning, 2011"
+)
 INFO = DataSetInfo(
     name="svhn",
     title="SVHN (cropped digits)",
     layout="train_32x32.mat and test_32x32.mat, in the data folder or in svhn/",
-    page="http://ufldl.stanford.edu/housenumbers/",
+    page=PAGE,
     obtain="torchvision.datasets.SVHN(folder, split, download=True) gets it too",
-    licence="for non-commercial use only",
-    citation="Netzer, Wang, Coates, Bissacco, Wu, Ng: Reading Digits in Natural Images with Unsupervised Feature "
-    "Learning, 2011",
+    licence=LICENCE,
+    citation=CITATION,
+)
+FIRST = DataSetInfo(
+    name="svhn-first-10000",
+    title="SVHN (cropped digits), the first 10,000 test images",
+    layout="svhn/{svhn-test-first10000.webp,svhn-test-first10000-labels.npy}",
+    page=PAGE,
+    obtain="a mosaic of 100 x 100 test images in their order, and their labels 0 to 9",
+    licence=LICENCE,
+    citation=CITATION,
+    splits=(Split.TEST,),
 )
 
-URL = "http://ufldl.stanford.edu/housenumbers/"
-CHECKSUMS = {
-    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-}
 
-
-def read(request: Request, held_out: int = 5000) -> Content:
-    """Read a split.
+def read(request: Request, held_out: int = 5000) -> Dataset:
+    """Return a split.
 
     Args:
         held_out: how many of the 73,257 training images are for validation: the last ones of every class.
     """
-    name = "test_32x32.mat" if request.split is Split.TEST else "train_32x32.mat"
+    from torchvision.datasets import SVHN
 
-    def get(folder: Path) -> None:
-        request.fetch(URL + name, folder / "svhn" / name, CHECKSUMS[name])
+    split = "test" if request.split is Split.TEST else "train"
 
-    path = request.find(("svhn", "SVHN", "."), [(name,)], get) / name
-    arrays = read_mat(path, ("X", "y"))
-    # One image is squeezed away, and comes back here.
-    images = arrays["X"].reshape(*arrays["X"].shape[:3], -1)
-    labels = np.atleast_1d(arrays["y"]).astype(np.int64)
-    if images.shape[:3] != (32, 32, 3) or images.dtype != np.uint8:
-        raise CorruptFileError(f"{path}: X must be uint8 (32, 32, 3, N), not {images.dtype} {images.shape}")
-    if images.shape[3] != labels.size:
-        raise CorruptFileError(f"{path} has {images.shape[3]} images but {labels.size} labels")
-    if labels.min() < 1 or labels.max() > 10:
-        raise CorruptFileError(
-            f"{path} has labels from {labels.min()} to {labels.max()}, expected are 1 to 10"
-        )
-    # The files call the digit 0 by the label 10.
-    return array_content(images.transpose(3, 2, 0, 1), labels % 10, request.split, DIGITS, held_out)
+    def fetch(folder: Path) -> object:
+        return SVHN(folder / "svhn", split, download=True)
+
+    published = SVHN(find(request, ("svhn", "SVHN", "."), [f"{split}_32x32.mat"], fetch), split)
+    return array_data(published.data, published.labels, request.split, DIGITS, held_out)
+
+
+def read_first(request: Request) -> Dataset:
+    """Return the first 10,000 test images."""
+    name = "svhn-test-first10000"
+    folder = find(request, ("svhn", "."), [f"{name}.webp", f"{name}-labels.npy"])
+    labels = np.load(folder / f"{name}-labels.npy").astype(np.int64)
+    return array_data(mosaic(folder / f"{name}.webp", 32), labels, request.split, DIGITS, 0)

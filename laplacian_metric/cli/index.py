@@ -11,7 +11,7 @@ import typer
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.data.dataset import Dataset
+    from laplacian_metric.core.dataset import Dataset
     from laplacian_metric.laplace.model_folder import ModelFolder
     from laplacian_metric.retrieval import Index, Items
     from laplacian_metric.trust.trust import Trust
@@ -174,7 +174,7 @@ def _trust_over(model: ModelFolder, gallery: Dataset, features: Dataset) -> Trus
 
 def _check_queries(model: ModelFolder, gallery: Dataset, queries: Dataset) -> None:
     """Refuse queries that are in the gallery, and warn about queries that the model was fitted to."""
-    from laplacian_metric.data.dataset import shared
+    from laplacian_metric.core.dataset import shared
     from laplacian_metric.laplace.model_inputs import warn_if_seen
 
     gallery.known_labels()
@@ -195,7 +195,7 @@ def _calibrated(
     """Return the index with what is promised for queries like these."""
     import numpy as np
 
-    from laplacian_metric.data.dataset import same_classes
+    from laplacian_metric.core.dataset import same_classes
     from laplacian_metric.laplace.frozen_features import features_of
     from laplacian_metric.retrieval import calibrate
 

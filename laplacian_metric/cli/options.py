@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 import typer
 
 if TYPE_CHECKING:
+    from laplacian_metric.core.dataset import Dataset
     from laplacian_metric.data import Preparation
-    from laplacian_metric.data.dataset import Dataset
     from laplacian_metric.laplace.model_folder import ModelFolder
 
 DATA = "A data set's name, a folder of images or a file of features; NAME:SPLIT picks a split."

@@ -52,8 +52,8 @@ class Settings:
 
     def cell(self) -> dict[str, Any]:
         """Return the cell of the file, with what was passed on top."""
-        from laplacian_metric.core.checked import read_yaml
         from experiments.harness.single_cell import combined, merged, settings_of_data
+        from laplacian_metric.core.checked import read_yaml
 
         training = {
             "epochs": self.epochs,

@@ -24,7 +24,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 
 if TYPE_CHECKING:
-    from laplacian_metric.data.dataset import Dataset
+    from laplacian_metric.core.dataset import Dataset
     from laplacian_metric.encoder import Encoder
 
 

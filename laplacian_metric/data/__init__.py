@@ -1,38 +1,66 @@
-"""Data sets: by name, as folders of images, as arrays; and the small real sample installed with the package."""
+"""Data sets: folders of images, arrays, and the small real sample installed with the package.
+
+`arrays` reads the sample with numpy alone; every other name loads torch when it is first used.
+"""
 
 from __future__ import annotations
 
-from laplacian_metric.data.dataset import Dataset
-from experiments.sets.download import DownloadError, UnsafeArchiveError
-from experiments.sets.drawn_labels import DrawnLabels
-from laplacian_metric.data.embedded import embedded_sample
-from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError
-from experiments.sets.lookup import MissingDataError, cache_folder, data_folders
-from experiments.sets.readers import CorruptFileError
-from laplacian_metric.data.registry import from_arrays, info, load, names
-from laplacian_metric.data.source import DataSetInfo
-from laplacian_metric.data.splits import Role, Split, TestDataError, require_selectable
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
-    "CorruptFileError",
     "DataSetInfo",
     "Dataset",
-    "DownloadError",
-    "DrawnLabels",
     "ImageFiles",
-    "MissingDataError",
     "Preparation",
+    "Request",
     "Role",
     "Split",
     "TestDataError",
     "UnreadableImageError",
-    "UnsafeArchiveError",
-    "cache_folder",
-    "data_folders",
-    "embedded_sample",
+    "arrays",
+    "folder",
     "from_arrays",
     "info",
     "load",
     "names",
+    "register",
     "require_selectable",
 ]
+
+if TYPE_CHECKING:
+    from laplacian_metric.core.dataset import Dataset
+    from laplacian_metric.core.images import ImageFiles, Preparation, UnreadableImageError
+    from laplacian_metric.core.splits import Role, Split
+    from laplacian_metric.data.folders import folder
+    from laplacian_metric.data.registry import (
+        DataSetInfo,
+        Request,
+        from_arrays,
+        info,
+        load,
+        names,
+        register,
+    )
+    from laplacian_metric.data.sample import arrays
+    from laplacian_metric.data.splits import TestDataError, require_selectable
+
+_HOMES = {
+    "Dataset": "core.dataset",
+    "ImageFiles": "core.images",
+    "Preparation": "core.images",
+    "UnreadableImageError": "core.images",
+    "Role": "core.splits",
+    "Split": "core.splits",
+    "TestDataError": "data.splits",
+    "arrays": "data.sample",
+    "folder": "data.folders",
+    "require_selectable": "data.splits",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"laplacian_metric.{_HOMES.get(name, 'data.registry')}"), name)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from laplacian_metric import data
 from laplacian_metric.core import array_files
-from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.images import EXTENSIONS, ImageFiles, Preparation
-from experiments.sets import folder as folders
-from laplacian_metric.data.splits import Role, Split, parse_split
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.images import EXTENSIONS, ImageFiles, Preparation
+from laplacian_metric.core.splits import Role, Split, parse_split
+from laplacian_metric.data.folders import split_folders
 
 PERIOD, VALIDATION = 10, 4  # of ten rows of features of a class the fifth is for validation
 EVERY = 5  # with classes apart every fifth class is
@@ -86,7 +86,7 @@ def open_source(text: str, how: Opening, default: str = "test", *, every_image: 
             what = "is a single image, which `lam embed` takes"
         raise FileNotFoundError(
             f"{place!r} {what}, and no data set is called so: give a folder of images, a file "
-            f"({', '.join(array_files.SUFFIXES)}) or one of the names that `lam data list` shows"
+            f"({', '.join(array_files.SUFFIXES)}) or one of {', '.join(data.names())}"
         )
     if how.preparation is None:
         what = "an image" if is_image else "a folder of images"
@@ -130,22 +130,20 @@ def _prepared(preparation: Preparation) -> dict[str, Any]:
 
 def has_splits(path: Path) -> bool:
     """Whether a folder is divided into folders for splits."""
-    return bool(folders._split_folders(path))
+    return bool(split_folders(path))
 
 
 def _folder(path: Path, split: str | None, how: Opening, default: str) -> Dataset:
     assert how.preparation is not None
     whole = not has_splits(path) and how.divide == "images"
-    wanted = split or ("all" if whole else default)
-    dataset = data.load(
-        "folder",
-        wanted,
-        path=path.resolve(),
+    dataset = data.folder(
+        path,
+        split=split or ("all" if whole else default),
         divide=how.divide,
         skip_unreadable=how.skip_broken,
         **_prepared(how.preparation),
     )
-    return replace(dataset, name=path.resolve().name, batch_size=how.batch_size, workers=how.workers)
+    return replace(dataset, batch_size=how.batch_size, workers=how.workers)
 
 
 def _all_images(path: Path, how: Opening) -> Dataset:
@@ -209,7 +207,7 @@ def open_both(
         raise ValueError(
             f"{text} leaves nothing to validate on: leave the split out, or pass --no-confidence"
         )
-    parts = folders._split_folders(path) if is_folder and how.divide == "images" else {}
+    parts = split_folders(path) if is_folder and how.divide == "images" else {}
     if parts and Split.VALIDATION not in parts:
         return divided(train, "images")
     try:

@@ -7,70 +7,112 @@ import os
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from laplacian_metric.core.registry import Registry, check_options
-from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.images import Preparation
-from experiments.sets.lookup import MissingDataError, data_folders
-from laplacian_metric.data.source import Content, DataSetInfo, Request
-from laplacian_metric.data.splits import Split, parse_split
+from laplacian_metric.core.arguments import check_known
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.images import Preparation
+from laplacian_metric.core.registry import check_options
+from laplacian_metric.core.splits import STANDARD, Split, parse_split
+from laplacian_metric.data import folders, sample
 
-_PLACES = {
-    "cars-196": "experiments.sets.cars",
-    "cifar-10": "experiments.sets.cifar10",
-    "cub-200-2011": "experiments.sets.cub",
-    "fashion-mnist": "experiments.sets.fashion_mnist",
-    "folder": "laplacian_metric.data.folder",
-    "lfw": "experiments.sets.lfw",
-    "mnist": "experiments.sets.mnist",
-    "msls": "experiments.sets.msls",
-    "n-digit-mnist": "experiments.sets.n_digit_mnist",
-    "quickdraw": "experiments.sets.quickdraw",
-    "sample-fashion-mnist": "laplacian_metric.data.embedded:SampleFashionMNIST",
-    "sample-mnist": "laplacian_metric.data.embedded:SampleMNIST",
-    "stanford-online-products": "experiments.sets.products",
-    "svhn": "experiments.sets.svhn",
-}
-
-
-class Source(Protocol):
-    """A module or a class for one data set. What `read` takes beyond the request are the data set's own options."""
-
-    INFO: DataSetInfo
-
-    def read(self, request: Request, **options: object) -> Content: ...
-
-
-_SOURCES: Registry[Source] = Registry(
-    "data set", _PLACES
+PUBLISHED = (
+    "; published data sets are registered by `import experiments.sets` in a clone of the repository, or by "
+    "`lam --import experiments.sets COMMAND`"
 )
 
 
+@dataclass(frozen=True)
+class DataSetInfo:
+    """What is known about a data set before any file of it is read.
+
+    Attributes:
+        name: what `load` calls it.
+        title: what its authors call it.
+        layout: the files that are looked for.
+        page: where it is published.
+        obtain: how to get it, where `download=True` cannot.
+        licence, citation: of the images.
+        splits: the splits that can be loaded.
+        preprocessing: "unit" or "imagenet", unless `load` is told otherwise.
+        image_size: what images are scaled to, unless `load` is told otherwise; None leaves their size alone.
+    """
+
+    name: str
+    title: str
+    layout: str
+    page: str
+    obtain: str
+    licence: str
+    citation: str
+    splits: tuple[Split, ...] = STANDARD
+    preprocessing: str = "unit"
+    image_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `load` is asked for: the data set, the split, the folder to look in, whether to download, what to skip."""
+
+    info: DataSetInfo
+    split: Split
+    data_dir: Path | None = None
+    download: bool = False
+    skip_unreadable: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be loaded: what is known about it, and the function that reads a split of it.
+
+    ``read(request, **options)`` returns a `Dataset` of inputs, labels and the like; name, split, preparation and
+    licence are added by `load`. What it takes beyond the request are the data set's own options.
+    """
+
+    info: DataSetInfo
+    read: Callable[..., Dataset]
+
+
+_SOURCES: dict[str, Source] = {}
+
+
+def register(info: DataSetInfo, read: Callable[..., Dataset]) -> None:
+    """Make a data set known to `load` by its name, in this process; see `Source`."""
+    source = Source(info, read)
+    if _SOURCES.setdefault(info.name, source) != source:
+        raise ValueError(f"there is another data set called {info.name!r}: choose another name")
+
+
 def names() -> tuple[str, ...]:
-    """The names of all data sets.
+    """Return the names of all data sets.
 
     Example:
-        >>> "cub-200-2011" in names()
+        >>> "sample-mnist" in names()
         True
     """
-    return _SOURCES.names()
+    return tuple(_SOURCES)
 
 
 def info(name: str) -> DataSetInfo:
-    """What is known about a data set without reading it.
+    """Return what is known about a data set without reading it.
 
     Example:
-        >>> info("fashion-mnist").licence
+        >>> info("sample-fashion-mnist").licence
         'MIT, copyright 2017 Zalando SE'
     """
-    return cast(Source, _SOURCES.find(name)).INFO
+    return _source(name).info
+
+
+def _source(name: str) -> Source:
+    check_known("data set", name, sorted(_SOURCES), PUBLISHED)
+    return _SOURCES[name]
 
 
 def load(
@@ -78,15 +120,15 @@ def load(
     split: str | Split = Split.TRAIN,
     *,
     data_dir: str | os.PathLike[str] | None = None,
-    download: bool | Literal["unverified"] = False,
+    download: bool = False,
     image_size: int | Literal["default"] | None = "default",
     channels: int | None = None,
     preprocessing: str | None = None,
-    augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
     skip_unreadable: bool = False,
     **options: object,
 ) -> Dataset:
-    """Load one split of a data set.
+    """Return one split of a data set.
 
     "train" is the published training set without what is held out of it as "validation"; "train+validation" is all
     of it. Test data, which are "test" and, where there is such a split, "all", are refused by `require_selectable`.
@@ -96,8 +138,7 @@ def load(
         split: "train", "validation", "train+validation" or "test".
         data_dir: the only folder to look in. By default it is that of the environment variable
             LAPLACIAN_METRIC_DATA and then that in the platform's cache.
-        download: fetch what is missing, where its publisher allows that; "unverified" also where it comes without
-            encryption or without a checksum.
+        download: fetch missing files, where the publisher allows that.
         image_size: the side of the square that images are scaled and cut to; None leaves them as they are. The
             default is the data set's own.
         channels: 1 or 3, to turn grey into colour or the other way round.
@@ -105,11 +146,11 @@ def load(
         augment: applied to every item's uint8 image (C, H, W) before it is scaled; returns such an image.
         skip_unreadable: leave out image files that do not decode, instead of an error when one is used. Reads all
             files once; `skipped` names those left out.
-        options: those of the data set; its module's `read` describes them.
+        options: those of the data set; the function that reads it describes them.
 
     Raises:
         ValueError: no data set, split or option is called that, or a file is damaged.
-        MissingDataError: the files are not there; the message says where to get them.
+        FileNotFoundError: the files are missing; the message says where to get them.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -118,9 +159,9 @@ def load(
         >>> images.shape, labels.shape
         (torch.Size([64, 1, 28, 28]), torch.Size([64]))
     """
-    source = cast(Source, _SOURCES.find(name))
-    about = source.INFO
-    wanted = parse_split(split, about.splits, about.name)
+    source = _source(name)
+    about = source.info
+    wanted = parse_split(split, about.splits, name)
     _check_options(source, options)
     preparation = Preparation(
         image_size=about.image_size if image_size == "default" else image_size,
@@ -128,48 +169,37 @@ def load(
         preprocessing=about.preprocessing if preprocessing is None else preprocessing,
         augment=augment,
     )
-    request = Request(about, wanted, data_folders(data_dir), download, skip_unreadable)
-    loaded = _read(source, request, options, preparation)
+    place = None if data_dir is None else Path(data_dir).expanduser()
+    content = source.read(Request(about, wanted, place, download, skip_unreadable), **options)
+    if not len(content):
+        raise ValueError(f"the split {wanted.value!r} of {name} has no images")
+    loaded = replace(
+        content,
+        name=name,
+        split=wanted,
+        preparation=preparation,
+        licence=about.licence,
+        citation=about.citation,
+        page=about.page,
+    )
     if skip_unreadable:
         loaded = loaded.without_unreadable()
     if loaded.labels is not None and len(loaded.classes) == 1 and loaded.positive_distance is None:
         warnings.warn(
-            f"all {len(loaded)} images of {name}, {wanted.value} are of the class "
-            f"{loaded.class_names[loaded.classes[0]]!r}, so that no image has a negative",
+            f"all {len(loaded)} images of {name}, {wanted.value} are of the class {str(loaded.label_names[0])!r}, so "
+            "that no image has a negative",
             stacklevel=2,
         )
     return loaded
 
 
-def _read(source: Source, request: Request, options: dict[str, object], preparation: Preparation) -> Dataset:
-    """Return the images of a split with what is known about their data set."""
-    about, content = request.info, source.read(request, **options)
-    if not len(content.images):
-        raise ValueError(f"the split {request.split.value!r} of {about.name} has no images")
-    return Dataset(
-        content.images,
-        None if content.labels is None else torch.from_numpy(content.labels),
-        name=about.name,
-        split=request.split,
-        class_names=content.class_names,
-        indices=torch.from_numpy(content.indices),
-        extras=content.extras,
-        preparation=preparation,
-        positive_distance=content.positive_distance,
-        skipped=content.skipped,
-        licence=about.licence,
-        citation=about.citation,
-        page=about.page,
-    )
-
-
 def _check_options(source: Source, options: dict[str, object]) -> None:
     parameters = dict(inspect.signature(source.read).parameters)
     del parameters["request"]
-    check_options(source.INFO.name, options, list(parameters))
+    check_options(source.info.name, options, list(parameters))
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise ValueError(f"{source.INFO.name} needs the option {option!r}")
+            raise ValueError(f"{source.info.name} needs the option {option!r}")
 
 
 def from_arrays(
@@ -185,7 +215,7 @@ def from_arrays(
     preprocessing: str = "unit",
     augment: Callable[[Tensor], Tensor] | None = None,
 ) -> Dataset:
-    """Your own images as a data set, with the split said out loud, so that test data cannot select a model.
+    """Return your own images as a data set, with the split named, so that test data cannot select a model.
 
     Args:
         images: (N, H, W) or (N, C, H, W), uint8.
@@ -197,7 +227,7 @@ def from_arrays(
         extras: more about each image, tensors with N rows each, by name.
         image_size: to which images are resized when they are made ready for a network; None leaves them.
         channels: 1 or 3, to which images are converted; None leaves them.
-        preprocessing: how pixels become floats, "unit" for 0 to 1 or the name of a network's own.
+        preprocessing: how pixels become floats, "unit" for 0 to 1 or "imagenet".
         augment: changes an image (C, H, W) at random, in training only; it draws from torch's generator.
 
     Example:
@@ -229,48 +259,32 @@ def from_arrays(
     return replace(data, class_names=names)
 
 
-# --- which data sets are there ---
-
-INSTALLED = "installed with the package"
-
-
-class _FoundError(Exception):
-    """Where a data set is; what ends the reading before it begins."""
-
-    def __init__(self, place: Path) -> None:
-        super().__init__(str(place))
-        self.place = place
-
-
-class _Probe(Request):
-    """A request that stops once the files were found."""
-
-    def find(self, *arguments: Any, **options: Any) -> Path:
-        raise _FoundError(super().find(*arguments, **options))
-
-
-@dataclass(frozen=True)
-class State:
-    """Whether a data set is there: where, or what to do."""
-
-    name: str
-    found: bool
-    place: str
-    problem: str = ""
-
-
-def state(name: str, data_dir: Path | None = None) -> State:
-    """Whether the files of a data set are in the data folders."""
-    described = info(name)
-    if name == "folder":
-        return State(name, True, "any folder of images")
-    probe = _Probe(described, described.splits[0], data_folders(data_dir))
-    try:
-        cast(Source, _SOURCES.find(name)).read(probe)
-    except _FoundError as stopped:
-        return State(name, True, str(stopped.place))
-    except MissingDataError as error:
-        return State(name, False, "", str(error))
-    except (ValueError, OSError) as error:
-        return State(name, False, "", f"it is there, but damaged: {error}")
-    return State(name, True, INSTALLED)
+register(
+    DataSetInfo(
+        name="folder",
+        title="a folder of images",
+        layout="PATH/CLASS/image.jpg or PATH/{train,val,test}/CLASS/image.jpg",
+        page="your own",
+        obtain="",
+        licence="that of your images",
+        citation="that of your images",
+        splits=(*STANDARD, Split.ALL),
+        preprocessing="imagenet",
+        image_size=224,
+    ),
+    folders.read,
+)
+for _name, _sample in sample.SAMPLES.items():
+    register(
+        DataSetInfo(
+            name=_name,
+            title=_sample.title,
+            layout="no files: it is installed with the package",
+            page=_sample.page,
+            obtain="",
+            licence=_sample.licence,
+            citation=_sample.citation,
+            splits=_sample.splits,
+        ),
+        partial(sample.read, _name),
+    )

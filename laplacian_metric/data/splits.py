@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-from enum import Enum
-
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
+from laplacian_metric.core.splits import STANDARD, Role, Split, parse_split
 
-class Role(str, Enum):
-    """What the images of a split may be used for."""
-
-    FITTING = "fitting"
-    SELECTION = "selection"
-    EVALUATION = "evaluation"
-
-
-class Split(str, Enum):
-    """A part of a data set.
-
-    TRAIN_AND_VALIDATION is the training set as it was published, before anything is held out of it. ALL is every
-    image there is; it contains test images and counts as test data.
-    """
-
-    TRAIN = "train"
-    VALIDATION = "validation"
-    TRAIN_AND_VALIDATION = "train+validation"
-    TEST = "test"
-    ALL = "all"
-
-    @property
-    def role(self) -> Role:
-        if self is Split.VALIDATION:
-            return Role.SELECTION
-        if self in (Split.TRAIN, Split.TRAIN_AND_VALIDATION):
-            return Role.FITTING
-        return Role.EVALUATION
-
-
-STANDARD = (Split.TRAIN, Split.VALIDATION, Split.TRAIN_AND_VALIDATION, Split.TEST)
+__all__ = ["STANDARD", "Role", "Split", "TestDataError", "parse_split", "require_selectable"]
 
 
 class TestDataError(ValueError):
     """Test data were about to decide which model, checkpoint or setting is kept."""
 
     __test__ = False  # the name starts with Test, and pytest would take it for a class of tests
-
-
-def parse_split(split: str | Split, available: tuple[Split, ...] = tuple(Split), name: str = "") -> Split:
-    """The split that a word stands for, checked against those that a data set has.
-
-    Example:
-        >>> parse_split("val")
-        <Split.VALIDATION: 'validation'>
-    """
-    word = split.value if isinstance(split, Split) else split
-    word = {"val": "validation", "trainval": "train+validation"}.get(word, word)
-    match = next((member for member in available if member.value == word), None)
-    if match is None:
-        owner = f"the data set {name}" if name else "a data set"
-        raise ValueError(
-            f"{owner} has no split {word!r}; there is: {', '.join(member.value for member in available)}"
-        )
-    return match
 
 
 def require_selectable(dataset: object, purpose: str = "select a model") -> None:
@@ -106,7 +57,7 @@ def require_selectable(dataset: object, purpose: str = "select a model") -> None
         require_selectable(part, purpose)
 
 
-def hold_out(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
+def hold_out(labels: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
     """Which images are held out for validation: the last ones of every class, as many of each class.
 
     Where `count` is no multiple of the number of classes, the first classes give one image more. There is nothing
@@ -139,7 +90,7 @@ def hold_out(labels: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]
     return held_out
 
 
-def part_of_training(labels: npt.NDArray[np.int64], split: Split, held_out: int) -> npt.NDArray[np.int64]:
+def part_of_training(labels: NDArray[np.int64], split: Split, held_out: int) -> NDArray[np.int64]:
     """Positions in a published training set that make up one of its splits (see `hold_out`)."""
     if split is Split.TRAIN_AND_VALIDATION:
         return np.arange(labels.shape[0], dtype=np.int64)
@@ -148,8 +99,8 @@ def part_of_training(labels: npt.NDArray[np.int64], split: Split, held_out: int)
 
 
 def part_of_classes(
-    train: npt.NDArray[np.int64], test: npt.NDArray[np.int64], split: Split, validation_share: float
-) -> npt.NDArray[np.int64]:
+    train: NDArray[np.int64], test: NDArray[np.int64], split: Split, validation_share: float
+) -> NDArray[np.int64]:
     """The classes of one split of a zero-shot data set.
 
     Validation classes are taken out of the training classes at even steps: with a share of 0.2 the fifth, the tenth
@@ -173,5 +124,5 @@ def part_of_classes(
         return train
     steps = np.floor(np.arange(train.size + 1) * validation_share + 1e-9)
     mask = np.diff(steps) > 0
-    chosen: npt.NDArray[np.int64] = train[mask if split is Split.VALIDATION else ~mask]
+    chosen: NDArray[np.int64] = train[mask if split is Split.VALIDATION else ~mask]
     return chosen

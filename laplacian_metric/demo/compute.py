@@ -18,7 +18,7 @@ from torch.func import jacrev
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric import LAM, Encoder, Trust, data, methods, metrics
 from laplacian_metric.core.method import Setup
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Evaluation, Uncertainties
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from laplacian_metric.data.images import Preparation
+from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder.architecture import ReadyMade
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.weight_files import read_weights

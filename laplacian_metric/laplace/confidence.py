@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.metrics import rank
 

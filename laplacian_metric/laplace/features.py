@@ -36,7 +36,7 @@ from laplacian_metric.core.checked import (
 from laplacian_metric.core.files import atomic_write, locked
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 
 LOGGER = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from hessians.pairs import LabelPairs
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.parallel import check_agreement
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce, Settings, accumulate
 from laplacian_metric.laplace.encoder_posterior import FittedData, warn_of_no_curvature

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.data.dataset import Dataset
-from laplacian_metric.data.images import Preparation
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.frozen_features import features_of

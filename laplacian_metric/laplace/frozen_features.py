@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hessians.checks import check_finite
 from laplacian_metric.core.batch import Loader, map_batches
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import collect_features
 

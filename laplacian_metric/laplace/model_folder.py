@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact, tensor_file
 from laplacian_metric.core.checked import DamagedArtifactError, Manifest, Strict
-from laplacian_metric.data.images import Preparation
+from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from laplacian_metric.data.dataset import Dataset, shared
+from laplacian_metric.core.dataset import Dataset, shared
 from laplacian_metric.laplace.model_folder import ModelFolder
 
 LOGGER = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together, watched
 from laplacian_metric.core.tensor_file import digest
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.batching import BATCH_SIZE

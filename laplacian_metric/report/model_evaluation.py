@@ -15,7 +15,7 @@ from torch import Tensor
 import laplacian_metric
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, warn_if_seen

@@ -17,7 +17,7 @@ from experiments.harness.tables.seeds import Cell
 from experiments.harness.tables.styles import Style, panels, shared_legend
 from laplacian_metric import __version__
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import at_even_steps
+from laplacian_metric.core.dataset import at_even_steps
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Calibration, Evaluation
 from laplacian_metric.metrics.evaluation import OWN, ood_name

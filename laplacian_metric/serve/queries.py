@@ -129,7 +129,7 @@ class Inputs:
         """Return a query of the bytes of an image file."""
         import torch
 
-        from laplacian_metric.data.images import UnreadableImageError, decode_image
+        from laplacian_metric.core.images import UnreadableImageError, decode_image
 
         if self.model is None or self.model.preparation is None:
             raise QueryError("images are not taken: start the service with --model, the model of the index")

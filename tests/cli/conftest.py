@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder, save_encoder
 from tests.cli.running import clusters, photos, worked
 
@@ -107,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 def trained_encoder() -> Encoder:
     """A network that has seen a few batches of clothes."""
-    sample = embedded_sample("fashion-mnist", "train")
+    sample = load("sample-fashion-mnist", "train+validation")
     rows = (sample.labels < 4).nonzero()[-240:, 0]
     images, labels = sample.floats()[rows], sample.labels[rows]
     encoder = Encoder.from_name("fashion-mnist", dim=3, seed=0)

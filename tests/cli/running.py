@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from laplacian_metric.cli import app
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ def worked(*arguments: object) -> Done:
 
 
 def photos(
-    folder: Path, each: int, classes: int = 4, name: str = "fashion-mnist", split: str = "train"
+    folder: Path, each: int, classes: int = 4, name: str = "sample-fashion-mnist", split: str = "train+validation"
 ) -> Path:
     """A folder with a folder of images for every class."""
-    sample = embedded_sample(name, split)
+    sample = load(name, split)
     for label in range(classes):
         rows = (sample.labels == label).nonzero()[:each, 0].tolist()
         place = folder / f"class {label}"

@@ -26,23 +26,18 @@ COMMANDS = (
     "evaluate",
     "report",
     "compare",
-    "benchmark",
     "serve",
 )
-PARTS = {"experiment": ("run", "list", "tables"), "data": ("list", "check", "where")}
 
 
-@pytest.mark.parametrize(
-    "command", [*((name,) for name in COMMANDS), *((k, v) for k in PARTS for v in PARTS[k])]
-)
-def test_help_has_an_example(command: tuple[str, ...]) -> None:
-    done = worked(*command, "--help")
-    assert f"Example: lam {' '.join(command)}" in " ".join(done.out.split())
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    assert f"Example: lam {command}" in " ".join(worked(command, "--help").out.split())
 
 
 def test_all_commands_are_here() -> None:
     group = typer.main.get_command(app)
-    assert set(group.commands) == {*COMMANDS, *PARTS}  # type: ignore[attr-defined]
+    assert set(group.commands) == set(COMMANDS)  # type: ignore[attr-defined]
 
 
 def test_debug_shows_where(place: Place) -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from laplacian_metric.cli import query
+from laplacian_metric.core.dataset import shared
 from laplacian_metric.data import load as load_data
-from laplacian_metric.data.dataset import shared
 from laplacian_metric.data.opening import Opening, open_source, parse_place
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.retrieval import Index, Items, calibrate, calibrating, load, save

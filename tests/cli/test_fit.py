@@ -15,8 +15,8 @@ import torch
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM
 from laplacian_metric.cli import fit, index, query
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data import Preparation, load
-from laplacian_metric.data.dataset import Dataset
 from laplacian_metric.data.opening import Opening, divided, open_both, open_source
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
 from laplacian_metric.encoder.loading import preparation_for

@@ -16,11 +16,11 @@ import torch
 import yaml
 
 from experiments import harness as runs
+from experiments.harness import single_cell as cells_of
+from experiments.harness.work import Work
 from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
-from experiments.harness import single_cell as cells_of
-from experiments.harness.work import Work
 from laplacian_metric.training import loop
 from tests.cli.conftest import Place
 from tests.cli.running import lam, refused, worked

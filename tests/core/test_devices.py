@@ -13,8 +13,9 @@ from hessians import ContrastiveLoss, checks
 from hessians.checks import exact_device
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.cli.options import checked_device
+from laplacian_metric.core import dataset
 from laplacian_metric.core.batch import best_device, to_device
-from laplacian_metric.data import dataset, from_arrays
+from laplacian_metric.data import from_arrays
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.training import loop
 from laplacian_metric.vmf.checks import precise

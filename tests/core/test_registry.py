@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.harness.sections import LossSection, MethodSection, NetworkSection
 from hessians import ContrastiveLoss
 from laplacian_metric import losses, methods
 from laplacian_metric.core.registry import Registry
 from laplacian_metric.encoder import Encoder, ReadyMade, encoder_names, register, save_encoder, zoo
 from laplacian_metric.encoder.loading import preparation_for
 from laplacian_metric.methods.pairs.deterministic import Deterministic
-from experiments.harness.sections import LossSection, MethodSection, NetworkSection
 
 
 @dataclass(frozen=True)

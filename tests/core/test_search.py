@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from laplacian_metric.core import search as neighbours
 from laplacian_metric.core.search import Neighbours, search, search_blocks
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 
 ROW = neighbours.BYTES_PER_SIMILARITY * neighbours.GROUP  # memory for one query of a gallery of one group
 
@@ -174,7 +174,7 @@ def test_half_precision_is_taken() -> None:
 
 
 def test_neighbours_of_real_images() -> None:
-    images = embedded_sample("fashion-mnist", "test").images[:300].flatten(1).double()
+    images = load("sample-fashion-mnist", "test").images[:300].flatten(1).double()
     z = normalize(images - images.mean(0), dim=1)
     similarity = (z @ z.T).fill_diagonal_(-2)
     assert torch.equal(search(z.float(), 1).indices[:, 0], similarity.argmax(1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
 from laplacian_metric.data import Dataset, Role, Split, from_arrays, load
-from laplacian_metric.data.dataset import same_classes, shared
+from laplacian_metric.core.dataset import same_classes, shared
 
 
 def doubled(image: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from laplacian_metric import data
 from laplacian_metric.data import ImageFiles, MissingDataError, TestDataError, UnreadableImageError
-from laplacian_metric.data.images import decode_image
+from laplacian_metric.core.images import decode_image
 from tests.experiments.sets import miniatures
 
 

@@ -126,7 +126,7 @@ def test_the_sample_has_its_splits() -> None:
     )
     assert [len(part) for part in (train, validation, both, test)] == [2500, 500, 3000, 1000]
     assert torch.bincount(validation.labels).tolist() == [50] * 10
-    sample = data.embedded_sample("fashion-mnist", "train")
+    sample = data.load("sample-fashion-mnist", "train+validation")
     assert isinstance(both.images, torch.Tensor)
     assert torch.equal(both.images, sample.images)
     assert torch.equal(both.extras["original_index"], sample.indices)

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from experiments import corruptions
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from experiments.corruptions import HIDING, KINDS, corrupt, corrupt_some
 from laplacian_metric.data.randomness import uniforms
 
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return embedded_sample("fashion-mnist", "test").floats()[:64]
+    return load("sample-fashion-mnist", "test").floats()[:64]
 
 
 shapes = st.tuples(st.integers(1, 4), st.sampled_from([1, 3]), st.integers(1, 17), st.integers(1, 17))

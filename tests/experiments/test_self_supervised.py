@@ -16,7 +16,7 @@ from experiments.self_supervised import measure, outliers, tables
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from experiments.harness.cell_fitting import Fitted

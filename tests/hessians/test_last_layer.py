@@ -18,7 +18,7 @@ import hessians.last_layer
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from hessians.checks import CurvatureWarning
 from hessians.class_moments import moments_pay
-from laplacian_metric.data.embedded import embedded_sample
+from laplacian_metric.data.embedded import load
 from tests.hessians.reference import (
     Problem,
     absolute_contributions,
@@ -138,7 +138,7 @@ def test_without_a_norm_a_translation_changes_no_distance(approximation: str) ->
 @pytest.mark.parametrize("distance", ["arccos", "euclidean"])
 def test_float32_on_real_images(distance: str, approximation: str) -> None:
     """FashionMNIST's pixels as features: float32 agrees with float64 to 1e-5 of the sum of absolute contributions."""
-    images = embedded_sample("fashion-mnist", "test")
+    images = load("sample-fashion-mnist", "test")
     features = images.floats().flatten(1)[::8].contiguous()
     labels = images.labels[::8]
     weight = torch.randn(3, 784, generator=torch.Generator().manual_seed(0)) / 28

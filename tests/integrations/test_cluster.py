@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, Trust
-from laplacian_metric.data.images import Preparation
+from laplacian_metric.core.images import Preparation
 from laplacian_metric.integrations.cluster import PartEmbedder, embed_corpus, parts_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 

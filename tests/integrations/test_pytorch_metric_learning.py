@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, Trust, metrics
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.integrations.pytorch_metric_learning import (
     LAMTester,
     TrainingLoss,
@@ -317,7 +317,7 @@ def test_models_of_a_trainer() -> None:
 
 
 def test_trust_of_a_trainer_s_models() -> None:
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     torch.manual_seed(0)
     models = {
         "trunk": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU()),
@@ -328,14 +328,14 @@ def test_trust_of_a_trainer_s_models() -> None:
     encoder = encoder_of(models)
     h, query_h = (encoder.features(part.floats()).detach() for part in (train, test))
     expected = Trust.fit((h, train.labels), (query_h, test.labels), encoder=encoder)
-    digits = encoder.features(embedded_sample("mnist", "test").floats()[:100]).detach()
+    digits = encoder.features(load("sample-mnist", "test").floats()[:100]).detach()
     np.testing.assert_allclose(trust(digits).probability, expected(digits).probability, rtol=1e-6)
     assert (trust(digits).reason == "unlike anything seen").mean() > 0.5
 
 
 @pytest.mark.parametrize("own_loss", [False, True])
 def test_from_its_trainer_to_a_posterior(own_loss: bool) -> None:
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     dataset = TensorDataset(train.floats()[:600], train.labels[:600])
     torch.manual_seed(0)
     models = {

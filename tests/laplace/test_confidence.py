@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace.confidence import MatchConfidence
 
 DIM, WIDTH, CLASSES = 3, 12, 4

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, OnlineLAM
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.laplace.encoder_posterior import FAR, PreparationWarning, warn_if_longer
 from laplacian_metric.laplace.storage import KEY
 
 
 @pytest.fixture(scope="module")
 def images() -> tuple[Tensor, Tensor]:
-    clothes = embedded_sample("fashion-mnist", "train")
+    clothes = load("sample-fashion-mnist", "train+validation")
     return clothes.floats()[:300], clothes.labels[:300]
 
 
@@ -83,7 +83,7 @@ def test_a_posterior_that_was_kept_up_in_training_notices_it_too(images: tuple[T
 
 
 def test_images_as_they_should_be_and_strangers_are_not(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
-    digits = embedded_sample("mnist", "test").floats()[:50]
+    digits = load("sample-mnist", "test").floats()[:50]
     for trained_on in (images[0], digits, images[0][:1], images[0] * 0.5):
         assert said(lam, trained_on) == []
 

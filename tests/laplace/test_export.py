@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import Trust, vmf
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks import fashion_network
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
@@ -68,7 +68,7 @@ def same(run: Run, lam: LAM, images: Tensor, rtol: float = 1e-5) -> None:
 
 @pytest.fixture(scope="module")
 def images() -> Tensor:
-    return embedded_sample("fashion-mnist", "test").floats()[:100]
+    return load("sample-fashion-mnist", "test").floats()[:100]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def fashion(images: Tensor) -> LAM:
     encoder = Encoder(*fashion_network(seed=0)).eval()
     with torch.no_grad():
         features = encoder.features(images)
-    labels = embedded_sample("fashion-mnist", "test").labels[:100]
+    labels = load("sample-fashion-mnist", "test").labels[:100]
     return LAM(encoder, ContrastiveLoss()).fit_features(features, labels, check_mode=False)
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM, data
 from laplacian_metric.core.checked import ArtifactBusyError, ArtifactError
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
 from laplacian_metric.laplace.features import collect_features, load_features

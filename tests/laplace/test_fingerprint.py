@@ -9,7 +9,7 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
 LAYER = Layer.random(24, 5, 3, classes=4, seed=5)

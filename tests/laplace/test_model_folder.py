@@ -14,7 +14,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.checked import ArtifactError
 from laplacian_metric.data import Preparation
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.model_folder import DamagedModelError, ModelFolder, ModelManifest
 from tests.manifests import rewrite

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace import fit, pair_search
 from laplacian_metric.laplace.layer import LayerCurvature
 from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from laplacian_metric.laplace.batching import class_balanced_batches
 
 DIM = 3
@@ -27,7 +27,7 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(long_form: bool) -> Trained:
     """A few dozen steps on the embedded sample, or a few on a part of it."""
-    train, test = (embedded_sample("fashion-mnist", split) for split in ("train", "test"))
+    train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     steps, images = (60, 3000) if long_form else (10, 300)
     # Classes are mixed in the sample, which has as many images of each.
     chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:images]

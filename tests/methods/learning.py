@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.method import Learner
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 
 
 def two_clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:

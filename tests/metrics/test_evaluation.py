@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from laplacian_metric import metrics
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 from tests.metrics.reference import clustered, unit
 
 
@@ -287,7 +287,7 @@ def test_without_anything_else_only_the_ranking_is_judged() -> None:
 
 def test_the_trivial_baseline_of_real_images() -> None:
     """Neighbours in pixel space: the nearer, the more often right; and digits are farther than clothes."""
-    clothes, unknown = embedded_sample("fashion-mnist", "test"), embedded_sample("mnist", "test")
+    clothes, unknown = load("sample-fashion-mnist", "test"), load("sample-mnist", "test")
     mean = clothes.images.flatten(1).double().mean(0)
     inside, outside = (
         torch.nn.functional.normalize(s.images.flatten(1).double() - mean, dim=1) for s in (clothes, unknown)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric.data.images import Preparation
+from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.posthoc import LAM

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hessians import ContrastiveLoss
 from laplacian_metric import Encoder
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Setup
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, pair_choice, train

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessians import Pairs
 from laplacian_metric import metrics
 from laplacian_metric.data import Split, TestDataError
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, checkpoint, load_best, train, validate
 from laplacian_metric.training.checks import best_epoch, validation_loss
 from laplacian_metric.training.options import learning_rate

@@ -15,7 +15,7 @@ import torch
 from laplacian_metric import Encoder, Trust, metrics
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.neighbours import Neighbours
-from laplacian_metric.data import embedded_sample
+from laplacian_metric.data import load
 
 REASONS = {"trusted", "unlike anything seen", "no reliable match"}
 
@@ -381,7 +381,7 @@ def test_large_batches_are_answered_in_parts(fitted: Trust, monkeypatch: pytest.
 @pytest.mark.statistical
 def test_another_gallery_of_real_images_flags_few_known_queries() -> None:
     """Fitted on five classes of FashionMNIST and then used with the five others, it flags 1 to 10 % of new queries."""
-    train, test = embedded_sample("fashion-mnist", "train"), embedded_sample("fashion-mnist", "test")
+    train, test = load("sample-fashion-mnist", "train+validation"), load("sample-fashion-mnist", "test")
     h, labels = train.floats().flatten(1).numpy(), train.labels.numpy()
     q, q_labels = test.floats().flatten(1).numpy(), test.labels.numpy()
     first, first_q = labels < 5, q_labels < 5

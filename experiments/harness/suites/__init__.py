@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from experiments.harness.suites.leaderboard import Row, as_csv, flattened, rows
 from experiments.harness.suites.running import Benchmark
 from experiments.harness.suites.sets import TrackSets

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.splits import require_selectable
 from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness.measurements import method_scores, norms

@@ -15,7 +15,7 @@ from laplacian_metric import data
 from laplacian_metric.core.batch import Batch
 from laplacian_metric.core.progress import track as progress_bar
 from experiments.corruptions import corrupt
-from laplacian_metric.data.dataset import Dataset, at_even_steps
+from laplacian_metric.core.dataset import Dataset, at_even_steps
 from experiments.sets.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder

@@ -15,7 +15,7 @@ from laplacian_metric.core.arguments import at_least, not_negative, parse_choice
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only, scores_of
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.pairs.triplet_loss import difference_covariance
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, laid_out, mined_batches

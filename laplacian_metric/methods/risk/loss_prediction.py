@@ -17,7 +17,7 @@ from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.core.tensor_file import digest
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.frozen_features import features_of

@@ -26,7 +26,7 @@ from laplacian_metric.methods.spherical.vmf_head import LARGEST_LOG, VMFEmbedder
 from laplacian_metric.vmf.checks import check_dim
 
 if TYPE_CHECKING:
-    from laplacian_metric.data.dataset import Dataset
+    from laplacian_metric.core.dataset import Dataset
 
 Metric = Literal["cosine", "l2", "nivmf", "el-vmf", "b-vmf", "kl-vmf", "el-nivmf"]
 SMALLEST_KAPPA = 1e-6

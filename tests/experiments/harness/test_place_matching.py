@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laplacian_metric import data, metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.splits import Split
 from laplacian_metric.metrics.nearest import rank_by
 from experiments.harness.image_sets import image_sets

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from laplacian_metric import metrics
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.metrics.evaluation import ood_name
 from experiments.harness import results
 from tests.experiments.harness.miniature import BASE, LAPLACE, RETRIEVAL, folder_with

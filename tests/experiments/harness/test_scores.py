@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from experiments.harness import provenance
 from experiments.harness.measurements import trivial_scores

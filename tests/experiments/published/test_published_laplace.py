@@ -15,7 +15,7 @@ from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, vmf
 from laplacian_metric.core.method import FitData
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.methods import make
 from tests.methods.laplace.test_laplace import LOSS, a_generator, an_embedder, an_encoder, clusters, float64
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.data import UnsafeArchiveError
 from experiments.sets.download import unpack
+from laplacian_metric.data import UnsafeArchiveError
 
 Members = dict[str, bytes]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from experiments.sets import cifar10, cub, fashion_mnist, mnist, products, svhn
+from experiments.sets.download import fetch
 from laplacian_metric import data
 from laplacian_metric.data import DownloadError, MissingDataError, source
-from experiments.sets.download import fetch
-from experiments.sets import cifar10, cub, fashion_mnist, mnist, products, svhn
 from tests.experiments.sets import miniatures
 from tests.experiments.sets.test_archives import write_tar, write_zip
 
@@ -285,10 +285,7 @@ def in_two_processes(setup: str, call: str, root: Path) -> list[str]:
 
 def test_two_processes_download_once(site: Site, tmp_path: Path, root: Path) -> None:
     checksums = serve_idx(site, tmp_path / "served")
-    setup = (
-        "from experiments.sets import mnist\n"
-        f"mnist.MIRROR, mnist.CHECKSUMS = {site.url!r}, {checksums!r}"
-    )
+    setup = f"from experiments.sets import mnist\nmnist.MIRROR, mnist.CHECKSUMS = {site.url!r}, {checksums!r}"
     call = (
         f"len(data.load('mnist', split='test', data_dir={str(tmp_path / 'data')!r}, download='unverified'))"
     )
@@ -305,8 +302,7 @@ def test_two_processes_unpack_once(site: Site, tmp_path: Path, root: Path) -> No
     packed = write_tar(tmp_path / "birds.tgz", members).read_bytes()
     site.files["/birds.tgz"] = packed
     setup = (
-        "from experiments.sets import cub\n"
-        f"cub.URL, cub.MD5 = {site.url + 'birds.tgz'!r}, {md5(packed)!r}"
+        f"from experiments.sets import cub\ncub.URL, cub.MD5 = {site.url + 'birds.tgz'!r}, {md5(packed)!r}"
     )
     call = f"len(data.load('cub-200-2011', split='test', data_dir={str(tmp_path / 'data')!r}, download='unverified'))"
     assert in_two_processes(setup, call, root) == ["30", "30"]

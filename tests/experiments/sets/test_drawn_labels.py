@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from experiments.sets.drawn_labels import DrawnLabels
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import Setup
-from laplacian_metric.data import Dataset, DrawnLabels
+from laplacian_metric.data import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, train

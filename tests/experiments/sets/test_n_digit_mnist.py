@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.sets.n_digit_mnist import class_numbers
 from laplacian_metric import data
 from laplacian_metric.data import Dataset
-from experiments.sets.n_digit_mnist import class_numbers
 from tests.experiments.sets import miniatures
 
 

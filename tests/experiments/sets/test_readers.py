@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from laplacian_metric import data
 from experiments.sets import readers
 from experiments.sets.readers import CorruptFileError
+from laplacian_metric import data
 from tests.experiments.sets import miniatures
 
 

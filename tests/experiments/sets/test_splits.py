@@ -35,7 +35,7 @@ def test_test_data_are_refused_however_they_are_wrapped() -> None:
         DataLoader(test, batch_size=2),
         DataLoader(Subset(test, [0, 1])),
         ConcatDataset([validation, test]),
-        data.embedded_sample("fashion-mnist", "test"),
+        data.load("sample-fashion-mnist", "test"),
         data.from_arrays(torch.zeros(1, 4, 4, dtype=torch.uint8), [0], split="all"),
     ]
     for dataset in wrapped:

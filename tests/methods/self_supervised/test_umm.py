@@ -15,7 +15,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import methods, metrics
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import (
     consistency_loss,

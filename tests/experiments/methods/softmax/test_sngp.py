@@ -11,7 +11,7 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from experiments.methods.softmax.sngp import SNGPLearner, SNGPNetwork, bound_layers, orthogonal_features

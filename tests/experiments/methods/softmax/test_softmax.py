@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
 from laplacian_metric.core.method import Embedder, FitData, Setup
-from laplacian_metric.data.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from experiments.methods.softmax.base import SoftmaxLearner

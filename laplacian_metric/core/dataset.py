@@ -18,9 +18,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.arguments import at_least
 from laplacian_metric.core.batch import Batch, pins_memory
+from laplacian_metric.core.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.core.labels import numbered
-from laplacian_metric.data.images import ImageFiles, Preparation, UnreadableImageError, fit_square
-from laplacian_metric.data.splits import Role, Split, parse_split
+from laplacian_metric.core.splits import Role, Split, parse_split
 
 DEFAULT_BATCH = 500
 _NAMED = 5  # how many of many things a message names
@@ -201,7 +201,7 @@ class Dataset(TorchDataset[Any]):
             raise ValueError(f"the classes of {self.title} are not known: {remedy}")
         if by_class and self.positive_distance is not None:
             raise ValueError(
-                f"the images of {self.title} match by distance and not by class: `lam experiment run` can judge them"
+                f"the images of {self.title} match by distance and not by class: labels do not say which images match"
             )
         labels: Tensor = self.labels
         return labels
