@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 
 import experiments.hard_margin
-import experiments.published  # noqa: F401 (both register what cells need)
+import experiments.methods
+import experiments.published  # noqa: F401 (all register what cells need)
 from experiments import harness as runs
 
 CELLS = Path(__file__).resolve().parent / "cells"

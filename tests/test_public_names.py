@@ -283,6 +283,7 @@ def test_von_mises_fisher_as_it_is_called() -> None:
 
 
 def test_risk_heads_and_softmax_rivals_as_they_are_called() -> None:
+    import experiments.methods  # noqa: F401 (registers the rivals)
     from laplacian_metric import methods
     from laplacian_metric.methods import risk
 

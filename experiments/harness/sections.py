@@ -19,7 +19,9 @@ from pydantic import (
 )
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric import losses, methods
+import experiments.methods  # noqa: F401 (registers the classifiers)
+from experiments.losses import LOSSES
+from laplacian_metric import methods
 from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
 from experiments.sets.lookup import MissingDataError, data_folders
@@ -256,7 +258,7 @@ class NetworkSection(Section):
 
 
 class LossSection(Section):
-    """The loss of deterministic embeddings; see `ContrastiveLoss`, and `laplacian_metric.losses` for others.
+    """The loss of deterministic embeddings; see `ContrastiveLoss`, and `experiments.losses` for others.
 
     Attributes:
         kind: the name of a loss; those but "contrastive" take what of the following they have.
@@ -285,13 +287,13 @@ class LossSection(Section):
         """The loss itself."""
         own: dict[str, Any] = self.model_dump(exclude={"kind", "options", "published"})
         if self.kind != "contrastive":
-            wanted = self.model_fields_set | ({"margin"} & losses.find(self.kind).__annotations__.keys())
+            wanted = self.model_fields_set | ({"margin"} & LOSSES.find(self.kind).__annotations__.keys())
             own = {name: value for name, value in own.items() if name in wanted}
         switches = self.published if isinstance(self.published, dict) else {}
         kind = self.kind if self.published is False else "published"
-        if kind == "published" and kind not in losses.names():
+        if kind == "published" and kind not in LOSSES.names():
             raise ValueError(f"there is no loss 'published' yet; {NOT_IMPORTED}")
-        return losses.make(kind, **{**own, **switches, **self.options})
+        return LOSSES.make(kind, **{**own, **switches, **self.options})
 
 
 class EvaluationSection(Section):

@@ -1,13 +1,15 @@
 """The errors of the code that was published with the LAM paper: importing this makes them known to cells.
 
-It registers the loss "published" (`PublishedContrastiveLoss`), and gives the methods "laplace" and "online-laplace" the
-options that switch errors on: `variant`, `preset` and `defects`. `python -m experiments.run` imports it, and so does
+It registers the loss "published" (`PublishedContrastiveLoss`), and gives the methods "laplace", "online-laplace", "pfe",
+"hib" and "mc-dropout" the options that switch errors on: `variant`, `preset` and `defects`. `python -m experiments.run` imports it, and so does
 `lam --import experiments.published COMMAND`.
 """
 
 from __future__ import annotations
 
+from experiments.losses import LOSSES
 from experiments.published.contrastive import PublishedContrastiveLoss
+from experiments.published.gaussian import PublishedHIB, PublishedMCDropout, PublishedPFE
 from experiments.published.laplace import PublishedLaplace
 from experiments.published.online import (
     PAPER,
@@ -16,18 +18,21 @@ from experiments.published.online import (
     PublishedOnlineLaplace,
     Switches,
 )
-from laplacian_metric import losses, methods
+from laplacian_metric import methods
 
 __all__ = [
     "PAPER",
     "PUBLISHED",
     "PublishedContrastiveLoss",
+    "PublishedHIB",
     "PublishedLaplace",
+    "PublishedMCDropout",
     "PublishedOnlineLAM",
     "PublishedOnlineLaplace",
+    "PublishedPFE",
     "Switches",
 ]
 
-losses.register("published", PublishedContrastiveLoss)
-for _method in (PublishedLaplace, PublishedOnlineLaplace):
+LOSSES.register("published", PublishedContrastiveLoss)
+for _method in (PublishedLaplace, PublishedOnlineLaplace, PublishedPFE, PublishedHIB, PublishedMCDropout):
     methods.register(_method, replace=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from experiments.harness.sections import LossSection, MethodSection, NetworkSection
+from experiments.losses import LOSSES
 from hessians import ContrastiveLoss
-from laplacian_metric import losses, methods
+from laplacian_metric import methods
 from laplacian_metric.core.registry import Registry
 from laplacian_metric.encoder import Encoder, ReadyMade, encoder_names, register, save_encoder, zoo
 from laplacian_metric.encoder.loading import preparation_for
@@ -55,25 +56,25 @@ class Tiny(ReadyMade):
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, until the test is over."""
-    for registry in (losses._LOSSES, methods._METHODS, zoo._ENCODERS):
+    for registry in (LOSSES, methods._METHODS, zoo._ENCODERS):
         monkeypatch.setattr(registry, "_registered", {})
     register("tiny", Tiny)
-    losses.register("wide", Wide)
+    LOSSES.register("wide", Wide)
     methods.register(Steady)
 
 
 @pytest.mark.usefixtures("registered")
 def test_what_is_registered_is_found_by_name_and_in_cells() -> None:
-    assert losses.names()[-1] == "wide"
+    assert LOSSES.names()[-1] == "wide"
     assert methods.names()[-1] == "steady"
-    assert losses.make("wide", margin=1.0, width=3.0) == Wide(margin=1.0, width=3.0)
+    assert LOSSES.make("wide", margin=1.0, width=3.0) == Wide(margin=1.0, width=3.0)
     assert methods.make("steady", tempo=3) == Steady(tempo=3)
     section = LossSection(kind="wide", margin=0.3, options={"width": 4.0})
     assert section.make() == Wide(margin=0.3, width=4.0)
     assert MethodSection.model_validate({"name": "steady", "tempo": 2}).make() == Steady(tempo=2)
-    losses.register("wide", Wide)  # once more is no harm
+    LOSSES.register("wide", Wide)  # once more is no harm
     with pytest.raises(ValueError, match="there is another loss called 'wide'"):
-        losses.register("wide", ContrastiveLoss)
+        LOSSES.register("wide", ContrastiveLoss)
     with pytest.raises(ValueError, match="wide has no option 'widht'; did you mean 'width'"):
         LossSection(kind="wide", options={"widht": 1.0})
 
@@ -112,9 +113,9 @@ def test_what_extends_a_method_takes_its_place_when_it_is_asked_to() -> None:
     assert methods.names().count("deterministic") == 1
 
 
-@pytest.mark.parametrize("name", [*losses.names(), *methods.names()])
+@pytest.mark.parametrize("name", [*LOSSES.names(), *methods.names()])
 def test_the_library_has_what_it_names(name: str) -> None:
-    registry = losses if name in losses.names() and name not in methods.names() else methods
+    registry: Any = LOSSES if name in LOSSES.names() and name not in methods.names() else methods
     assert registry.find(name) is registry.find(name)
 
 

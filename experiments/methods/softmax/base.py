@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from laplacian_metric.core.batch import Batch, map_batches, read
-from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, all_pairs
-from laplacian_metric.core.dataset import Dataset
 from experiments.methods.softmax.probabilities import (
     fit_temperature,
     kappa_of,
     log_mean_softmax,
     scores,
 )
+from laplacian_metric.core.batch import Batch, map_batches, read
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, all_pairs
+from laplacian_metric.core.dataset import Dataset
 
 LOGGER = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
+from experiments.methods.softmax.probabilities import Score
 from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.method import Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
-from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from experiments.methods.softmax.probabilities import Score
 
 LEAST_VARIANCE = 1e-6
 TEMPERATURES = (0.3, 3.0)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
+from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
+from experiments.methods.softmax.probabilities import Score
 from laplacian_metric.core.arguments import at_least, not_negative, one_of, positive
 from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
-from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from experiments.methods.softmax.probabilities import Score
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST_STEPS = 20  # of the power iteration at the start; then one for each batch

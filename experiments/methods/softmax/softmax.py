@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
+from experiments.methods.softmax.probabilities import Score
 from laplacian_metric.core.arguments import at_least, one_of, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Learner, Method, Setup, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.encoder.networks.dropout import Pieces, dropout
-from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
-from experiments.methods.softmax.probabilities import Score
 
 
 @dataclass(frozen=True)

@@ -4,54 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from hessians.checks import Choice
-from laplacian_metric.core.arguments import at_least, not_negative, parse_choices
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians, symmetric
 from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start, only
+from laplacian_metric.core.options import Count, NotNegative, Positive, Real, Variance
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.networks.uncertainty import (
     LastNorm,
     LinearUncertaintyHead,
     UncertaintyHead,
-    check_variance,
 )
 from laplacian_metric.methods.gaussian.match_probability import (
     Average,
     Balance,
     MatchProbability,
-    check_match,
     kl_to_standard_normal,
     match_probability,
-    published_kl,
     self_mismatch,
     soft_contrastive_loss,
 )
-
-HIDDEN = 512
-# Initial a and b.
-SCALE, OFFSET = 5.0, 3.0
-PUBLISHED_SCALE = math.log1p(math.e)
-
-
-class Variant(Choice):
-    """Whose method it is."""
-
-    PAPER = "paper"
-    """As its own paper has it."""
-    PUBLISHED = "published"
-    """As the code that was published with the LAM paper amounts to: unit samples, squared distances, the logarithm of
-    every sample's probability, as many hidden units as dimensions, the last batch norm at scale 1, and in place of the
-    divergence an expression that is unbounded below, summed over the images of a batch."""
 
 
 class VarianceHead(Choice):
@@ -76,17 +56,14 @@ class HIB(Method):
             False the embedding's point is the direction of the mean, and the paper's own match probability is the
             embedder's `similarity`.
         head: see `VarianceHead`.
-        hidden: the width of the head "module"; by default 512, or the number of dimensions for "published".
-        last_norm: what is learned after its last standardisation, see `LastNorm`; by default one scale and one shift
-            for all dimensions, or nothing for "published".
+        hidden: the width of the head "module".
+        last_norm: what is learned after its last standardisation, see `LastNorm`.
         balance: how pairs are averaged, see `Balance`. The paper balances by the choice of its batches.
-        average: what is averaged over samples, see `Average`; by default the probability, or its logarithm for
-            "published".
-        scale, offset: the initial a and b; by default 5 and 3, or 1.31 and 0 for "published".
+        average: what is averaged over samples, see `Average`.
+        scale, offset: the initial a and b.
         variance: the initial sigma^2; without effect where the last norm is "fixed".
         score_samples: how many samples, twice, the self-mismatch of an image is estimated with. The draws are always
             the same, so that an image's score does not depend on its batch; those of `similarity`, K twice, too.
-        variant: see `Variant`.
 
     Example:
         >>> HIB(components=2).samples
@@ -96,34 +73,27 @@ class HIB(Method):
     name: ClassVar[str] = "hib"
     start: ClassVar[Start] = Start.SCRATCH
 
-    samples: int = 8
-    components: int = 1
-    kl_weight: float = 1e-4
+    samples: Count = 8
+    components: Count = 1
+    kl_weight: NotNegative = 1e-4
     normalize: bool = True
     head: VarianceHead = VarianceHead.MODULE
-    hidden: int | None = None
-    last_norm: LastNorm | None = None
+    hidden: Count = 512
+    last_norm: LastNorm = LastNorm.SHARED
     balance: Balance = Balance.TYPES
-    average: Average | None = None
-    scale: float | None = None
-    offset: float | None = None
-    variance: float = 0.02
-    score_samples: int = 64
-    variant: Variant = Variant.PAPER
+    average: Average = Average.PROBABILITY
+    scale: Positive = 5.0
+    offset: Real = 3.0
+    variance: Variance = 0.02
+    score_samples: Count = 64
 
     def __post_init__(self) -> None:
-        parse_choices(self)
-        at_least(1, samples=self.samples, components=self.components)
-        at_least(1, score_samples=self.score_samples, hidden=self.hidden)
         for name in ("samples", "score_samples"):
             if getattr(self, name) % self.components:
                 raise ValueError(
                     f"{name} is {getattr(self, name)} for {self.components} components: a multiple is needed, since "
                     "of each as many samples are drawn"
                 )
-        not_negative(kl_weight=self.kl_weight)
-        check_variance(self.variance)
-        check_match(self.scale, self.offset)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return HIBLearner(self, only(encoders, self.name), setup)
@@ -134,21 +104,14 @@ class HIBNetwork(nn.Module):
 
     def __init__(self, method: HIB, encoder: Encoder, seed: int) -> None:
         super().__init__()
-        published = method.variant is Variant.PUBLISHED
         self.encoder = encoder
         self.normalize = method.normalize
-        self.unit_samples = published
         with seeded(seed):
             self.more_means = nn.ModuleList(
                 nn.Linear(encoder.num_features, encoder.dim) for _ in range(method.components - 1)
             )
-            self.log_variance = _variance_head(method, encoder, published)
-        scale, offset = (PUBLISHED_SCALE, 0.0) if published else (SCALE, OFFSET)
-        self.match = MatchProbability(
-            scale if method.scale is None else method.scale,
-            offset if method.offset is None else method.offset,
-            squared=published,
-        )
+            self.log_variance = _variance_head(method, encoder)
+        self.match = MatchProbability(method.scale, method.offset)
         for added in (self.more_means, self.log_variance, self.match):
             added.to(encoder.head.weight)
 
@@ -162,19 +125,18 @@ class HIBNetwork(nn.Module):
     def draw(self, means: Tensor, log_variances: Tensor, noise: Tensor) -> Tensor:
         """Samples (C S, N, Z) with noise (S, N or 1, C, Z): as many of every component."""
         drawn = means + (0.5 * log_variances).exp() * noise
-        drawn = drawn.movedim(2, 0).flatten(0, 1)
-        return F.normalize(drawn, dim=2) if self.unit_samples else drawn
+        return drawn.movedim(2, 0).flatten(0, 1)
 
 
-def _variance_head(method: HIB, encoder: Encoder, published: bool) -> nn.Module:
+def _variance_head(method: HIB, encoder: Encoder) -> nn.Module:
     dim = encoder.dim * method.components
     if method.head is VarianceHead.LINEAR:
         return LinearUncertaintyHead(encoder.num_features, dim, variance=method.variance)
     return UncertaintyHead(
         encoder.num_features,
         dim,
-        hidden=method.hidden or (encoder.dim if published else HIDDEN),
-        last_norm=method.last_norm or (LastNorm.FIXED if published else LastNorm.SHARED),
+        hidden=method.hidden,
+        last_norm=method.last_norm,
         shift=math.log(method.variance),
     )
 
@@ -182,9 +144,11 @@ def _variance_head(method: HIB, encoder: Encoder, published: bool) -> nn.Module:
 class HIBLearner(Learner):
     """Trains everything: the encoder, the variances, a and b."""
 
+    network_kind: ClassVar[type[HIBNetwork]] = HIBNetwork
+
     def __init__(self, method: HIB, encoder: Encoder, setup: Setup) -> None:
         self.method = method
-        self.network = HIBNetwork(method, encoder, setup.seed)
+        self.network = self.network_kind(method, encoder, setup.seed)
         super().__init__(self.network)
         self.euclidean = not method.normalize
         self.pairs = setup.pairs
@@ -193,23 +157,23 @@ class HIBLearner(Learner):
         self.generator = torch.Generator().manual_seed(setup.seed)
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
-        method, network = self.method, self.network
-        means, log_variances = network(inputs)
-        num, components, dim = means.shape
-        noise = standard_normal((method.samples // components, num, components, dim), means, self.generator)
-        published = method.variant is Variant.PUBLISHED
-        matching = soft_contrastive_loss(
-            network.draw(means, log_variances, noise),
-            self.pairs(means.mean(1), labels),
-            network.match,
-            balance=method.balance,
-            average=method.average or (Average.LOG if published else Average.PROBABILITY),
-        )
-        if published:
-            return 2 * matching + method.kl_weight * published_kl(means, log_variances).sum()
+        means, log_variances = self.network(inputs)
+        matching = self.matching_loss(means, log_variances, labels)
         # Every pair counts the divergences of both its images.
         divergence = kl_to_standard_normal(means, log_variances).mean()
-        return matching + 2 * method.kl_weight * divergence
+        return matching + 2 * self.method.kl_weight * divergence
+
+    def matching_loss(self, means: Tensor, log_variances: Tensor, labels: Tensor) -> Tensor:
+        """Return the soft contrastive loss of samples of the mixtures."""
+        method, (num, components, dim) = self.method, means.shape
+        noise = standard_normal((method.samples // components, num, components, dim), means, self.generator)
+        return soft_contrastive_loss(
+            self.network.draw(means, log_variances, noise),
+            self.pairs(means.mean(1), labels),
+            self.network.match,
+            balance=method.balance,
+            average=method.average,
+        )
 
     def points(self, inputs: Any) -> Tensor:
         means: Tensor = self.network(inputs)[0]

@@ -49,7 +49,6 @@ class MatchProbability(nn.Module):
     Args:
         scale: the initial a.
         offset: the initial b.
-        squared: whether d is the squared distance.
 
     Example:
         >>> match = MatchProbability(scale=2.0, offset=1.0)
@@ -57,13 +56,11 @@ class MatchProbability(nn.Module):
         tensor([0.7311, 0.5000], grad_fn=<SigmoidBackward0>)
     """
 
-    def __init__(self, scale: float = 1.0, offset: float = 0.0, *, squared: bool = False) -> None:
+    def __init__(self, scale: float = 1.0, offset: float = 0.0) -> None:
         super().__init__()
-        check_match(scale, offset)
         # No step of an optimizer makes a negative, and its steps are relative to a.
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.offset = nn.Parameter(torch.tensor(float(offset)))
-        self.squared = squared
 
     @property
     def scale(self) -> Tensor:
@@ -81,7 +78,7 @@ class MatchProbability(nn.Module):
 
     def forward(self, distance: Tensor) -> Tensor:
         """The logits of distances |z1 - z2| of any shape."""
-        return self.offset - self.scale * (distance.square() if self.squared else distance)
+        return self.offset - self.scale * distance
 
 
 def sample_distances(first: Tensor, second: Tensor) -> Tensor:
@@ -323,31 +320,6 @@ def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
     """
     terms = mean.square() + log_variance.exp() - 1 - log_variance
     return 0.5 * terms.sum(-1)
-
-
-def published_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """What the code published with the LAM paper takes for the divergence, of (..., Z): (...).
-
-        -1/2 sum_l [log sigma_l + (1 + mean_l^2) / sigma_l^2]
-
-    It falls without bound as a variance goes to 0, or to infinity.
-
-    Example:
-        >>> published_kl(torch.zeros(2, 1), torch.tensor([[0.0], [-10.0]]))
-        tensor([-5.0000e-01, -1.1011e+04])
-    """
-    terms = 0.5 * log_variance + (1 + mean.square()) * (-log_variance).exp()
-    return -0.5 * terms.sum(-1)
-
-
-def check_match(scale: float | None, offset: float | None) -> None:
-    """Refuse an a or b that `MatchProbability` cannot start from; None is not checked."""
-    if scale is not None and not 0 < scale < math.inf:
-        raise ValueError(
-            f"scale is {scale}, a positive finite number is needed: distance must lower the probability"
-        )
-    if offset is not None and not math.isfinite(offset):
-        raise ValueError(f"offset is {offset}, a finite number is needed")
 
 
 def check_samples(name: str, samples: Tensor) -> None:

@@ -119,33 +119,6 @@ def equal_variance(mean: Tensor, pairs: Pairs) -> float:
     return total / (2 * pairs.num_positives) if pairs.num_positives else 0.0
 
 
-def published_mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pairs) -> Tensor:
-    """What the code published with the LAM paper minimises in its stead, averaged over positive pairs and dimensions:
-
-        D / (s_il + s_jl) + log(s_il + s_jl),
-
-    where D, the root of the summed squared distances of all positive pairs, is one number for the whole batch: no
-    pair's own distance enters, and D grows with the root of the number of pairs.
-
-    Example:
-        >>> import torch
-        >>> mean, variance = torch.eye(2), torch.full((2, 2), 0.5)
-        >>> float(published_mutual_likelihood_loss(mean, variance, Pairs.from_labels([7, 7])))
-        1.414...
-    """
-    check_pairs(mean, variance, pairs)
-    listed = list(pairs.listed(positive=True))
-    squared = sum(
-        ((mean[i] - mean[j]).square().sum(1) * times).sum() for i, j, times in listed
-    ) + mean.new_zeros(())
-    distance = squared.sqrt() if bool(squared > 0) else squared
-    total = variance.sum() * 0
-    for i, j, times in listed:
-        sums = variance[i] + variance[j]
-        total = total + ((distance / sums + sums.log()).mean(1) * times).sum()
-    return total / pairs.num_positives if pairs.num_positives else total
-
-
 def check_gaussians(mean: Tensor, variance: Tensor) -> None:
     """Refuse shapes that do not fit, NaN, and variances that are not positive."""
     check_matrix("mean", mean)

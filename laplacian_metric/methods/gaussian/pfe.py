@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians import Pairs
-from hessians.checks import Choice, check_same_device
-from laplacian_metric.core.arguments import at_least, parse_choices
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
+from laplacian_metric.core.options import Count, Real
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.uncertainty import LastNorm, UncertaintyHead
 from laplacian_metric.methods.gaussian.mutual_likelihood import (
-    check_gaussians,
     equal_variance,
     mutual_likelihood_loss,
     mutual_likelihood_score,
-    published_mutual_likelihood_loss,
 )
-
-HIDDEN = 512
-
-
-class Variant(Choice):
-    """Whose method it is."""
-
-    PAPER = "paper"
-    """As its own paper has it."""
-    PUBLISHED = "published"
-    """As the code that was published with the LAM paper amounts to: as many hidden units as dimensions, the last batch
-    norm at scale 1, and a loss that no pair's own distance enters."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +29,13 @@ class PFE(Method):
     """Learns sigma^2 of every dimension of a frozen encoder's unit embeddings, by the likelihood of positive pairs.
 
     Attributes:
-        hidden: the width of the head; by default 512, or the number of dimensions for "published".
-        last_norm: what is learned after its last standardisation, see `LastNorm`; by default one scale and one shift
-            for all dimensions, or nothing for "published".
+        hidden: the width of the head.
+        last_norm: what is learned after its last standardisation, see `LastNorm`.
         scale: the initial scale there. (1e-4 in the original; 1 gets to a greater likelihood of validation images in as
             many steps.)
         shift: the initial log sigma^2; by default the most likely one if all variances were equal, log of half
             the mean squared difference in the positive pairs of the first batch. (The original's -7 is near that for
             512 dimensions and far from it for 3, and an optimizer's steps are too small to come from there.)
-        variant: see `Variant`.
 
     Example:
         >>> PFE(last_norm="separate").last_norm
@@ -62,24 +45,18 @@ class PFE(Method):
     name: ClassVar[str] = "pfe"
     start: ClassVar[Start] = Start.FROZEN
 
-    hidden: int | None = None
-    last_norm: LastNorm | None = None
-    scale: float = 1.0
-    shift: float | None = None
-    variant: Variant = Variant.PAPER
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
-        at_least(1, hidden=self.hidden)
+    hidden: Count = 512
+    last_norm: LastNorm = LastNorm.SHARED
+    scale: Real = 1.0
+    shift: Real | None = None
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)
-        published = self.variant is Variant.PUBLISHED
         head = UncertaintyHead(
             encoder.num_features,
             encoder.dim,
-            hidden=self.hidden or (encoder.dim if published else HIDDEN),
-            last_norm=self.last_norm or (LastNorm.FIXED if published else LastNorm.SHARED),
+            hidden=self.hidden,
+            last_norm=self.last_norm,
             scale=self.scale,
             shift=self.shift,
             seed=setup.seed,
@@ -134,11 +111,7 @@ class PFELearner(Learner):
         self.network = PFENetwork(encoder, head, is_started=method.shift is not None or not is_learned)
         super().__init__(self.network)
         self.pairs = setup.pairs
-        self.pair_loss = (
-            published_mutual_likelihood_loss
-            if method.variant is Variant.PUBLISHED
-            else mutual_likelihood_loss
-        )
+        self.pair_loss: Callable[[Tensor, Tensor, Pairs], Tensor] = mutual_likelihood_loss
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         features, z = self.network.frozen(inputs)
@@ -187,37 +160,3 @@ def harmonic_mean(variance: Tensor) -> Tensor:
         tensor([0.4000])
     """
     return variance.shape[1] / variance.reciprocal().sum(1)
-
-
-def fuse(gaussians: Gaussians, template: Tensor) -> Gaussians:
-    """One Gaussian for each template, a group of images of one thing: the product of its images' Gaussians.
-
-    Its precision is the sum of theirs, its mean their precision-weighted mean. (T distinct templates, in order.)
-
-    Args:
-        gaussians: N, with variances (N, Z).
-        template: (N,) whole numbers, the template of every image.
-
-    Example:
-        >>> images = Gaussians(torch.tensor([[0.0], [4.0], [9.0]]), torch.tensor([[1.0], [3.0], [2.0]]))
-        >>> fused = fuse(images, torch.tensor([0, 0, 1]))
-        >>> fused.mean.tolist(), fused.variance.tolist()
-        ([[1.0], [9.0]], [[0.75], [2.0]])
-    """
-    if gaussians.axes is not None or gaussians.variance.ndim != 2:
-        raise ValueError(
-            "the Gaussians have covariances, variances (N, Z) along the axes of the space are needed"
-        )
-    mean, variance = gaussians.mean, gaussians.variance
-    check_gaussians(mean, variance)
-    if template.is_floating_point() or tuple(template.shape) != (len(mean),):
-        raise ValueError(
-            f"template has shape {tuple(template.shape)} and dtype {template.dtype}, one whole number is needed for "
-            f"each of {len(mean)} embeddings"
-        )
-    check_same_device(mean=mean, template=template)
-    distinct, group = torch.unique(template, return_inverse=True)
-    precision = mean.new_zeros(len(distinct), mean.shape[1])
-    weighted = precision.clone().index_add_(0, group, mean / variance)
-    precision.index_add_(0, group, variance.reciprocal())
-    return Gaussians(weighted / precision, precision.reciprocal())

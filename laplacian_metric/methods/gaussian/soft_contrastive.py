@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from laplacian_metric.core.arguments import parse_choices
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
@@ -23,11 +22,11 @@ from laplacian_metric.core.method import (
     only,
     without_spread,
 )
+from laplacian_metric.core.options import Positive, Real
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import (
     Balance,
     MatchProbability,
-    check_match,
     match_probability,
     soft_contrastive_loss,
 )
@@ -55,12 +54,8 @@ class SoftContrastive(Method):
 
     normalize: bool = True
     balance: Balance = Balance.TYPES
-    scale: float = 5.0
-    offset: float = 3.0
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
-        check_match(self.scale, self.offset)
+    scale: Positive = 5.0
+    offset: Real = 3.0
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return SoftContrastiveLearner(self, only(encoders, self.name), setup)

@@ -14,6 +14,7 @@ from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Learner, PointEmbedder, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance
+from laplacian_metric.encoder.networks.small import seeded
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead, check_variance
 from laplacian_metric.methods.pairs.triplet_learner import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_loss import triplet_hinge, triplet_regression
@@ -97,7 +98,8 @@ class TripletRegression(TripletMethod):
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = self.encoder(encoders, setup)
-        head = LinearUncertaintyHead(encoder.num_features, 1, variance=self.variance)
+        with seeded(setup.seed):  # its weights are zero; torch's own generator stays as it was
+            head = LinearUncertaintyHead(encoder.num_features, 1, variance=self.variance)
         return TripletRegressionLearner(MeanAndVariance(encoder, head, is_log=True), self)
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from hessians.checks import Choice
-from laplacian_metric.core.arguments import parse_choices
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.core.modes import evaluating
+from laplacian_metric.core.options import Draws, Probability
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.dropout import Drop, Pieces, dropout
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
 
-RATE = 0.2
-PUBLISHED_RATE = 0.05
 CACHED_BYTES = 2**23
 
 
@@ -51,15 +49,6 @@ class Point(Choice):
     """The mean direction of the samples."""
 
 
-class Variant(Choice):
-    """Whose rate is meant where none is given."""
-
-    DEFAULT = "default"
-    """0.2, as the LAM paper says."""
-    PUBLISHED = "published"
-    """0.05, as the code published with it has it."""
-
-
 @dataclass(frozen=True)
 class MCDropout(Method):
     """Trains an encoder with dropout between its layers, and embeds with many draws of the masks.
@@ -67,42 +56,26 @@ class MCDropout(Method):
     The modules of the encoder stay as they are, and so do their names: its checkpoints are those of the plain encoder.
 
     Attributes:
-        rate: the probability that an entry is dropped; None for that of the variant.
+        rate: the probability that an entry is dropped.
         where: which layers have dropout before them.
         samples: how many draws the mean direction and kappa come from, at least 2.
         masks: what the images have in common in one draw.
         point: the embedding that retrieval uses.
         seed: of the draws: the same for every image, however images are cut into batches (with shared masks).
-        variant: whose rate is meant where none is given.
 
     Example:
-        >>> MCDropout().probability, MCDropout(variant="published").probability, MCDropout(rate=0.1).probability
-        (0.2, 0.05, 0.1)
+        >>> MCDropout(masks="independent").rate
+        0.2
     """
 
     name: ClassVar[str] = "mc-dropout"
 
-    rate: float | None = None
+    rate: Probability = 0.2
     where: Where = Where.ALL
-    samples: int = 100
+    samples: Draws = 100
     masks: Masks = Masks.SHARED
     point: Point = Point.MEAN
     seed: int = 0
-    variant: Variant = Variant.DEFAULT
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
-        if self.rate is not None and not 0 <= self.rate < 1:
-            raise ValueError(f"rate is {self.rate:g}, a probability from 0 to below 1 is needed")
-        if self.samples < 2:
-            raise ValueError(f"samples is {self.samples}, at least 2 draws are needed to see a spread")
-
-    @property
-    def probability(self) -> float:
-        """The rate, or the variant's where none is given."""
-        if self.rate is not None:
-            return self.rate
-        return PUBLISHED_RATE if self.variant is Variant.PUBLISHED else RATE
 
     def pieces(self, encoder: Encoder) -> Pieces:
         """The encoder, cut where dropout goes; the modules are its own."""
@@ -124,7 +97,7 @@ class MCDropoutLearner(Learner):
 
     def begin(self, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
         super().begin(optimizer, generator)
-        self.drop = dropout(self.method.probability, generator)
+        self.drop = dropout(self.method.rate, generator)
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         if not hasattr(self, "drop"):
@@ -184,7 +157,7 @@ class MCDropoutEmbedder(DrawnEmbedder):
 
     def settings(self) -> dict[str, Any]:
         """The rate, and how many layers have dropout before them."""
-        return {"rate": self.method.probability, "layers": len(self.method.pieces(self.encoder).rest)}
+        return {"rate": self.method.rate, "layers": len(self.method.pieces(self.encoder).rest)}
 
     def sample_encoded(
         self, encoded: list[tuple[Any, bool]], samples: int, generator: torch.Generator | None
@@ -212,7 +185,7 @@ class MCDropoutEmbedder(DrawnEmbedder):
         return torch.Generator().manual_seed(self.method.seed)
 
     def _drop(self, generator: torch.Generator) -> Drop:
-        return dropout(self.method.probability, generator, shared=self.method.masks is Masks.SHARED)
+        return dropout(self.method.rate, generator, shared=self.method.masks is Masks.SHARED)
 
 
 def _in_cache(h: Tensor) -> Sequence[Tensor]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from laplacian_metric import data, losses, runs
+from experiments.losses import LOSSES
+from laplacian_metric import data, runs
 from tests.cli.running import lam, refused, worked
 from tests.experiments.sets import miniatures
 from tests.experiments.harness.miniature import BASE, LAPLACE, folder_with
@@ -26,7 +27,7 @@ def options(tmp_path: Path) -> list[object]:
 def test_a_module_is_imported_before_cells_are_read(tmp_path: Path, options: list[object]) -> None:
     listed = "experiment", "list", *options, "--json"
     worked("--import", "experiments.published", *listed)
-    assert "published" in losses.names()
+    assert "published" in LOSSES.names()
     missing = lam("--import", "no_such_module", *listed)
     assert missing.code == 2
     assert "--import" in missing.err

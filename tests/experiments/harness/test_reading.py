@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from laplacian_metric import losses, methods
+from experiments.losses import LOSSES
+from laplacian_metric import methods
 from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
 from experiments.harness import Cells, ConfigError
 from experiments.harness.config import completed, differences
@@ -206,7 +207,7 @@ def test_options_that_a_method_had_once_are_passed_over_where_they_had_their_def
 def test_cells_as_published_say_what_has_to_be_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for registry in (methods._METHODS, losses._LOSSES):
+    for registry in (methods._METHODS, LOSSES):
         monkeypatch.setattr(registry, "_registered", {})
     content = {**BASE, "name": "mini/other", "method": {"name": "online-laplace", "preset": "published"}}
     folder = folder_with(tmp_path)

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hessians import ContrastiveLoss, Pairs
+from hessians import Pairs
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.core.method import FitData, Setup, Start
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead, UncertaintyHead
-from laplacian_metric.methods import find, make
+from laplacian_metric.core.method import Setup
+from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
 from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, HIBLearner, matched
 from laplacian_metric.methods.gaussian.match_probability import match_probability
 from tests.generators import seeded
-from tests.methods.learning import epoch
+from tests.methods.learning import LOSS, NOTHING, encoder_of, epoch
+from tests.methods.learning import learner_of as make_learner
 
-NOTHING = FitData(train=[], validation=[])
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"normalize": False},
-    {"head": "linear"},
-    {"components": 2},
-    {"variant": "published"},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"normalize": False}, {"head": "linear"}, {"components": 2}]
 
 
-def small_encoder(dim: int = 3) -> Encoder:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, dim)).double()
-
-
-def learner_of(encoder: Encoder | None = None, lr: float = 0.01, seed: int = 0, **options: Any) -> HIBLearner:
-    options = {"hidden": 8, **options}
-    setup = Setup(ContrastiveLoss(margin=0.7), num_images=10, seed=seed)
-    learner = HIB(**options).learner([encoder or small_encoder()], setup)
+def learner_of(**options: Any) -> HIBLearner:
+    learner = make_learner("hib", dtype=torch.float64, **{"hidden": 8, **options})
     assert isinstance(learner, HIBLearner)
-    learner.begin(torch.optim.Adam(learner.parameters(), lr=lr), seeded())
     return learner
 
 
@@ -67,12 +49,6 @@ def no_spread(learner: HIBLearner) -> None:
 
 
 # --- the loss ---
-
-
-def test_the_registry_finds_it() -> None:
-    assert find("hib") is HIB
-    assert make("hib", components=2) == HIB(components=2)
-    assert HIB.start is Start.SCRATCH
 
 
 def test_without_spread_the_loss_is_that_of_points() -> None:
@@ -106,32 +82,6 @@ def test_the_divergence_counts_twice_for_every_pair() -> None:
     torch.testing.assert_close(values[1] - values[0], 0.5 * torch.stack(pairs).mean())
 
 
-def test_the_published_loss_by_a_plain_loop() -> None:
-    inputs, labels = images(6)
-    learner = learner_of(variant="published", samples=2, hidden=None, kl_weight=0.01)
-    assert isinstance(learner.network.log_variance, UncertaintyHead)
-    assert learner.network.log_variance.first.out_features == 3
-    assert not isinstance(learner.network.log_variance.scale, nn.Parameter)
-    learner.train_mode()
-    # The loss in training mode draws first: the same noise again.
-    noise = torch.randn(2, 6, 1, 3, generator=seeded()).double()
-    value = float(learner.loss(inputs, labels).detach())
-    means, log_variances = (tensor[:, 0].detach() for tensor in learner.network(inputs))
-    samples = means + (0.5 * log_variances).exp() * noise[:, :, 0]
-    samples = samples / samples.norm(dim=2, keepdim=True)
-    a = math.log(1 + math.exp(1.0))
-    losses: dict[bool, list[float]] = {True: [], False: []}
-    for i, j in itertools.combinations(range(6), 2):
-        same = bool(labels[i] == labels[j])
-        for x, y in itertools.product(samples[:, i], samples[:, j]):
-            p = 1 / (1 + math.exp(a * float((x - y).square().sum())))
-            losses[same].append(-math.log(p if same else 1 - p))
-    sigma = (0.5 * log_variances).exp()
-    divergence = -0.5 * float((sigma.log() + (1 + means.square()) / sigma.square()).sum())
-    expected = sum(sum(values) / len(values) for values in losses.values()) + 0.01 * divergence
-    assert value == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 def test_gradients_reach_everything(options: dict[str, Any]) -> None:
     learner = learner_of(**options)
@@ -148,7 +98,7 @@ def test_gradients_reach_everything(options: dict[str, Any]) -> None:
 
 def test_means_are_on_the_sphere_or_are_not() -> None:
     inputs, _ = images()
-    raw = small_encoder().raw(inputs).detach()
+    raw = encoder_of(dtype=torch.float64).raw(inputs).detach()
     means = learner_of().network.eval()(inputs)[0][:, 0].detach()
     torch.testing.assert_close(means, unit_rows(raw))
     learner = learner_of(normalize=False)
@@ -268,18 +218,6 @@ def test_an_odd_number_of_draws_is_drawn() -> None:
     assert len(embedder.embed(inputs)) == 9
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_score_depends_on_neither_batch_nor_order(options: dict[str, Any]) -> None:
-    inputs, labels = images()
-    learner = learner_of(**options)
-    epoch(learner, inputs, labels, 2)
-    embedder = embedder_of(learner)
-    whole = embedder.embed(inputs)
-    turned = embedder.embed([inputs[5:], inputs[:5]])
-    torch.testing.assert_close(whole.uncertainty, turned.uncertainty.roll(5))
-    assert bool(((whole.uncertainty > 0) & (whole.uncertainty < 1)).all())
-
-
 def test_the_score_grows_with_the_variance() -> None:
     learner = learner_of(head="linear")
     head = learner.network.log_variance
@@ -296,69 +234,6 @@ def test_the_score_grows_with_the_variance() -> None:
 # --- training ---
 
 
-def two_clusters() -> tuple[Tensor, Tensor, Tensor]:
-    """Two clusters, points between them whose label is a coin's, and who is between."""
-    g = seeded(3)
-    labels = torch.arange(60) % 2
-    inputs = 0.2 * torch.randn(60, 2, generator=g, dtype=torch.float64)
-    between = torch.arange(60) >= 40
-    inputs[:, 0] += torch.where(between, 0.0, 2.0 * (2 * labels - 1))
-    labels = torch.where(between, torch.randint(2, (60,), generator=g), labels)
-    return inputs, labels, between
-
-
-@pytest.mark.parametrize("options", [{}, {"normalize": False}, {"head": "linear"}, {"components": 2}])
-def test_it_solves_two_clusters_and_is_unsure_between_them(options: dict[str, Any]) -> None:
-    inputs, labels, between = two_clusters()
-    learner = learner_of(hidden=16, samples=4, **options)
-    values = epoch(learner, inputs, labels, 150)
-    assert values[-1] < values[0] - 0.1
-    embedder = embedder_of(learner)
-    e = embedder.embed(inputs)
-    same = labels[~between, None] == labels[~between]
-    cosine = e.point[~between] @ e.point[~between].T
-    assert float(cosine[same].min()) > float(cosine[~same].max())
-    probability = embedder.match_probability(inputs[~between], inputs[~between])
-    assert float(probability[same].min()) > 0.5 > float(probability[~same].max())
-    above = (e.uncertainty[between, None] > e.uncertainty[None, ~between]).double().mean()
-    assert above > 0.9
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_training_goes_on_exactly_where_it_was_saved(options: dict[str, Any]) -> None:
-    inputs, labels = images()
-    learner = learner_of(**options)
-    epoch(learner, inputs, labels, 3)
-    saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict(), learner.state()))
-    drawing = learner.generator.get_state()
-    assert all(isinstance(value, Tensor) for value in (*saved[0].values(), *saved[2].values()))
-    values = epoch(learner, inputs, labels, 3)
-    again = learner_of(**options)
-    again.module.load_state_dict(saved[0])
-    again.optimizer.load_state_dict(saved[1])
-    again.restore(saved[2])
-    again.generator.set_state(drawing)
-    assert epoch(again, inputs, labels, 3) == values
-    embeddings = [embedder_of(each).embed(inputs) for each in (learner, again)]
-    assert torch.equal(embeddings[0].uncertainty, embeddings[1].uncertainty)
-
-
-def test_the_seed_decides_and_the_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    inputs, labels = images()
-    learners = [learner_of(seed=seed, components=2) for seed in (1, 1, 2)]
-    values = [epoch(learner, inputs, labels, 2) for learner in learners]
-    assert values[0] == values[1] != values[2]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0, 1]])
-def test_a_batch_of_one_type_of_pair_has_a_finite_loss(labels: list[int]) -> None:
-    inputs, _ = images(len(labels))
-    learner = learner_of()
-    assert all(map(math.isfinite, epoch(learner, inputs, torch.tensor(labels), 2)))
-
-
 def test_listed_pairs_are_what_is_trained_on() -> None:
     inputs, labels = images()
     index = [torch.tensor(i) for i in ([0, 1], [3, 4], [1, 2])]
@@ -366,44 +241,11 @@ def test_listed_pairs_are_what_is_trained_on() -> None:
     def mined(u: Tensor, labels: Tensor) -> Pairs:
         return Pairs.from_indices(index, len(u))
 
-    setup = Setup(ContrastiveLoss(margin=0.7), num_images=9, pairs=mined)
-    learner = HIB(hidden=8).learner([small_encoder()], setup)
+    setup = Setup(LOSS, num_images=9, pairs=mined)
+    learner = HIB(hidden=8).learner([encoder_of(dtype=torch.float64)], setup)
     learner.train_mode()
     learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), seeded())
     value = learner.loss(inputs, labels)
     everything = learner_of()
     everything.train_mode()
     assert float(value.detach()) != pytest.approx(float(everything.loss(inputs, labels).detach()))
-
-
-def test_errors_name_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="hib takes one encoder, 0 are given"):
-        HIB().learner([], Setup(ContrastiveLoss(margin=0.7), num_images=1))
-    with pytest.raises(ValueError, match="samples is 8 for 3 components: a multiple is needed"):
-        HIB(components=3)
-    with pytest.raises(ValueError, match="components is 0, at least 1"):
-        HIB(components=0)
-    with pytest.raises(ValueError, match="kl_weight is -1"):
-        HIB(kl_weight=-1)
-    with pytest.raises(ValueError, match="variance is 0"):
-        HIB(variance=0)
-    with pytest.raises(ValueError, match="scale is 0"):
-        HIB(scale=0)
-    for name in ("kl_weight", "variance", "scale", "offset"):
-        for wrong in (math.nan, math.inf):
-            with pytest.raises(ValueError, match=f"{name} is {wrong}"):
-                HIB(**{name: wrong})
-    with pytest.raises(ValueError, match="variance is 1e-06, a number above 1e-06"):
-        HIB(variance=1e-6)
-    with pytest.raises(ValueError, match="head is 'mlp', one of 'module', 'linear' is needed"):
-        HIB(head="mlp")  # type: ignore[arg-type]
-    learner = learner_of()
-    learner.train_mode()
-    with pytest.raises(ValueError, match="the pairs are over 3 images for samples of 9"):
-        learner.loss(images()[0], torch.arange(3))
-    with pytest.raises(ValueError, match="cannot be standardised"):
-        learner.loss(*images(1))
-    embedder = embedder_of(learner)
-    with pytest.raises(ValueError, match="loader is empty"):
-        embedder.mixtures([])
-    assert len(embedder.embed(images(1)[0])) == 1

@@ -84,10 +84,9 @@ def test_images_at_one_place_have_finite_gradients() -> None:
     assert bool(z.grad.isfinite().all())
 
 
-@pytest.mark.parametrize("squared", [False, True])
-def test_all_forms_of_the_match_probability_agree(squared: bool) -> None:
+def test_all_forms_of_the_match_probability_agree() -> None:
     first, second = samples(3, 5), samples(4, 7, seed=1)
-    match = MatchProbability(1.5, 0.7, squared=squared).double()
+    match = MatchProbability(1.5, 0.7).double()
     whole = match_probability(first, second, match)
     torch.testing.assert_close(mismatch_probability(first, second, match), 1 - whole)
     torch.testing.assert_close(paired_match_probability(first, second[:, :5], match), whole[:, :5].diagonal())

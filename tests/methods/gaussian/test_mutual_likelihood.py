@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from laplacian_metric.methods.gaussian import mutual_likelihood
 from laplacian_metric.methods.gaussian.mutual_likelihood import (
     mutual_likelihood_loss,
     mutual_likelihood_score,
-    published_mutual_likelihood_loss,
 )
 
 
@@ -94,58 +92,31 @@ def test_gradients() -> None:
     mean, variance = (tensor.requires_grad_() for tensor in gaussians(4, 2))
     pairs = Pairs.from_labels([0, 0, 1, 1])
     assert torch.autograd.gradcheck(lambda m, s: mutual_likelihood_loss(m, s, pairs), (mean, variance))
-    assert torch.autograd.gradcheck(
-        lambda m, s: published_mutual_likelihood_loss(m, s, pairs), (mean, variance)
-    )
 
 
-@pytest.mark.parametrize("loss", [mutual_likelihood_loss, published_mutual_likelihood_loss])
 @pytest.mark.parametrize("num", [0, 1, 3])
-def test_no_positive_pair_is_no_loss_with_a_gradient(loss, num: int) -> None:  # type: ignore[no-untyped-def]
+def test_no_positive_pair_is_no_loss_with_a_gradient(num: int) -> None:
     mean, variance = gaussians(num, 2)
     variance.requires_grad_()
-    value = loss(mean, variance, Pairs.from_labels(torch.arange(num)))
+    value = mutual_likelihood_loss(mean, variance, Pairs.from_labels(torch.arange(num)))
     value.backward()
     assert value == 0
     torch.testing.assert_close(variance.grad, torch.zeros_like(variance))
 
 
-def test_the_published_loss_by_hand() -> None:
-    mean = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
-    variance = torch.tensor([[1.0, 2.0], [1.0, 1.0], [3.0, 1.0]], dtype=torch.float64)
-    # Of all pairs: 9 + 16 + 25 = 50.
-    sums = [2.0, 3.0, 4.0, 3.0, 4.0, 2.0]
-    expected = sum(math.sqrt(50) / total + math.log(total) for total in sums) / 6
-    value = published_mutual_likelihood_loss(mean, variance, Pairs.from_labels([0, 0, 0]))
-    assert float(value) == pytest.approx(expected)
-
-
-def test_the_published_loss_does_not_see_which_pair_is_close() -> None:
-    _, variance = gaussians(4, 1)
-    pairs = Pairs.from_indices([torch.tensor(i) for i in ([0, 2], [1, 3], [2, 0])], 4)
-    near_first = torch.tensor([[0.0], [0.1], [0.0], [2.0]], dtype=torch.float64)
-    near_last = torch.tensor([[0.0], [2.0], [0.0], [0.1]], dtype=torch.float64)
-    values = [published_mutual_likelihood_loss(mean, variance, pairs) for mean in (near_first, near_last)]
-    torch.testing.assert_close(*values)
-    values = [mutual_likelihood_loss(mean, variance, pairs) for mean in (near_first, near_last)]
-    assert abs(values[0] - values[1]) > 0.1
-
-
 def test_errors_name_what_is_wrong() -> None:
     mean, variance = gaussians(3, 2)
-    with pytest.raises(ValueError, match=r"variance has shape \(3, 1\), \(3, 2\) is needed"):
-        mutual_likelihood_score(mean, variance[:, :1], mean, variance)
-    with pytest.raises(ValueError, match="queries have 2 dimensions and the gallery 1"):
+    pairs = Pairs.from_labels([0] * 3)
+    hole = torch.tensor([[1.0], [0.0], [1.0]])
+    for name, bad in (
+        ("variance", (mean, variance[:, :1])),
+        ("variance", (mean, variance * hole)),
+        ("mean", (mean / hole, variance)),
+        ("pairs", (mean[:2], variance[:2])),
+    ):
+        with pytest.raises(ValueError, match=name):
+            mutual_likelihood_loss(*bad, pairs)
+    with pytest.raises(ValueError, match="dimensions"):
         mutual_likelihood_score(mean, variance, mean[:, :1], variance[:, :1])
-    with pytest.raises(ValueError, match="not positive, the first in row 1"):
-        mutual_likelihood_loss(
-            mean, variance * torch.tensor([[1.0], [0.0], [1.0]]), Pairs.from_labels([0] * 3)
-        )
-    with pytest.raises(ValueError, match="mean has NaN or infinite entries in 1 of 3 rows"):
-        mutual_likelihood_loss(
-            mean * torch.tensor([[1.0], [torch.nan], [1.0]]), variance, Pairs.from_labels([0] * 3)
-        )
-    with pytest.raises(ValueError, match="the pairs are over 4 images for 3 embeddings"):
-        mutual_likelihood_loss(mean, variance, Pairs.from_labels([0] * 4))
-    with pytest.raises(TypeError, match="mean has dtype"):
+    with pytest.raises(TypeError, match="mean"):
         mutual_likelihood_score(mean.long(), variance, mean, variance)

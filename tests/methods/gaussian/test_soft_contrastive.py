@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hessians import ContrastiveLoss
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
-from laplacian_metric.methods import find, make
 from laplacian_metric.methods.gaussian.hib import HIB, HIBLearner
 from laplacian_metric.methods.gaussian.soft_contrastive import (
-    SoftContrastive,
     SoftContrastiveEmbedder,
     SoftContrastiveLearner,
 )
 from laplacian_metric.training.options import dealt_pairs
-from tests.methods.learning import epoch
-
-NOTHING = FitData(train=[], validation=[])
-
-
-def encoder(dim: int = 3) -> Encoder:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, dim)).double()
+from tests.methods.learning import NOTHING, SETUP, encoder_of
+from tests.methods.learning import learner_of as make_learner
 
 
-def setup(**more: Any) -> Setup:
-    return Setup(ContrastiveLoss(margin=0.7), num_images=10, **more)
+def encoder() -> Encoder:
+    return encoder_of(dtype=torch.float64)
 
 
-def learner_of(lr: float = 0.01, pairs: Any = None, **options: Any) -> SoftContrastiveLearner:
-    more = {} if pairs is None else {"pairs": pairs}
-    learner = SoftContrastive(**options).learner([encoder()], setup(**more))
+def learner_of(**options: Any) -> SoftContrastiveLearner:
+    learner = make_learner("soft-contrastive", encoder(), **options)
     assert isinstance(learner, SoftContrastiveLearner)
-    learner.begin(torch.optim.Adam(learner.parameters(), lr=lr), torch.Generator().manual_seed(0))
     return learner
 
 
@@ -56,17 +42,11 @@ def images(num: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(num, 2, generator=generator, dtype=torch.float64), torch.arange(num) // 2 % 3
 
 
-def test_the_registry_finds_it() -> None:
-    assert find("soft-contrastive") is SoftContrastive
-    assert not SoftContrastive.has_uncertainty
-    assert make("soft-contrastive", normalize=False) == SoftContrastive(normalize=False)
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_loss_of_dealt_pairs_by_a_plain_loop(normalize: bool) -> None:
     inputs, _ = images()
     labels = torch.tensor([0, 0, 1, 2, 1, 1, 0, 1])
-    learner = learner_of(pairs=dealt_pairs, normalize=normalize, scale=3.0, offset=1.0)
+    learner = learner_of(setup={"pairs": dealt_pairs}, normalize=normalize, scale=3.0, offset=1.0)
     u = encoder().raw(inputs).detach()
     u = u / u.norm(dim=1, keepdim=True) if normalize else u
     terms = []
@@ -92,7 +72,7 @@ def test_it_is_the_limit_of_hedged_embeddings_without_variance(normalize: bool, 
             head="linear",
             kl_weight=0.0,
             components=components,  # type: ignore[arg-type]
-        ).learner([encoder()], setup())
+        ).learner([encoder()], SETUP)
         assert isinstance(hedged, HIBLearner)
         hedged.generator.manual_seed(0)
         head = hedged.network.log_variance
@@ -140,53 +120,3 @@ def test_it_embeds_points_without_spread() -> None:
     torch.testing.assert_close(drawn, u[None])
     with pytest.raises(ValueError, match="loader is empty"):
         embedder.mixtures([])
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_it_solves_two_clusters(normalize: bool) -> None:
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.arange(40) % 2
-    inputs = 0.2 * torch.randn(40, 2, generator=generator, dtype=torch.float64)
-    inputs[:, 0] += 2.0 * (2 * labels - 1)
-    learner = learner_of(lr=0.02, normalize=normalize)
-    values = epoch(learner, inputs, labels, 120)
-    assert values[-1] < values[0] / 2
-    e = embedder_of(learner).embed(inputs)
-    probability = embedder_of(learner).similarity(e, e)
-    assert probability is not None
-    same = labels[:, None] == labels
-    assert float(probability[same].min()) > 0.5 > float(probability[~same].max())
-
-
-def test_training_goes_on_exactly_where_it_was_saved() -> None:
-    inputs, labels = images()
-    learner = learner_of()
-    epoch(learner, inputs, labels, 3)
-    saved = copy.deepcopy((learner.module.state_dict(), learner.optimizer.state_dict()))
-    values = epoch(learner, inputs, labels, 3)
-    again = learner_of()
-    again.module.load_state_dict(saved[0])
-    again.optimizer.load_state_dict(saved[1])
-    again.restore(learner.state())
-    assert epoch(again, inputs, labels, 3) == values
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
-def test_a_batch_of_one_type_of_pair_or_of_none_has_a_finite_loss(labels: list[int]) -> None:
-    inputs, _ = images(len(labels))
-    assert all(map(math.isfinite, epoch(learner_of(), inputs, torch.tensor(labels), 2)))
-
-
-def test_errors_name_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="soft-contrastive takes one encoder, 0 are given"):
-        SoftContrastive().learner([], setup())
-    with pytest.raises(ValueError, match="scale is 0"):
-        SoftContrastive(scale=0)
-    with pytest.raises(ValueError, match="offset is nan, a finite number"):
-        SoftContrastive(offset=math.nan)
-    with pytest.raises(ValueError, match="balance is 'half', one of 'types', 'pairs' is needed"):
-        SoftContrastive(balance="half")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="samples has NaN or infinite entries"):
-        learner_of(normalize=False).loss(
-            torch.full((2, 2), torch.nan, dtype=torch.float64), torch.tensor([0, 0])
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
-from experiments.harness.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
-from tests.methods.learning import check_bfloat16, learn_two_clusters, two_clusters
+from tests.methods.learning import two_clusters
 
 float64 = torch.float64
 SETUP = Setup(ContrastiveLoss(), num_images=100)
@@ -40,12 +37,6 @@ def an_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
 def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> BTLLearner:
     learner = BTL(**{"mining": "batch", "hidden": 32, **options}).learner([an_encoder(dtype)], SETUP)
     assert isinstance(learner, BTLLearner)
-    return learner
-
-
-def trained(steps: int = 100, **options: Any) -> BTLLearner:
-    learner = a_learner(**options)
-    learn_two_clusters(learner, steps)
     return learner
 
 
@@ -131,30 +122,7 @@ def test_without_a_triplet_nothing_is_learned(prior: str, labels: list[int]) -> 
         assert parameter.grad is None or not bool(parameter.grad.any())
 
 
-@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
-def test_bfloat16_is_computed_in_float32_where_it_matters(prior: str) -> None:
-    check_bfloat16(a_learner(prior=prior))
-
-
 # --- what it learns ---
-
-
-@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
-def test_two_clusters_are_found_and_what_lies_between_is_unsure(prior: str) -> None:
-    learner = trained(prior=prior, distance="expected")
-    images, labels = two_clusters(200, 1)
-    train = Dataset(*two_clusters(100, 3))
-    embedder = learner.embedder(FitData(train, []))
-    e = embedder.embed(images)
-    similar = embedder.similarity(e, e)
-    assert similar is not None
-    nearest = similar.fill_diagonal_(-math.inf)[50:, 50:].argmax(1)
-    assert float((labels[50:][nearest] == labels[50:]).double().mean()) > 0.97
-    assert float(e.uncertainty[:50].quantile(0.25)) > float(e.uncertainty[50:].quantile(0.75))
-    scores = embedder.scores(images)
-    assert torch.equal(scores["own"], e.uncertainty)
-    covariance = scores["difference covariance"]
-    assert float(covariance[:50].quantile(0.25)) > float(covariance[50:].quantile(0.75))
 
 
 def test_mined_out_of_a_cache_by_the_training_loop(tmp_path: Path) -> None:
@@ -242,50 +210,3 @@ def test_it_starts_near_the_prior_and_from_its_seed(prior: str) -> None:
     torch.manual_seed(1)
     for name, value in a_learner(prior=prior).module.state_dict().items():
         assert torch.equal(value, state[name])
-
-
-def test_state_is_the_module_alone_and_embeds_the_same() -> None:
-    for prior in ("gaussian", "sphere"):
-        learner = trained(steps=3, prior=prior)
-        again = a_learner(prior=prior)
-        again.module.load_state_dict(copy.deepcopy(learner.module.state_dict()))
-        again.restore(learner.state())
-        images, _ = two_clusters(10, 2)
-        one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
-        assert torch.equal(one.uncertainty, other.uncertainty)
-        assert torch.equal(one.mean, other.mean)
-
-
-# --- options ---
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"prior": "vmf"}, "prior is 'vmf'"),
-        ({"likelihood": "sampled"}, "likelihood is 'sampled'"),
-        ({"distance": "cosine"}, "distance is 'cosine'"),
-        ({"mining": "all"}, "mining is 'all'"),
-        ({"margin": -0.1}, "margin is -0.1"),
-        ({"margin": math.nan}, "margin is nan"),
-        ({"kl_weight": -1.0}, "kl_weight is -1"),
-        ({"kl_weight": math.inf}, "kl_weight is inf"),
-        ({"hidden": 0}, "hidden is 0"),
-        ({"negatives": 0}, "negatives is 0"),
-        ({"cache": 0}, "cache is 0"),
-        ({"refresh": 0}, "refresh is 0"),
-        ({"variance": 0.0}, "variance is 0.0"),
-        ({"scale": -1.0}, "scale is -1"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make("btl", **options)
-
-
-def test_the_registry_and_configurations_know_it() -> None:
-    assert find("btl") is BTL
-    section = MethodSection(name="btl", prior="sphere", mining="batch", kl_weight=1e-4, only_hard=False)  # type: ignore[call-arg]
-    assert section.make() == BTL(prior="sphere", mining="batch", kl_weight=1e-4, only_hard=False)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="btl takes one encoder, 0 are given"):
-        BTL().learner([], SETUP)

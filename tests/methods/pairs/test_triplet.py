@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
-from experiments.harness.sections import MethodSection
 from laplacian_metric.training import TrainingOptions, load_best, train
 from tests.methods.learning import check_nothing_is_learned
 
@@ -77,23 +74,3 @@ def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
 def test_without_a_triplet_nothing_is_learned(labels: list[int]) -> None:
     check_nothing_is_learned(a_learner(), labels)
-
-
-def test_its_module_is_the_encoder_and_its_state_nothing_else() -> None:
-    learner = a_learner()
-    assert isinstance(learner.module, Encoder)
-    assert learner.state() == {}
-    again = a_learner()
-    again.module.load_state_dict(learner.module.state_dict())
-    images, _ = clusters(5, 0)
-    one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
-    assert torch.equal(one.point, other.point)
-
-
-def test_the_registry_and_configurations_know_it() -> None:
-    assert find("triplet") is Triplet
-    assert MethodSection(name="triplet", margin=0.2).make() == Triplet(margin=0.2)  # type: ignore[call-arg]
-    assert make("triplet").has_uncertainty is False
-    for options, said in (({"margin": math.inf}, "margin is inf"), ({"negatives": 0}, "negatives is 0")):
-        with pytest.raises(ValueError, match=said):
-            make("triplet", **options)

@@ -11,12 +11,9 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import find, make
 from laplacian_metric.methods.pairs.triplet import TripletRegression, TripletRegressionLearner
-from experiments.harness.sections import MethodSection
-from tests.methods.learning import check_nothing_is_learned, learn_two_clusters, two_clusters
+from tests.methods.learning import check_nothing_is_learned, two_clusters
 
 SETUP = Setup(ContrastiveLoss(), num_images=100)
 NOTHING = FitData([], [])
@@ -31,12 +28,6 @@ def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> TripletRegr
         encoder = Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
     learner = TripletRegression(**{"mining": "batch", **options}).learner([encoder], SETUP)
     assert isinstance(learner, TripletRegressionLearner)
-    return learner
-
-
-def trained(steps: int = 150) -> TripletRegressionLearner:
-    learner = a_learner()
-    learn_two_clusters(learner, steps, learning_rate=3e-3)
     return learner
 
 
@@ -59,20 +50,6 @@ def test_the_loss_is_the_plain_loop() -> None:
     assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(sum(losses) / len(losses))
 
 
-def test_two_clusters_are_found_and_what_lies_between_is_unsure() -> None:
-    embedder = trained().embedder(FitData(Dataset(*two_clusters(100, 3)), []))
-    images, labels = two_clusters(200, 1)
-    e = embedder.embed(images)
-    clear = e[torch.arange(50, 200)]
-    nearest = (clear.point @ clear.point.T).fill_diagonal_(-2).argmax(1)
-    assert float((labels[50:][nearest] == labels[50:]).double().mean()) > 0.97
-    assert float(e.uncertainty[:50].median()) > float(e.uncertainty[50:].quantile(0.75))
-    scores = embedder.scores(images)
-    assert float(scores["difference covariance"][:50].median()) > float(
-        scores["difference covariance"][50:].median()
-    )
-
-
 def test_embeddings_have_their_noise_shared_out_over_the_dimensions() -> None:
     learner = a_learner(variance=0.6)
     images, _ = two_clusters(10, 0)
@@ -85,22 +62,3 @@ def test_embeddings_have_their_noise_shared_out_over_the_dimensions() -> None:
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
 def test_without_a_triplet_nothing_is_learned(labels: list[int]) -> None:
     check_nothing_is_learned(a_learner(), labels)
-
-
-def test_state_is_the_module_alone_and_embeds_the_same() -> None:
-    learner, again = trained(steps=3), a_learner()
-    again.module.load_state_dict(learner.module.state_dict())
-    again.restore(learner.state())
-    images, _ = two_clusters(10, 2)
-    one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
-    assert torch.equal(one.uncertainty, other.uncertainty)
-    assert torch.equal(one.point, other.point)
-
-
-def test_the_registry_and_configurations_know_it() -> None:
-    assert find("triplet-regression") is TripletRegression
-    section = MethodSection(name="triplet-regression", variance=0.5)  # type: ignore[call-arg]
-    assert section.make() == TripletRegression(variance=0.5)
-    for options, said in (({"variance": 0.0}, "variance is 0.0"), ({"mining": "some"}, "mining is 'some'")):
-        with pytest.raises(ValueError, match=said):
-            make("triplet-regression", **options)

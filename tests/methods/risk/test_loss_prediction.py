@@ -177,22 +177,6 @@ def test_a_module_that_returns_features_takes_a_head() -> None:
     assert uncertainty.shape == (2,)
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"target": "distance"}, "target"),
-        ({"loss": "huber"}, "loss"),
-        ({"loss": "bce", "target": "cross-entropy"}, "bce"),
-        ({"neighbours": 0}, "neighbours"),
-        ({"epochs": 0}, "epochs"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        make("loss-prediction", **options)
-
-
 def test_what_cannot_be_learned_from_is_refused() -> None:
     head, x = risk.RiskHead(4, hidden=8), torch.randn(9, 4)
     validation = (x, torch.rand(9), torch.arange(9) < 4)

@@ -13,7 +13,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import metrics, vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import find, make
+from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.ensemble import Ensemble, EnsembleEmbedder
 from laplacian_metric.methods.sampling.soft_neighbours import neighbour_disagreement
 
@@ -67,13 +67,6 @@ def constant(*direction: float) -> Encoder:
 
 
 class TestOptions:
-    def test_by_name(self) -> None:
-        method = make("ensemble", combine="aligned")
-        assert find("ensemble") is Ensemble
-        assert (method.start, method.trains, method.has_uncertainty) == ("networks", False, True)
-        with pytest.raises(ValueError, match="combine is 'average', one of 'similarity', 'aligned', 'naive'"):
-            make("ensemble", combine="average")
-
     def test_members(self) -> None:
         with pytest.raises(ValueError, match="several trained encoders, 1 is given"):
             Ensemble().learner([encoder_of(0)], SETUP)
@@ -263,38 +256,3 @@ class TestEveryCombination:
             mean, kappa = vmf.fit(whole.samples[:3], debiased=False)
             torch.testing.assert_close(whole.mean, mean)
             torch.testing.assert_close(whole.kappa, kappa)
-
-    def test_degenerate_input(self, how: str) -> None:
-        embedder = embedder_of([encoder_of(0), encoder_of(1)], combine=how)
-        assert len(embedder.embed(images(1))) == 1
-        for call in (embedder.embed, lambda empty: list(embedder.sample_embeddings(empty, 2))):
-            with pytest.raises(ValueError, match="the loader is empty"):
-                call([])
-        with pytest.raises(ValueError, match="have no direction"):
-            embedder.embed(torch.full((1, 4), torch.nan, dtype=torch.float64))
-
-
-def test_two_clusters() -> None:
-    """Members that were trained one by one retrieve together, and disagree between the clusters."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(120) % 2
-    x = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])[labels] + 0.4 * torch.randn(120, 2, generator=generator)
-    encoders = []
-    for seed in range(5):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            encoder = Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, 3))
-        learner = make("deterministic").learner([encoder], SETUP)
-        learner.begin(torch.optim.Adam(learner.parameters(), lr=0.01), generator)
-        for _ in range(100):
-            loss = learner.loss(x, labels)
-            learner.optimizer.zero_grad()
-            loss.backward()
-            learner.step()
-        encoders.append(encoder)
-    between = torch.stack([torch.linspace(-0.3, 0.3, 11), torch.zeros(11)], dim=1)
-    for how, disagreement in (("similarity", "kappa"), ("aligned", "kappa"), ("similarity", "neighbours")):
-        embedder = embedder_of(encoders, data_of(x), combine=how, disagreement=disagreement)
-        e = embedder.embed(x)
-        assert metrics.recall_at_k(e.point, labels, 1) > 0.98
-        assert float(embedder.embed(between).uncertainty.median()) > 1.4 * float(e.uncertainty.median())

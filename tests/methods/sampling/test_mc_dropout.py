@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import find, make
+from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.mc_dropout import MCDropout, MCDropoutLearner
-from tests.encoder.dropout_cases import conv_encoder, small_encoder
+from tests.encoder.dropout_cases import small_encoder
 from tests.generators import seeded
-from tests.methods.learning import epoch
 
 NOTHING = FitData(train=[], validation=[])
 
@@ -31,32 +29,6 @@ def learner_of(encoder: Encoder, seed: int = 0, **options: Any) -> MCDropoutLear
     assert isinstance(learner, MCDropoutLearner)
     learner.begin(torch.optim.SGD(learner.parameters(), lr=0.05), seeded(seed))
     return learner
-
-
-class TestOptions:
-    def test_by_name(self) -> None:
-        method = make("mc-dropout", where="head", variant="published")
-        assert find("mc-dropout") is MCDropout
-        assert isinstance(method, MCDropout)
-        assert (method.where, method.probability, method.start) == ("head", 0.05, "scratch")
-
-    @pytest.mark.parametrize("name", ["where", "masks", "point", "variant"])
-    def test_words_are_checked(self, name: str) -> None:
-        with pytest.raises(ValueError, match=f"{name} is 'everywhere', one of"):
-            make("mc-dropout", **{name: "everywhere"})
-
-    @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
-    def test_what_is_no_rate_is_refused(self, rate: float) -> None:
-        with pytest.raises(ValueError, match="rate is"):
-            MCDropout(rate=rate)
-
-    def test_one_draw_has_no_spread(self) -> None:
-        with pytest.raises(ValueError, match="samples is 1, at least 2"):
-            MCDropout(samples=1)
-
-    def test_one_encoder(self) -> None:
-        with pytest.raises(ValueError, match="mc-dropout takes one encoder, 2 are given"):
-            MCDropout().learner([small_encoder(), small_encoder()], setup())
 
 
 class TestLearner:
@@ -82,27 +54,6 @@ class TestLearner:
         plain.load_state_dict(learner.module.state_dict())
         assert plain.fingerprint() == encoder.fingerprint()
         assert learner.state() == {}
-
-    def test_training_resumes_exactly(self) -> None:
-        x, labels = torch.rand(8, 2), torch.arange(8) % 2
-
-        through = learner_of(small_encoder())
-        epoch(through, x, labels, 4)
-        first = learner_of(small_encoder())
-        epoch(first, x, labels, 2)
-        weights, generator = copy.deepcopy(first.module.state_dict()), first.generator.get_state()
-        again = learner_of(small_encoder(9), seed=9)
-        again.module.load_state_dict(weights)
-        again.generator.set_state(generator)
-        epoch(again, x, labels, 2)
-        assert again.encoder.fingerprint() == through.encoder.fingerprint()
-
-    def test_torch_s_own_generator_is_left_alone(self) -> None:
-        learner, x = learner_of(small_encoder()), torch.rand(4, 2)
-        before = torch.random.get_rng_state()
-        learner.loss(x, torch.tensor([0, 0, 1, 1]))
-        learner.embedder(NOTHING).embed(x)
-        assert torch.equal(torch.random.get_rng_state(), before)
 
     def test_begin_comes_first(self) -> None:
         learner = MCDropout().learner([small_encoder()], setup())
@@ -147,24 +98,6 @@ class TestEmbedder:
         torch.testing.assert_close(e.point, z)
         assert bool((e.kappa > 1e12).all())
 
-    @pytest.mark.parametrize("make_encoder", [small_encoder, conv_encoder])
-    @pytest.mark.parametrize("where", ["all", "head"])
-    def test_it_does_not_depend_on_how_images_are_cut_into_batches(
-        self, make_encoder: Any, where: str
-    ) -> None:
-        encoder = make_encoder()
-        x = torch.rand(7, 2) if make_encoder is small_encoder else torch.rand(7, 1, 8, 8)
-        embedder = learner_of(encoder, samples=5, where=where).embedder(NOTHING)
-        assert embedder.settings() == {"rate": 0.2, "layers": 1 if where == "head" else 2}
-        whole, cut = embedder.embed(x, samples=5), embedder.embed([x[:3], x[3:4], x[4:]], samples=5)
-        assert whole.samples is not None
-        assert cut.samples is not None
-        torch.testing.assert_close(cut.samples, whole.samples)
-        torch.testing.assert_close(cut.mean, whole.mean)
-        torch.testing.assert_close(cut.kappa, whole.kappa, rtol=1e-3, atol=0)
-        streamed = torch.stack(list(embedder.sample_embeddings([x[:3], x[3:]], 5)))
-        torch.testing.assert_close(streamed, whole.samples)
-
     def test_more_samples_than_draws_and_a_generator(self) -> None:
         encoder, x = small_encoder(), torch.rand(3, 2)
         embedder = learner_of(encoder, samples=4).embedder(NOTHING)
@@ -202,32 +135,3 @@ class TestEmbedder:
         assert encoder.training
         assert encoder.fingerprint() == before
         assert bool((e.kappa > 1e12).all())
-
-    def test_degenerate_input(self) -> None:
-        embedder = learner_of(small_encoder(), samples=3).embedder(NOTHING)
-        one = embedder.embed(torch.rand(1, 2))
-        assert len(one) == 1
-        with pytest.raises(ValueError, match="the loader is empty"):
-            embedder.embed([])
-        with pytest.raises(ValueError, match="the loader is empty"):
-            list(embedder.sample_embeddings([], 2))
-        with pytest.raises(ValueError, match="have no direction"):
-            embedder.embed(torch.tensor([[torch.nan, 0.0]]))
-        with pytest.raises(RuntimeError):
-            embedder.embed(torch.rand(2, 5))
-
-
-def test_two_clusters() -> None:
-    generator = seeded(0)
-    labels = torch.arange(200) % 2
-    centres = torch.tensor([[-2.0, 0.0], [2.0, 0.0]])
-    x = centres[labels] + 0.4 * torch.randn(200, 2, generator=generator)
-    learner = learner_of(small_encoder(), rate=0.2, samples=60)
-    learner.begin(torch.optim.Adam(learner.parameters(), lr=0.01), seeded(1))
-    epoch(learner, x, labels, 150)
-    embedder = learner.embedder(NOTHING)
-    e = embedder.embed(x)
-    similarity = (e.point @ e.point.T).fill_diagonal_(-2)
-    assert float((labels[similarity.argmax(1)] == labels).float().mean()) > 0.98
-    between = torch.stack([torch.linspace(-0.2, 0.2, 11), torch.zeros(11)], dim=1)
-    assert float(embedder.embed(between).uncertainty.median()) > 2 * float(e.uncertainty.median())

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hessians import ContrastiveLoss
-from laplacian_metric import metrics, vmf
-from laplacian_metric.core.method import Embedder, FitData, Setup
+from laplacian_metric import vmf
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.layers import batch_norm_statistics
-from laplacian_metric.methods import find, make
+from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
 from tests.generators import seeded
 from tests.methods.learning import step
@@ -59,31 +59,6 @@ def unit(encoder: Encoder, x: Tensor) -> Tensor:
     return nn.functional.normalize(encoder.raw(x).detach())
 
 
-class TestOptions:
-    def test_by_name(self) -> None:
-        method = make("swag", weights="head", batch_norm="keep")
-        assert find("swag") is SWAG
-        assert (method.start, method.trains, method.weights) == ("network", True, "head")
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"weights": "last"}, "weights is 'last', one of 'all', 'head'"),
-            ({"batch_norm": "refuse"}, "batch_norm is 'refuse', one of 'update', 'keep'"),
-            ({"rank": 1}, "rank is 1"),
-            ({"rank": -1}, "rank is -1"),
-            ({"collect_every": 0}, "collect_every is 0, at least 1 step"),
-            ({"burn_in": -1}, "burn_in is -1"),
-            ({"scale": -1.0}, "scale is -1"),
-            ({"scale": float("nan")}, "scale is nan"),
-            ({"samples": 1}, "samples is 1, at least 2"),
-        ],
-    )
-    def test_what_is_wrong_is_refused(self, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            make("swag", **options)
-
-
 class TestLearner:
     @pytest.mark.parametrize(
         ("options", "taken"),
@@ -124,37 +99,6 @@ class TestLearner:
         assert len(learner.moments.mean) == 8 * 3 + 3
         assert not encoder.backbone.training
         assert encoder.head.training
-
-    @pytest.mark.parametrize("options", [{}, {"collect_every": 3, "burn_in": 1}, {"weights": "head"}])
-    def test_training_resumes_exactly(self, options: dict[str, Any]) -> None:
-        through = learner_of(encoder_of(), rank=2, **options)
-        train(through, 4)
-        first = learner_of(encoder_of(), rank=2, **options)
-        train(first, 2)
-        kept = {name: tensor.clone() for name, tensor in first.state().items()}
-        again = learner_of(encoder_of(7), rank=2, **options)
-        again.module.load_state_dict(copy.deepcopy(first.module.state_dict()))
-        again.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
-        again.restore(kept)
-        train(again, 2, start=2)
-        assert again.encoder.fingerprint() == through.encoder.fingerprint()
-        state = through.state()
-        assert all(torch.equal(tensor, state[name]) for name, tensor in again.state().items())
-        x = clusters()[0]
-        one, other = again.embedder(NOTHING).embed(x), through.embedder(NOTHING).embed(x)
-        assert torch.equal(one.kappa, other.kappa)
-
-    def test_its_state_goes_through_a_file(self, tmp_path: Any) -> None:
-        from safetensors.torch import load_file, save_file
-
-        learner = learner_of(encoder_of(), rank=3)
-        for _ in range(2):
-            save_file(learner.state(), tmp_path / "state.safetensors")
-            again = learner_of(encoder_of(), rank=3)
-            again.restore(load_file(tmp_path / "state.safetensors"))
-            state = learner.state()
-            assert all(torch.equal(tensor, state[name]) for name, tensor in again.state().items())
-            train(learner, 2)
 
     def test_what_does_not_fit_is_refused(self) -> None:
         learner = learner_of(encoder_of())
@@ -201,27 +145,6 @@ class TestEmbedder:
         vector_to_parameters(learner.moments.mean.float(), own.parameters())
         torch.testing.assert_close(e.point, unit(average, x))
 
-    def test_it_does_not_depend_on_how_images_are_cut_into_batches(self, weights: str) -> None:
-        learner, x = learner_of(encoder_of(), weights=weights, samples=5), clusters(7)[0]
-        train(learner, 3)
-        embedder = learner.embedder(NOTHING)
-        cut = [(x[:2], torch.zeros(2)), (x[2:3], torch.zeros(1)), (x[3:], torch.zeros(4))]
-        whole, parts = embedder.embed(x, samples=5), embedder.embed(cut, samples=5)
-        for name in ("point", "mean", "samples"):
-            torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
-        torch.testing.assert_close(parts.kappa, whole.kappa, rtol=1e-3, atol=0)
-        for inputs in (x, cut):
-            torch.testing.assert_close(
-                torch.stack(list(embedder.sample_embeddings(inputs, 5))), whole.samples
-            )
-        more = embedder.embed(x, samples=7)
-        assert more.samples is not None
-        torch.testing.assert_close(more.samples[:5], whole.samples)
-        other = embedder.embed(x, samples=5, generator=seeded(9))
-        assert other.samples is not None
-        assert not torch.allclose(other.samples, whole.samples)
-        assert embedder.embed(x).samples is None
-
     def test_one_snapshot_is_deterministic(self, weights: str) -> None:
         learner, x = learner_of(encoder_of(), weights=weights, samples=3), clusters()[0]
         train(learner, 1)
@@ -241,17 +164,6 @@ class TestEmbedder:
         before = embedder.embed(x)
         train(learner, 1, start=2)
         assert torch.equal(embedder.embed(x).kappa, before.kappa)
-
-    def test_degenerate_input(self, weights: str) -> None:
-        learner = learner_of(encoder_of(), weights=weights, samples=3)
-        train(learner, 2)
-        embedder: Embedder = learner.embedder(NOTHING)
-        assert len(embedder.embed(torch.rand(1, 2))) == 1
-        for call in (embedder.embed, lambda empty: list(embedder.sample_embeddings(empty, 2))):
-            with pytest.raises(ValueError, match="the loader is empty"):
-                call([])
-        with pytest.raises(ValueError, match="have no direction"):
-            embedder.embed(torch.tensor([[torch.nan, 0.0]]))
 
 
 class TestBatchNorm:
@@ -285,17 +197,3 @@ class TestBatchNorm:
         head = learner_of(encoder_of(norm=True), samples=2, weights="head")
         train(head, 2)
         head.embedder(NOTHING).embed(clusters()[0])
-
-
-@pytest.mark.parametrize("weights", ["all", "head"])
-def test_two_clusters(weights: str) -> None:
-    """From a trained encoder, as it is meant to start."""
-    trained = learner_of(encoder_of())
-    train(trained, 20)
-    learner, (x, labels) = learner_of(trained.encoder, weights=weights, samples=60), clusters()
-    train(learner, 30)
-    embedder = learner.embedder(NOTHING)
-    e = embedder.embed(x)
-    assert metrics.recall_at_k(e.point, labels, 1) > 0.98
-    between = torch.stack([torch.linspace(-0.2, 0.2, 11), torch.zeros(11)], dim=1)
-    assert float(embedder.embed(between).uncertainty.median()) > 2 * float(e.uncertainty.median())

@@ -6,13 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss
-from laplacian_metric import methods, metrics
+from laplacian_metric import metrics
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
@@ -193,21 +192,3 @@ def test_the_published_weight_of_the_consistency_collapses(tmp_path: Path) -> No
         losses[weight] = alone.gaussian_loss(mean, log_variance, torch.arange(50).repeat(2)).item()
     assert losses[10.0] > 0.97 * math.log(99)
     assert losses[0.1] < 0.85 * math.log(99)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"temperature": 0.0}, "temperature"),
-        ({"consistency": -1.0}, "consistency"),
-        ({"ranking": math.inf}, "ranking"),
-        ({"trace": 0.0}, "trace"),
-        ({"bins": 0}, "bins"),
-        ({"samples": ()}, "first epoch"),
-        ({"samples": ((1, 5),)}, "from epoch 0 on"),
-        ({"samples": ((0, 5),), "components": 2}, "multiple of the 2 components"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        methods.make("umm", **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, get_args
 
@@ -211,23 +210,6 @@ def test_a_trained_module_is_restored_with_its_warm_start() -> None:
     assert bool(again.network.is_warm)
     one, other = (each.embedder(FitData([], [])).embed(images) for each in (learner, again))
     torch.testing.assert_close(one.kappa, other.kappa)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"metric": "euclid"}, "metric is 'euclid'"),
-        ({"metric": "cosine", "isotropic": True}, "isotropic"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"proxy_rate": -1.0}, "proxy_rate is -1.0"),
-        ({"initial_kappa": math.nan}, "initial_kappa is nan"),
-        ({"samples": 0}, "samples is 0"),
-        ({"anchor_weight": -1.0}, "anchor_weight is -1.0"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        make("proxies", **options)
 
 
 def test_classes_without_proxies_or_images_are_named() -> None:

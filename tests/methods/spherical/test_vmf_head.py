@@ -24,7 +24,7 @@ from laplacian_metric.methods.spherical.vmf_contrast import (
     positivity_info_nce,
 )
 from laplacian_metric.methods.spherical.vmf_head import HIB_START, LOSSES, VMFHead, VMFLearner
-from tests.methods.learning import check_bfloat16, learn_two_clusters, two_clusters
+from tests.methods.learning import two_clusters
 
 float64 = torch.float64
 SETUP = Setup(ContrastiveLoss(), num_images=100)
@@ -338,41 +338,6 @@ def a_learner(method: VMFHead, dtype: torch.dtype = torch.float32) -> VMFLearner
     return learner
 
 
-def trained(method: VMFHead, steps: int = 100) -> VMFLearner:
-    learner = a_learner(method)
-    learn_two_clusters(learner, steps, batch=64)
-    return learner
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"samples": 16},
-        {"loss": "elk"},
-        {"stop_gradient": True},
-        {"loss": "positivity"},
-        {"loss": "positivity", "negatives": "all"},
-        {"loss": "hib", "samples": 8},
-    ],
-)
-def test_two_clusters_are_found_and_what_lies_between_is_unsure(options: dict[str, Any]) -> None:
-    embedder = trained(VMFHead(**options)).embedder(NOTHING)
-    images, labels = two_clusters(200, 1)
-    e = embedder.embed(images)
-    clear = e[torch.arange(50, 200)]
-    nearest = (clear.point @ clear.point.T).fill_diagonal_(-2).argmax(1)
-    assert float((labels[50:][nearest] == labels[50:]).double().mean()) > 0.97
-    assert float(e.uncertainty[:50].quantile(0.25)) > float(e.uncertainty[50:].quantile(0.75))
-    torch.testing.assert_close(e.uncertainty, e.kappa.reciprocal())
-    similar = embedder.similarity(e[torch.arange(5)], e)
-    if options.get("loss") != "elk":
-        assert similar is None
-        return
-    assert similar is not None
-    expected = vmf.log_expected_likelihood(e.mean[:5, None], e.kappa[:5, None], e.mean, e.kappa)
-    torch.testing.assert_close(similar, expected, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("negatives", ["others", "all"])
 def test_the_learners_loss_is_that_of_its_distributions(loss: Any, negatives: Any) -> None:
@@ -396,15 +361,6 @@ def test_the_learners_loss_is_that_of_its_distributions(loss: Any, negatives: An
     expected = functions[loss](mean, kappa, labels, negatives=negatives)
     assert value == pytest.approx(float(expected.detach()), abs=1e-6)
     torch.testing.assert_close(mean, nn.functional.normalize(learner.points(images.double())))
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_batch_of_one_class_changes_nothing(loss: Any) -> None:
-    learner = a_learner(VMFHead(loss=loss))
-    images, labels = two_clusters(6, 0)
-    value = learner.loss(images, torch.zeros_like(labels))
-    assert float(value.detach()) == 0
-    value.backward()
 
 
 def test_it_starts_near_the_concentration_that_is_asked_for_and_from_its_seed() -> None:
@@ -432,40 +388,6 @@ def test_concentrations_stay_finite_however_large_the_features() -> None:
     _, kappa = network(torch.tensor([[1e6, 1e6], [-1e6, 1e6], [0.0, 0.0]]))
     assert bool(kappa.isfinite().all())
     assert float(kappa.detach().min()) >= 1
-
-
-def test_state_is_the_module_alone_and_embeds_the_same() -> None:
-    learner = trained(VMFHead(), steps=3)
-    again = a_learner(VMFHead())
-    again.module.load_state_dict(learner.module.state_dict())
-    again.restore(learner.state())
-    images, _ = two_clusters(10, 2)
-    one, other = (each.embedder(NOTHING).embed(images) for each in (learner, again))
-    assert torch.equal(one.kappa, other.kappa)
-    assert torch.equal(one.mean, other.mean)
-    with pytest.raises(ValueError, match="of another method"):
-        again.restore({"curvature": torch.zeros(1)})
-
-
-def test_bfloat16_is_computed_in_float32_where_it_matters() -> None:
-    check_bfloat16(a_learner(VMFHead()))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"loss": "infonce"}, "loss is 'infonce'"),
-        ({"negatives": "none"}, "negatives is 'none'"),
-        ({"kappa_pos": 0.0}, "kappa_pos is 0.0"),
-        ({"samples": 0}, "samples is 0"),
-        ({"hidden": 0}, "hidden is 0"),
-        ({"initial_kappa": 1.0}, "initial_kappa is 1.0"),
-        ({"initial_kappa": math.nan}, "initial_kappa is nan"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make("vmf", **options)
 
 
 def test_the_registry_knows_it_and_pairs_are_not_chosen_for_it() -> None:

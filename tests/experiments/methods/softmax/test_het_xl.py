@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from laplacian_metric.encoder import Encoder
 from experiments.methods.softmax.het_xl import HetXLNetwork, log_determinant
+from laplacian_metric.encoder import Encoder
 
 
 def a_network(dim: int = 5, rank: int = 2) -> HetXLNetwork:

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import experiments.methods  # noqa: F401 (registers it)
+from experiments.methods.softmax.base import SoftmaxLearner
+from experiments.methods.softmax.probabilities import fit_temperature, kappa_of, log_mean_softmax, scores
+from experiments.methods.softmax.softmax import Members, MultiHead
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
 from laplacian_metric.core.method import Embedder, FitData, Setup
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
-from experiments.methods.softmax.base import SoftmaxLearner
-from experiments.methods.softmax.probabilities import fit_temperature, kappa_of, log_mean_softmax, scores
-from experiments.methods.softmax.softmax import Members, MultiHead
 from laplacian_metric.training import TrainingOptions, load_best, train
 
 float64 = torch.float64
