@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# A record of how fixtures were made with an earlier version, which does not run with this one.
-collect_ignore = ["fixtures/make_formats.py"]
 
 # Tests are many tiny matrix products, in which threads spend their time waiting for each other.
 torch.set_num_threads(1)

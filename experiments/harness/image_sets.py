@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.corruptions import corrupt, corrupt_some
+from experiments.harness.place_matching import by_place
+from experiments.harness.sections import DataSection, NetworkSection
+from experiments.sets.n_digit_mnist import OCCLUDED_SHARE
 from laplacian_metric import data
 from laplacian_metric.core import artifact
+from laplacian_metric.core.artifact import ArtifactError, MissingArtifactError
 from laplacian_metric.core.batch import Loader
-from laplacian_metric.core.checked import ArtifactError, MissingArtifactError
-from laplacian_metric.core.parallel import own_folder
-from experiments.corruptions import corrupt, corrupt_some
 from laplacian_metric.core.dataset import Dataset, at_even_steps
-from experiments.sets.n_digit_mnist import OCCLUDED_SHARE
+from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, principal_head, random_head, whitening_head
 from laplacian_metric.laplace.features import FeaturesManifest, collect_features, load_features
-from experiments.harness.place_matching import by_place
-from experiments.harness.sections import DataSection, NetworkSection
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
 TRAINING = "training"  # "train" as it is trained on, with augmentation where there is one

@@ -1,13 +1,13 @@
-"""Artifacts: folders with a manifest and payload files, checked when they are read and replaced as a whole.
+"""Artifacts: folders with a manifest and payload files, written whole and replaced by an atomic pointer.
 
-A manifest says what the folder is, with the size and the SHA-256 of every payload and of itself. `load` opens each
-file once; what is hashed through a handle is what is read through it, so that a load beside a writer gives one version
-or the other. Nothing is parsed before its size and its digest were found right, and nothing in a folder is code. The
-digests tell damage and mix-ups; they are no signature. Reading needs numpy and pydantic, and never torch.
+A folder holds ``CURRENT``, a line of text that names a version, and that version's own folder with ``manifest.json``
+and the payloads. A version is never altered: `save` writes a new one, replaces ``CURRENT`` in one step and removes the
+versions that no reader holds. A load beside a writer therefore reads one version or the other, and a writer that is
+killed leaves the old one. Nothing in a folder is code. Digests detect damage; they are no signature. Reading needs
+numpy and pydantic, and torch for payloads of tensors only.
 
 Example:
     >>> import tempfile
-    >>> from typing import ClassVar
     >>> class Weights(Manifest):
     ...     FORMAT: ClassVar[str] = "laplacian_metric weights"
     ...     PAYLOADS: ClassVar[tuple[str, ...]] = ("weights.npy",)
@@ -23,49 +23,94 @@ Example:
 from __future__ import annotations
 
 import hashlib
-import io
+import importlib
 import json
 import math
 import os
-import stat
+import re
+import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Generic, TypeVar
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import DTypeLike, NDArray
+from pydantic import Field
 
 from laplacian_metric import __version__
-from laplacian_metric.core.checked import (
-    COPY_AGAIN,
-    ArtifactBusyError,
-    ArtifactError,
-    ArtifactExistsError,
-    ArtifactWriteError,
-    DamagedArtifactError,
-    FileEntry,
-    ForeignArtifactError,
-    Manifest,
-    MissingArtifactError,
-    NewerArtifactError,
-    NotAFolderError,
-    digest_of_dict,
-    parsed,
-    validated,
-)
-from laplacian_metric.core.files import atomic_folder, old_folder
+from laplacian_metric.core.checked import Strict, parsed, validated
+from laplacian_metric.core.files import atomic_write, sync_folder
 
-CHUNK, THREADS = 1 << 22, 4
-LARGEST_MANIFEST = 1 << 26
-ATTEMPTS, LOOKS = 1000, 40
-FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+POINTER, LOCK, MANIFEST = "CURRENT", ".lock", "manifest.json"
+CURRENT = re.compile("([0-9a-f]{16}) ([0-9a-f]{64})\n")  # a version, and the SHA-256 of its manifest
+VERSION = re.compile("[0-9a-f]{16}")
+ATTEMPTS = 1000
+CHUNK = 1 << 22
+COPY_AGAIN = "copy or save the folder again"
+_FCNTL: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 AnyPath = str | os.PathLike[str]
-Payload = NDArray[Any] | str | Callable[[Path], object]
+Payload = NDArray[Any] | str | Callable[[Path], object] | Mapping[str, "Tensor"]
+
+
+class ArtifactError(ValueError):
+    """An artifact is damaged, of another kind, or cannot be written."""
+
+
+class MissingArtifactError(FileNotFoundError, ArtifactError):
+    """There is no artifact."""
+
+
+class ArtifactExistsError(FileExistsError, ArtifactError):
+    """The folder holds something that is not to be replaced."""
+
+
+class ArtifactBusyError(BlockingIOError, ArtifactError):
+    """Another writer has the same artifact."""
+
+
+class FileEntry(Strict):
+    """The size and the SHA-256 of a payload, and the shape and dtype of an array."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    shape: list[int] | None = None
+    dtype: str | None = None
+
+
+class Manifest(Strict):
+    """Base class of what kinds of artifacts say about themselves.
+
+    A kind adds its fields and sets the class variables. ``made_with`` and ``files`` are filled in when it is saved.
+    """
+
+    FORMAT: ClassVar[str]  # such as "laplacian_metric model"; its last word names the kind in messages
+    PAYLOADS: ClassVar[tuple[str, ...]] = ()
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()
+    SHARED: ClassVar[bool] = False  # whether the folder may hold other files, as a repository does
+
+    made_with: dict[str, str] = Field(default={})
+    files: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], FileEntry] = Field(default={})
+
+    def payloads(self) -> set[str]:
+        """Return the names of the files that have to be there; kinds where these depend on fields override it."""
+        return set(self.PAYLOADS)
+
+    @classmethod
+    def noun(cls) -> str:
+        """Return what messages call an artifact of this kind."""
+        return cls.FORMAT.rpartition(" ")[2]
+
+
+class _Files(Manifest, extra="ignore"):
+    """The files of an artifact of any kind."""
 
 
 M = TypeVar("M", bound=Manifest)
@@ -74,65 +119,67 @@ M = TypeVar("M", bound=Manifest)
 # --- reading ---
 
 
-@dataclass
+@dataclass(frozen=True)
 class Artifact(Generic[M]):
-    """An artifact that is open for reading, and whose payloads are as they were written.
+    """One version of an artifact, open for reading.
 
     Attributes:
-        folder: where it was found.
+        folder: of the artifact.
         manifest: what it says about itself.
-        handles: the open payloads by name.
+        version: the folder of the version.
     """
 
     folder: Path
     manifest: M
-    handles: Mapping[str, BinaryIO]
-    _stack: ExitStack
-    _links: Path | None = None
+    version: Path
 
     def path(self, name: str) -> Path:
-        """Return a path to the payload that was checked, for readers that take no handle; valid while it is open."""
-        handle = Path("/dev/fd") / str(self.handles[name].fileno())
-        if not handle.exists():
-            return self.folder / name
-        if self._links is None:
-            self._links = Path(self._stack.enter_context(TemporaryDirectory(prefix="laplacian-metric-")))
-        link = self._links / name
-        if not link.is_symlink():
-            link.symlink_to(handle)
-        return link
+        """Return the path of a payload, which is there as long as the artifact is open."""
+        return self.version / name
 
     def array(
-        self, name: str, *, shape: tuple[int, ...], dtype: DTypeLike | None = None, mmap: bool = True
+        self,
+        name: str,
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: DTypeLike | None = None,
+        mmap: bool = True,
     ) -> NDArray[Any]:
-        """Return the array of an .npy payload, read-only.
+        """Return the array of an .npy payload, read-only; it stays valid when the artifact is closed.
 
         Args:
             name: of the payload.
-            shape: that it has to have.
-            dtype: that it has to have; None for any of numbers or text.
+            shape: that it has to have; by default the one that was saved.
+            dtype: that it has to have; by default the one that was saved.
             mmap: leave it in its file, from which the parts that are used are read; otherwise read it into memory.
         """
-        handle, where = self.handles[name], f"{name} in {self.folder}"
-        handle.seek(0)
+        path, entry = self.path(name), self.manifest.files[name]
         try:
-            stored_shape, fortran, stored = npy_header(handle, os.fstat(handle.fileno()).st_size)
+            with path.open("rb") as handle:
+                stored = npy_header(handle, entry.bytes)
+            loaded = np.load(path, mmap_mode="r" if mmap and 0 not in stored[0] else None, allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise DamagedArtifactError(f"{where} is no array that can be read: {error}") from error
-        if stored_shape != shape or fortran or stored != (stored if dtype is None else np.dtype(dtype)):
-            raise DamagedArtifactError(
-                f"{where} is not the array that the manifest describes: {shape} of {dtype or 'any dtype'} is needed, "
-                f"it is {stored_shape} of {stored}"
+            raise ArtifactError(f"{name} in {self.folder} is no array that can be read: {error}") from error
+        needed_shape = entry.shape if shape is None else list(shape)
+        needed_dtype = np.dtype(entry.dtype or stored[1]) if dtype is None else np.dtype(dtype)
+        if needed_shape not in (None, list(stored[0])) or needed_dtype != stored[1]:
+            raise ArtifactError(
+                f"{name} in {self.folder} has shape {stored[0]} and dtype {stored[1]}, {needed_shape} of "
+                f"{needed_dtype} is needed"
             )
-        if mmap and 0 not in shape:
-            return np.asarray(np.memmap(handle, dtype=stored, mode="r", offset=handle.tell(), shape=shape))
-        array = np.frombuffer(handle.read(), dtype=stored).reshape(shape)
+        array = np.asarray(loaded)
         array.flags.writeable = False
         return array
 
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a .safetensors payload by name, in memory and on the CPU."""
+        from laplacian_metric.core import tensor_file
 
-def npy_header(handle: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, Fortran order and dtype of an .npy file of ``size`` bytes, which is then at the array's beginning.
+        return tensor_file.load(self.path(name))[0]
+
+
+def npy_header(handle: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of an .npy file of ``size`` bytes.
 
     Raises:
         ValueError: it is none, holds objects of Python, or announces another size than it has.
@@ -141,165 +188,137 @@ def npy_header(handle: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.d
     version = np.lib.format.read_magic(handle)
     if version not in readers:
         raise ValueError(f"its format {version} is not known")
-    shape, fortran, dtype = readers[version](handle)
+    shape, _, dtype = readers[version](handle)
     if dtype.hasobject:
         raise ValueError("it holds objects of Python, which would have to run code: save numbers or text")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - handle.tell():
         raise ValueError(f"it announces {shape} of {dtype} and holds {size - handle.tell()} bytes")
-    return shape, fortran, dtype
+    return shape, dtype
 
 
 @contextmanager
-def load(folder: AnyPath, kind: type[M]) -> Iterator[Artifact[M]]:
-    """Open an artifact, after its files were found to be as they were written; arrays stay valid after the block.
+def load(folder: AnyPath, kind: type[M], *, verify: bool = False) -> Iterator[Artifact[M]]:
+    """Open the current version of an artifact, whose files have the sizes that were written.
 
     Args:
         folder: what `save` wrote.
         kind: of manifest.
+        verify: read all files and compare their SHA-256 too.
 
     Raises:
-        MissingArtifactError, NotAFolderError, ForeignArtifactError: there is none of this kind.
-        NewerArtifactError: update this library.
-        DamagedArtifactError: copy the folder again.
+        MissingArtifactError: there is no artifact.
+        ArtifactError: it is of another kind, or damaged.
     """
-    with ExitStack() as stack:
-        yield Artifact(*_consistent(Path(folder), kind, stack, payloads=True), stack)
+    root = Path(folder)
+    with _held(root) as (version, text):
+        manifest = _manifest(root, text, kind)
+        _check_files(root, version, manifest.files, verify)
+        yield Artifact(root, manifest, version)
+
+
+def _check_files(root: Path, version: Path, files: Mapping[str, FileEntry], verify: bool) -> None:
+    """Refuse files of another size or, with ``verify``, of another digest, of artifacts in the artifact too."""
+    for name, entry in files.items():
+        path = _file_of(version / name)
+        if not path.is_file():
+            raise ArtifactError(f"{root} lacks {name}, or it is no regular file: {COPY_AGAIN}")
+        if path.stat().st_size != entry.bytes:
+            raise ArtifactError(f"{name} in {root} does not have {entry.bytes} bytes: {COPY_AGAIN}")
+        if verify and _digest(path) != entry.sha256:
+            raise ArtifactError(f"{name} in {root} was altered after it was written: {COPY_AGAIN}")
+        if verify and path.name == POINTER:
+            with _held(path.parent) as (inner, text):
+                _check_files(path.parent, inner, _Files.model_validate_json(text).files, verify)
 
 
 def read_manifest(folder: AnyPath, kind: type[M]) -> M:
-    """Return what an artifact says about itself, checked against its own digest, without reading the payloads."""
-    with ExitStack() as stack:
-        return _consistent(Path(folder), kind, stack, payloads=False)[1]
+    """Return what an artifact says about itself, without looking at the payloads."""
+    with _held(Path(folder)) as (_, text):
+        return _manifest(Path(folder), text, kind)
 
 
-def _consistent(
-    place: Path, kind: type[M], stack: ExitStack, payloads: bool
-) -> tuple[Path, M, dict[str, BinaryIO]]:
-    """Open the files of one version of an artifact, which may be replaced meanwhile."""
+def format_of(folder: AnyPath) -> str:
+    """Return the format of an artifact, such as "laplacian_metric model"."""
+    with _held(Path(folder)) as (_, text):
+        return str(_content(Path(folder), text)["format"])
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[tuple[Path, bytes]]:
+    """Keep the current version from being removed; yields its folder and the text of its manifest."""
     for _ in range(ATTEMPTS):
-        with ExitStack() as attempt:
-            folder = attempt.enter_context(_Folder.open(place, kind))
-            try:
-                manifest = _manifest(folder, kind)
-                handles = {
-                    name: attempt.enter_context(folder.file(name)) for name in manifest.files if payloads
-                }
-                _check(folder.path, manifest, handles)
-            except (DamagedArtifactError, MissingArtifactError, ForeignArtifactError):
-                with _Folder.open(place, kind) as present:
-                    if os.path.samestat(folder.status, present.status):
-                        raise
-                continue  # it was replaced meanwhile
-            stack.push(attempt.pop_all())
-            return folder.path, manifest, handles
-    raise ArtifactBusyError(f"{place} was replaced {ATTEMPTS} times while it was read: try again later")
+        version, digest = _pointer(root)
+        handle = _held_manifest(version)
+        if handle is None and _pointer(root)[0] == version:
+            raise ArtifactError(f"{root} lacks {MANIFEST}: {COPY_AGAIN}")
+        if handle is None:
+            continue  # it was replaced meanwhile
+        with handle:
+            text = handle.read()
+            if hashlib.sha256(text).hexdigest() != digest:
+                raise ArtifactError(f"{MANIFEST} in {root} was altered after it was written: {COPY_AGAIN}")
+            yield version, text
+        return
+    raise ArtifactBusyError(f"{root} was replaced {ATTEMPTS} times while it was read: try again later")
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """A folder that stays the same one when another takes its place; ``descriptor`` is None where that is not known."""
-
-    path: Path
-    descriptor: int | None
-    status: os.stat_result
-
-    @staticmethod
-    @contextmanager
-    def open(place: Path, kind: type[Manifest]) -> Iterator[_Folder]:
-        """Open a folder, or what a writer set aside for it; at any moment one of them is there."""
-        for number in range(LOOKS):
-            path = old_folder(place) if number % 2 else place
-            if path is None or not path.is_dir():
-                continue
-            try:
-                descriptor = os.open(path, os.O_RDONLY) if os.open in os.supports_dir_fd else None
-            except FileNotFoundError:
-                continue
-            try:
-                yield _Folder(path, descriptor, path.stat() if descriptor is None else os.fstat(descriptor))
-            finally:
-                if descriptor is not None:
-                    os.close(descriptor)
-            return
-        if place.exists():
-            raise NotAFolderError(f"{place} is a file, the folder of a saved {kind.noun()} is needed")
-        raise MissingArtifactError(f"there is no {kind.noun()} folder {place}")
-
-    def file(self, name: str) -> BinaryIO:
-        """Open a regular file of the folder; anything else, such as a pipe, is refused without waiting for it."""
-        where = name if self.descriptor is not None else self.path / name
-        try:
-            descriptor = os.open(where, FLAGS, dir_fd=self.descriptor)
-        except FileNotFoundError as error:
-            raise DamagedArtifactError(f"{self.path} lacks {name}: copy the folder again") from error
-        except OSError as error:
-            raise DamagedArtifactError(f"{name} in {self.path} cannot be opened: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise DamagedArtifactError(f"{name} in {self.path} is no regular file: copy the folder again")
-        return os.fdopen(descriptor, "rb", buffering=0)
-
-
-def _json(folder: _Folder, kind: type[Manifest]) -> tuple[dict[str, Any], Any]:
-    """Return the content of a manifest and its version."""
-    where = f"{kind.FILE} in {folder.path}"
+def _held_manifest(version: Path) -> BinaryIO | None:
+    """Return the open manifest of a version, which is not removed as long as it is open; None where it is gone."""
+    path = version / MANIFEST
+    if not path.is_file():
+        return None
     try:
-        opened = folder.file(kind.FILE)
-    except DamagedArtifactError as error:
-        raise MissingArtifactError(f"{folder.path} holds no {kind.noun()}: {error}") from error
-    with opened as handle:
-        if os.fstat(handle.fileno()).st_size > LARGEST_MANIFEST:
-            raise DamagedArtifactError(f"{where} is larger than any manifest: copy the folder again")
-        values = parsed(handle.read(), where, *COPY_AGAIN)
-    version = kind.version_of(values)
-    if version is None:
-        raise ForeignArtifactError(f"{where} is something else's, {folder.path} holds no {kind.noun()}")
-    return values, version
+        handle = path.open("rb")
+    except FileNotFoundError:
+        return None
+    if _FCNTL is not None:
+        _FCNTL.flock(handle, _FCNTL.LOCK_SH)
+    if path.is_file():
+        return handle
+    handle.close()
+    return None
 
 
-def _manifest(folder: _Folder, kind: type[M]) -> M:
-    where = f"{kind.FILE} in {folder.path}"
-    values, version = _json(folder, kind)
-    if type(version) is not int or version > kind.VERSION:
-        raise NewerArtifactError(
-            f"{folder.path} is in format {version!r}, this version reads up to format {kind.VERSION}: update "
-            "laplacian_metric"
-        )
-    digest = values.pop("digest", None)
-    if version >= kind.DIGEST_SINCE and digest != digest_of_dict(values):
-        raise DamagedArtifactError(f"{where} was altered after it was written: copy the folder again")
-    fields = {name: value for name, value in values.items() if name not in ("format", "version")}
-    manifest = validated(kind, kind.upgraded(fields, version), where, *COPY_AGAIN)
-    if set(manifest.files) != (needed := manifest.payloads()):
-        raise DamagedArtifactError(
-            f"{where} names {', '.join(sorted(manifest.files)) or 'no files'}, {', '.join(sorted(needed))} are needed"
-        )
+def _pointer(root: Path) -> tuple[Path, str]:
+    """Return the folder of the current version and the SHA-256 of its manifest."""
+    path = root / POINTER
+    if not path.is_file():
+        raise MissingArtifactError(f"there is no saved artifact in {root}")
+    found = CURRENT.fullmatch(path.read_bytes().decode(errors="replace"))
+    if found is None:
+        raise ArtifactError(f"{POINTER} in {root} names no version: {COPY_AGAIN}")
+    return root / found[1], found[2]
+
+
+def _content(root: Path, text: bytes) -> dict[str, Any]:
+    values = parsed(text, f"{MANIFEST} in {root}", COPY_AGAIN, ArtifactError)
+    if "format" not in values:
+        raise ArtifactError(f"{MANIFEST} in {root} names no format: {COPY_AGAIN}")
+    return values
+
+
+def _manifest(root: Path, text: bytes, kind: type[M]) -> M:
+    values = _content(root, text)
+    if (form := values.pop("format")) != kind.FORMAT:
+        raise ArtifactError(f"{root} holds no {kind.noun()}, its format is {form!r}")
+    manifest = validated(kind, values, f"{MANIFEST} in {root}", COPY_AGAIN, ArtifactError)
+    needed = manifest.payloads()
+    if not needed <= set(manifest.files) <= needed | set(kind.OPTIONAL):
+        raise ArtifactError(f"{root} has the files {sorted(manifest.files)}, {sorted(needed)} are needed")
     return manifest
 
 
-def _check(folder: Path, manifest: Manifest, handles: Mapping[str, BinaryIO]) -> None:
-    """Refuse payloads of another size, and then those of another digest."""
-    for name, handle in handles.items():
-        size, needed = os.fstat(handle.fileno()).st_size, manifest.files[name].bytes
-        if needed not in (None, size):
-            raise DamagedArtifactError(
-                f"{name} in {folder} has {size} bytes, {needed} were written: copy the folder again"
-            )
-    with ThreadPoolExecutor(THREADS) as pool:  # hashing leaves Python's lock to others
-        digests = list(pool.map(_digest, handles.values()))
-    for name, digest in zip(handles, digests, strict=True):
-        if manifest.files[name].sha256 not in (None, digest):
-            raise DamagedArtifactError(
-                f"{name} in {folder} was altered after it was written, its digest is another: copy the folder again"
-            )
+def _file_of(path: Path) -> Path:
+    """Return the file that stands for a payload: of an artifact in the artifact its pointer."""
+    return path / POINTER if path.is_dir() else path
 
 
-def _digest(handle: BinaryIO) -> str:
-    """Return the SHA-256 of a file, which is then at its beginning again."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
-    while count := handle.readinto(buffer):  # type: ignore[attr-defined]
-        digest.update(buffer[:count])
-    handle.seek(0)
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -312,101 +331,139 @@ def save(
     """Write an artifact, which is there whole or not at all, and return its folder.
 
     Args:
-        folder: to be written; whoever has loaded what was there keeps it. Parents are created.
+        folder: to be written; its parents are created. Whoever has loaded the previous version keeps it.
         manifest: without ``files``.
-        payloads: file name -> an array (.npy), a text, or a function that writes the file to the path it is passed.
+        payloads: file name -> an array (.npy), a text, tensors by name (.safetensors), or a function that writes the
+            file, or saves another artifact, at the path it is passed.
         overwrite: replace an artifact of this kind; anything else is left alone.
 
     Raises:
-        ArtifactExistsError: there is something that is not to be replaced.
-        ArtifactBusyError: somebody else writes the folder.
-        ArtifactWriteError: the disk is full, say. Nothing has changed then.
+        ArtifactExistsError: the folder holds something that is not to be replaced.
+        ArtifactBusyError: another writer has it.
+        OSError: the disk is full, say. Nothing has changed then.
     """
-    kind = type(manifest)
-    check_target(folder, kind, overwrite=overwrite)
+    kind, root = type(manifest), Path(folder)
+    check_target(root, kind, overwrite=overwrite)
     try:
-        with atomic_folder(folder, keep_others=bool(kind.EDITABLE)) as temporary:
-            check_target(folder, kind, overwrite=overwrite)  # again, now that nobody else writes
-            entries = {name: _write(temporary / name, payload) for name, payload in payloads.items()}
-            kept = {name: entry for name, entry in entries.items() if name not in kind.EDITABLE}
-            _write(temporary / kind.FILE, sealed(manifest, kept))
-    except ArtifactError:
-        raise
+        root.mkdir(parents=True, exist_ok=True)
+        with lock(root):
+            check_target(root, kind, overwrite=overwrite)  # again, now that nobody else writes
+            try:
+                _write_version(root, manifest, payloads)
+            finally:
+                _clean(root)
     except OSError as error:
-        raise ArtifactWriteError(
-            error.errno, f"{folder} cannot be written ({error}): nothing was changed"
+        if isinstance(error, ArtifactError):
+            raise
+        raise OSError(error.errno, f"{root} cannot be written, nothing was changed: {error}") from error
+    return root
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other writers of a folder out.
+
+    Raises:
+        ArtifactBusyError: there is one.
+    """
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            yield
+    except Timeout as error:
+        raise ArtifactBusyError(
+            f"{folder} is being written by somebody else: wait until it is done"
         ) from error
-    return Path(folder)
-
-
-def sealed(manifest: Manifest, files: Mapping[str, FileEntry]) -> str:
-    """Return the text of a manifest's file, with its digest."""
-    content = manifest.model_dump() | {
-        "format": manifest.FORMAT,
-        "version": manifest.VERSION,
-        "made_with": {"laplacian_metric": __version__, "numpy": np.__version__, **manifest.made_with},
-        "files": {name: entry.model_dump() for name, entry in files.items()},
-    }
-    return json.dumps({**content, "digest": digest_of_dict(content)}, indent=1, allow_nan=False) + "\n"
 
 
 def check_target(folder: AnyPath, kind: type[Manifest], *, overwrite: bool = False) -> None:
     """Refuse a folder that an artifact cannot be written to, before anything is computed for it."""
-    noun, place = kind.noun(), Path(os.path.realpath(folder))
-    if Path(os.path.realpath(".")).is_relative_to(place):
-        raise ArtifactExistsError(f"{str(folder)!r} is the current folder: name a folder for the {noun}")
-    if os.path.ismount(place):
-        raise ArtifactExistsError(f"{folder} is a mount point, which cannot be replaced: name a folder in it")
-    parent = next(path for path in place.parents if path.exists())
-    if not parent.is_dir():
-        raise NotAFolderError(f"{parent} is a file, so {folder} cannot be made: name another folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise ArtifactWriteError(f"{parent} is read-only, so {folder} cannot be written: name another folder")
-    occupied = place if place.exists() else old_folder(place)
-    if occupied is None or (occupied.is_dir() and not any(occupied.iterdir())):
+    root, noun = Path(folder), kind.noun()
+    existing = next(path for path in (root, *root.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ArtifactExistsError(f"{existing} is a file, so the {noun} cannot be saved: name another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"{existing} is read-only, so the {noun} cannot be saved: name another folder")
+    if existing != root or not any(path for path in root.iterdir() if not _is_debris(path)):
         return
-    if not occupied.is_dir():
-        raise ArtifactExistsError(f"{folder} is a file: name a new folder")
-    try:
-        with _Folder.open(occupied, kind) as opened:
-            _json(opened, kind)
-    except ArtifactError as error:
-        if isinstance(error, MissingArtifactError) and kind.EDITABLE:
-            return
-        raise ArtifactExistsError(
-            f"{folder} is there already and holds no {noun}: name another folder"
-        ) from error
+    form = None
+    with suppress(ArtifactError):
+        form = format_of(root)
+    if form is None and kind.SHARED and not (root / POINTER).exists():
+        return
+    if form != kind.FORMAT:
+        raise ArtifactExistsError(f"{root} holds files, and no {noun}: name another folder")
     if not overwrite:
         raise ArtifactExistsError(
-            f"{folder} holds a saved {noun} already: pass overwrite=True to replace it, or name another folder"
+            f"{root} holds a saved {noun} already: pass overwrite=True to replace it, or name another folder"
         )
+
+
+def _write_version(root: Path, manifest: Manifest, payloads: Mapping[str, Payload]) -> None:
+    version = root / secrets.token_hex(8)
+    version.mkdir()
+    content = manifest.model_dump(mode="json") | {
+        "format": manifest.FORMAT,
+        "made_with": {"laplacian_metric": __version__, "numpy": np.__version__, **manifest.made_with},
+        "files": {name: _write(version / name, payload).model_dump() for name, payload in payloads.items()},
+    }
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    entry = _write(version / MANIFEST, text)
+    sync_folder(version)
+    with atomic_write(root / POINTER) as temporary:
+        temporary.write_bytes(f"{version.name} {entry.sha256}\n".encode())
 
 
 def _write(path: Path, payload: Payload) -> FileEntry:
     """Write a payload through to the disk and return its entry in the manifest."""
+    shape, dtype = None, None
     if callable(payload):
         payload(path)
-    with path.open("rb+" if callable(payload) else "wb") as stream:
-        if callable(payload):
-            sha256 = _digest(stream)
-        else:
-            digest = hashlib.sha256()
-            for part in _parts(payload):
-                stream.write(part)
-                digest.update(part)
-            sha256 = digest.hexdigest()
-        stream.flush()
-        os.fsync(stream.fileno())
-    return FileEntry(bytes=path.stat().st_size, sha256=sha256)
+    elif isinstance(payload, str):
+        path.write_bytes(payload.encode())
+    elif isinstance(payload, Mapping):
+        from laplacian_metric.core import tensor_file
+
+        tensor_file.write(path, payload, keep_strides=True)
+    else:
+        array = np.asarray(payload, order="C")
+        shape, dtype = list(array.shape), array.dtype.str
+        with path.open("wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+    path = _file_of(path)
+    with path.open("rb+") as written:
+        os.fsync(written.fileno())
+    return FileEntry(bytes=path.stat().st_size, sha256=_digest(path), shape=shape, dtype=dtype)
 
 
-def _parts(payload: NDArray[Any] | str) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a text or of an .npy file."""
-    if isinstance(payload, str):
-        yield payload.encode()
+def _is_debris(path: Path) -> bool:
+    """Whether a file or folder is one that writers make beside the pointer."""
+    return path.name.startswith((LOCK, f".{POINTER}.")) or VERSION.fullmatch(path.name) is not None
+
+
+def _clean(root: Path) -> None:
+    """Remove versions that are not current and that nobody reads, and what killed writers left."""
+    current = None
+    with suppress(ArtifactError):
+        current = _pointer(root)[0]
+    for path in root.iterdir():
+        if path != current and _is_debris(path) and path.name != LOCK:
+            _remove(path)
+    if current is None:
+        with suppress(OSError):  # it holds other files
+            (root / LOCK).unlink()
+            root.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Remove a version, unless it is read; its manifest goes first, by which readers notice."""
+    if path.is_file():
+        path.unlink()
         return
-    header, array = io.BytesIO(), np.asarray(payload, order="C")
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    yield header.getvalue()
-    content = array.reshape(-1).view(np.uint8).data
-    yield from (content[start : start + CHUNK] for start in range(0, len(content), CHUNK))
+    with suppress(FileNotFoundError), (path / MANIFEST).open("rb+") as handle:
+        try:
+            if _FCNTL is not None:
+                _FCNTL.flock(handle, _FCNTL.LOCK_EX | _FCNTL.LOCK_NB)
+        except BlockingIOError:
+            return
+        (path / MANIFEST).unlink()
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,19 +1,17 @@
-"""What files hold, checked as it is read, with errors that name the file, the entry and the remedy.
+"""JSON and YAML, checked as they are read, with errors that name the file, the entry and the remedy.
 
-JSON and YAML; the manifests of artifacts, and what can be wrong with these; numbers and arrays, which are NaN in Python
-and null in a file where they are not defined.
+Numbers and arrays are NaN in Python and null in a file where they are not defined.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -188,104 +186,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-class ArtifactError(ValueError):
-    """An artifact cannot be read or written."""
-
-
-class DamagedArtifactError(ArtifactError):
-    """An artifact is not as it was written."""
-
-
-# The remedy and the error where a part of an artifact is not what it should be.
-COPY_AGAIN = ("copy it again, or save it again", DamagedArtifactError)
-
-
-class ForeignArtifactError(ArtifactError):
-    """A folder holds something else."""
-
-
-class NewerArtifactError(ArtifactError):
-    """An artifact was written by a later version of this library."""
-
-
-class MissingArtifactError(FileNotFoundError, ArtifactError):
-    """There is no artifact."""
-
-
-class NotAFolderError(NotADirectoryError, ArtifactError):
-    """A folder is needed."""
-
-
-class ArtifactExistsError(FileExistsError, ArtifactError):
-    """There is something already that is not to be replaced."""
-
-
-class ArtifactBusyError(BlockingIOError, ArtifactError):
-    """Somebody else writes the same artifact."""
-
-
-class ArtifactWriteError(OSError, ArtifactError):
-    """An artifact cannot be written; what was there before still is."""
-
-    def __str__(self) -> str:
-        return self.strerror or super().__str__()
-
-
 class Strict(BaseModel):
     """Values of JSON, of exactly these names and types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class FileEntry(Strict):
-    """The size and the SHA-256 of a payload; None where an earlier version did not write it."""
-
-    bytes: int | None = Field(ge=0)
-    sha256: str | None = Field(pattern="^[0-9a-f]{64}$")
-
-
-class Manifest(Strict):
-    """Base class of what kinds of artifacts say about themselves.
-
-    A kind adds its fields and sets the class variables. ``made_with`` and ``files`` are filled in when it is saved.
-    Format, version and the manifest's own digest are in the file only.
-    """
-
-    FORMAT: ClassVar[str]  # such as "laplacian_metric index"; its last word names the kind in messages
-    VERSION: ClassVar[int] = 1
-    DIGEST_SINCE: ClassVar[int] = 1  # the first version whose manifests have a digest of their own
-    FILE: ClassVar[str] = "manifest.json"
-    PAYLOADS: ClassVar[tuple[str, ...]] = ()
-    # Files that are written too, but that anybody may edit afterwards; other files of the folder are then kept too.
-    EDITABLE: ClassVar[tuple[str, ...]] = ()
-
-    made_with: dict[str, str] = {}
-    files: dict[str, FileEntry] = {}
-
-    def payloads(self) -> set[str]:
-        """Return the names of the files that have to be there; kinds where these depend on fields override it."""
-        return set(self.PAYLOADS)
-
-    @classmethod
-    def version_of(cls, values: Mapping[str, Any]) -> Any:
-        """Return the version that the JSON of a manifest names; None where it is not of this kind."""
-        return values.get("version") if values.get("format") == cls.FORMAT else None
-
-    @classmethod
-    def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the fields of a manifest of an earlier version as those of this one."""
-        return values
-
-    @classmethod
-    def noun(cls) -> str:
-        """Return what messages call an artifact of this kind."""
-        return cls.FORMAT.rpartition(" ")[2]
-
-
-def digest_of_dict(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of values of JSON, however they are laid out in a file."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def finite(values: Any) -> Any:

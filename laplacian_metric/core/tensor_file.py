@@ -1,4 +1,4 @@
-"""Files of tensors (safetensors) with notes and a digest, written whole or not at all; nothing in them is code.
+"""Files of tensors (safetensors) with notes, written whole or not at all; nothing in them is code.
 
 `digest` is the digest of tensors that are in no file, such as those of a module.
 """
@@ -8,31 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.core.checked import DamagedArtifactError, MissingArtifactError
+from laplacian_metric.core.artifact import ArtifactError, MissingArtifactError
 from laplacian_metric.core.files import atomic_write
 
-DIGEST = "sha256"
-DTYPES = {
-    torch.complex64: "C64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+ORDERS = "orders"  # the note of the dimensions' order in memory
 
 
 def save(
@@ -48,22 +34,40 @@ def save(
         >>> tensors["ones"], notes["by"]
         (tensor([1., 1.]), 'me')
     """
-    notes = notes or {}
-    header: dict[str, Any] = {"__metadata__": {**notes, DIGEST: _file_digest(tensors, notes)}}
-    offset, names = 0, sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} is of {tensor.dtype}, which these files do not have")
-        end = offset + tensor.numel() * tensor.element_size()
-        entry = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        header[name], offset = entry, end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with atomic_write(path, exclusive=True) as temporary, temporary.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            stream.write(bytes_of(tensors[name]))
+    with atomic_write(path) as temporary:
+        write(temporary, tensors, notes)
+
+
+def write(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    notes: Mapping[str, str] | None = None,
+    *,
+    keep_strides: bool = False,
+) -> None:
+    """Write a file of tensors in place.
+
+    Args:
+        path: of the file.
+        tensors: by name; they may share memory.
+        notes: texts by name.
+        keep_strides: store the numbers in the order in which they lie in memory, which `load` restores. Other readers
+            see transposed tensors then. A matrix product rounds differently where its factors lie differently.
+    """
+    from safetensors.torch import save_file
+
+    packed, orders = {}, {}
+    for name, tensor in tensors.items():
+        order = list(range(tensor.ndim))
+        if keep_strides:
+            order.sort(key=lambda place: -tensor.stride(place))
+        packed[name] = tensor.detach().permute(order).to("cpu").contiguous().clone()
+        if order != list(range(tensor.ndim)):
+            orders[name] = order
+    written = dict(notes or {"format": "pt"})  # without notes and tensors safetensors does not read the file
+    if orders:
+        written[ORDERS] = json.dumps(orders)
+    save_file(packed, path, written)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -71,25 +75,10 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
 
     Raises:
         MissingArtifactError: there is no such file.
-        DamagedArtifactError: it is no safetensors file, or not as it was written.
+        ArtifactError: it is no whole safetensors file.
     """
-    with opened(path) as file:
-        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        notes: dict[str, str] = dict(file.metadata() or {})
-    if notes.pop(DIGEST, None) not in (None, _file_digest(tensors, notes)):
-        raise DamagedArtifactError(
-            f"{Path(path).name} is damaged: it is not as it was written. Copy it again"
-        )
-    return tensors, notes
+    from safetensors import SafetensorError, safe_open
 
-
-@contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Open a file as safetensors' ``safe_open`` does: its notes and the tensors' shapes are read, no numbers."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError("files of tensors are read by safetensors: pip install safetensors") from error
     file = Path(path)
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder, a safetensors file is needed")
@@ -97,24 +86,19 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise MissingArtifactError(f"there is no file {file}")
     try:
         with safe_open(file, framework="pt", device="cpu") as reader:
-            yield reader
-    except SafetensorError as error:
-        raise DamagedArtifactError(
+            tensors = {name: reader.get_tensor(name).clone() for name in reader.keys()}  # noqa: SIM118
+            notes: dict[str, str] = dict(reader.metadata() or {})
+        for name, order in json.loads(notes.pop(ORDERS, "{}")).items():
+            tensors[name] = tensors[name].permute([order.index(place) for place in range(len(order))])
+    except (SafetensorError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise ArtifactError(
             f"{file.name} is no whole safetensors file ({error}): copy or download it again"
         ) from error
-
-
-def _file_digest(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
-    """Return the SHA-256 of the notes and of the names, dtypes, shapes and bytes, in the order of the names."""
-    digest = hashlib.sha256(json.dumps(dict(notes), sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(bytes_of(tensor))
-    return digest.hexdigest()
+    return tensors, notes
 
 
 def digest(source: nn.Module | Mapping[str, Tensor], settings: Mapping[str, Any]) -> str:
-    """SHA-256 of names, shapes, dtypes and bytes of tensors, and of some settings; 64 hex digits.
+    """Return the SHA-256 of names, shapes, dtypes and bytes of tensors, and of some settings; 64 hex digits.
 
     Args:
         source: the tensors by name, or a module, whose parameters and buffers they are.

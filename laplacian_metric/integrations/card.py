@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+LIBRARY = "laplacian_metric"
 TAGS = ["metric-learning", "uncertainty", "laplace-approximation"]
 
 
@@ -33,7 +34,7 @@ def card(title: str, config: Mapping[str, Any]) -> str:
 
 def _front_matter(config: Mapping[str, Any]) -> str:
     metadata: dict[str, Any] = {
-        "library_name": config["library_name"],
+        "library_name": LIBRARY,
         "license": config["licence"],
         "tags": TAGS,
     }
@@ -110,7 +111,7 @@ def _calibration(trust: Mapping[str, Any] | None) -> str:
     rows_of = "encoder.features(inputs)" if trust["has_head"] else "h"
     return f"""## Which matches can be trusted
 
-The subfolder `trust` holds a calibrated `Trust` with its gallery: for each query the nearest item, {
+This folder holds a calibrated `Trust` with its gallery: for each query the nearest item, {
         "the probability that it is right," if error else "whether the query is like anything seen,"
     } and the reason.
 

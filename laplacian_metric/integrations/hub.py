@@ -1,7 +1,7 @@
-"""Posteriors in folders as model hubs have them: a configuration, the weights, and a card that says what they are.
+"""Posteriors in folders as model hubs have them: an artifact with the posterior, and a card that says what it is.
 
-A folder is ``config.json``, ``posterior.safetensors`` and ``README.md``, and the subfolder ``trust`` where a
-calibrated `Trust` is stored too. It holds no encoder, only where to get it: reading it runs nothing that is in it.
+A folder is an `laplacian_metric.core.artifact` that holds the posterior and, if there is one, a calibrated `Trust`,
+beside ``README.md``. It holds no encoder, only where to get it: reading it runs nothing that is in it.
 """
 
 from __future__ import annotations
@@ -11,34 +11,27 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
-from laplacian_metric.core.checked import (
-    ArtifactError,
-    ArtifactExistsError,
-    DamagedArtifactError,
-    Manifest,
-    MissingArtifactError,
-    Strict,
-)
+from laplacian_metric.core.artifact import ArtifactExistsError, Manifest, MissingArtifactError
+from laplacian_metric.core.checked import Strict
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.integrations.card import card
+from laplacian_metric.integrations.card import LIBRARY, card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.stored_header import header_of
 from laplacian_metric.metrics import Evaluation
-from laplacian_metric.trust.storage import TrustManifest
 from laplacian_metric.trust.trust import Trust
 
 INSTALL = "laplacian-metric[hub]"
-LIBRARY = "laplacian_metric"
-CONFIG, POSTERIOR, CARD = "config.json", "posterior.safetensors", "README.md"
-FILES, TRUST = (CONFIG, POSTERIOR, CARD), "trust"
+POSTERIOR, TRUST, CARD = "posterior", "trust", "README.md"
+VERSIONS = "[0-9a-f]" * 16 + "/*"  # the files of all versions
 
 
 class TrustSummary(Strict):
@@ -77,16 +70,13 @@ class TrustSummary(Strict):
 
 
 class PosteriorManifest(Manifest):
-    """The configuration of a folder with a posterior; version 1 had neither a digest of its own nor sizes."""
+    """What a folder with a posterior says about itself."""
 
     FORMAT: ClassVar[str] = "laplacian_metric posterior"
-    VERSION: ClassVar[int] = 2
-    DIGEST_SINCE: ClassVar[int] = 2
-    FILE: ClassVar[str] = CONFIG
     PAYLOADS: ClassVar[tuple[str, ...]] = (POSTERIOR,)
-    EDITABLE: ClassVar[tuple[str, ...]] = (CARD,)
+    OPTIONAL: ClassVar[tuple[str, ...]] = (TRUST,)
+    SHARED: ClassVar[bool] = True
 
-    library_name: Literal["laplacian_metric"] = "laplacian_metric"
     encoder_reference: str
     licence: str
     metrics: dict[str, float | None]
@@ -96,22 +86,6 @@ class PosteriorManifest(Manifest):
     fit: dict[str, Any]
     encoder: dict[str, Any]
     trust: TrustSummary | None = None
-
-    @classmethod
-    def version_of(cls, values: Mapping[str, Any]) -> Any:
-        """Return the version, which version 1 had as its format."""
-        if values.get("library_name") == LIBRARY and isinstance(values.get("format"), int):
-            return values["format"]
-        return super().version_of(values)
-
-    @classmethod
-    def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the fields as version 2 has them."""
-        if version > 1:
-            return values
-        kept = {name: value for name, value in values.items() if name not in ("sha256", "versions")}
-        files = {POSTERIOR: {"bytes": None, "sha256": values.get("sha256", "")}}
-        return {**kept, "made_with": values.get("versions"), "files": files}
 
 
 def save_folder(
@@ -129,8 +103,8 @@ def save_folder(
 
     Args:
         lam: fitted; the encoder stays where it is.
-        folder: made if it is not there. Other files in it are left alone; a ``config.json`` or ``README.md`` that is
-            not of a posterior is never replaced.
+        folder: made if it is not there. Other files in it are left alone; a ``README.md`` that is not of a posterior is
+            never replaced.
         encoder_reference: where the encoder comes from, in words or as "owner/name" of a hub. By default the name
             that the encoder was made by, if it was.
         metrics: name -> value, or what `metrics.evaluate` returned.
@@ -151,13 +125,13 @@ def save_folder(
         >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(features, labels, check_mode=False)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = save_folder(lam, Path(folder) / "mine", encoder_reference="our linear layer")
-        ...     loaded, files = load_folder(path, encoder), sorted(file.name for file in path.iterdir())
-        >>> files, loaded.fingerprint() == lam.fingerprint()
-        (['README.md', 'config.json', 'posterior.safetensors'], True)
+        ...     loaded = load_folder(path, encoder)
+        >>> loaded.fingerprint() == lam.fingerprint()
+        True
     """
     folder = Path(folder)
-    _check_card(folder, overwrite)
-    _check_trust(trust, lam, folder, overwrite)
+    _check_card(folder)
+    _check_trust(trust, lam, folder)
     header = header_of(lam, lam._fit())
     effective = {"n_effective": lam.n_effective, "prior_precision": lam.prior_precision}
     manifest = PosteriorManifest(
@@ -172,14 +146,14 @@ def save_folder(
         encoder=header.encoder.model_dump(),
         trust=None if trust is None else TrustSummary.of(trust),
     )
-    text = card(folder.resolve().name if title is None else title, manifest.model_dump())
-
-    def write(path: Path) -> None:
-        lam.save(path)
-        if trust is not None:  # beside the posterior, so that both are replaced in one step
-            trust.save(path.with_name(TRUST))
-
-    return artifact.save(folder, manifest, {POSTERIOR: write, CARD: text}, overwrite=overwrite)
+    payloads: dict[str, artifact.Payload] = {POSTERIOR: lam.save}
+    if trust is not None:
+        payloads[TRUST] = trust.save
+    artifact.save(folder, manifest, payloads, overwrite=overwrite)
+    with atomic_write(folder / CARD) as temporary:
+        text = card(folder.resolve().name if title is None else title, manifest.model_dump())
+        temporary.write_text(text, encoding="utf-8")
+    return folder
 
 
 def load_folder(folder: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
@@ -213,22 +187,17 @@ def load_trust(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
         >>> loaded(h[100:]).labels == trust(h[100:]).labels
         True
     """
-    summary = artifact.read_manifest(folder, PosteriorManifest).trust
-    if summary is None:
-        raise MissingArtifactError(
-            f"{folder} was saved without a calibration: save_folder(lam, folder, trust=trust) stores one"
-        )
-    trust = Trust.load(Path(folder) / TRUST, mmap=mmap)
-    if TrustSummary.of(trust) != summary:
-        raise DamagedArtifactError(
-            f"{TRUST} in {folder} is not the one that {CONFIG} describes: copy the whole folder again"
-        )
-    return trust
+    with artifact.load(folder, PosteriorManifest) as opened:
+        if TRUST not in opened.manifest.files:
+            raise MissingArtifactError(
+                f"{folder} was saved without a calibration: save_folder(lam, folder, trust=trust) stores one"
+            )
+        return Trust.load(opened.path(TRUST), mmap=mmap)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the configuration of a folder whose posterior is as it was written."""
-    with artifact.load(folder, PosteriorManifest) as opened:
+    """Return what a folder says about its posterior, whose files are as they were written."""
+    with artifact.load(folder, PosteriorManifest, verify=True) as opened:
         return opened.manifest.model_dump()
 
 
@@ -240,9 +209,9 @@ def push(
     private: bool | None = None,
     message: str = "Posterior of laplacian_metric",
 ) -> str:
-    """Upload a folder's three files, and its `Trust` if it has one, to a repository of the Hugging Face hub.
+    """Upload a folder to a repository of the Hugging Face hub.
 
-    Nothing else that is in the folder is uploaded. A `Trust` holds the features and the labels of its gallery.
+    Other files in the folder are not uploaded. A `Trust` holds the features and the labels of its gallery.
 
     Args:
         folder: what `save_folder` wrote; it is checked first.
@@ -254,22 +223,20 @@ def push(
     Returns:
         The address of the commit.
     """
-    patterns = list(FILES)
-    if check_folder(folder)["trust"] is not None:
-        load_trust(folder)
-        patterns.append(f"{TRUST}/*")
-    missing = [name for name in FILES if not (Path(folder) / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{Path(folder).name} lacks {', '.join(missing)}: save it again")
-    api = require("huggingface_hub", "push", INSTALL).HfApi(token=token)
-    api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
-    done = api.upload_folder(
-        repo_id=repo_id,
-        folder_path=str(folder),
-        repo_type="model",
-        commit_message=message,
-        allow_patterns=patterns,
-    )
+    folder = Path(folder)
+    if not (folder / CARD).is_file():
+        raise FileNotFoundError(f"{folder.name} lacks {CARD}: save it again")
+    with artifact.load(folder, PosteriorManifest, verify=True) as opened:
+        api = require("huggingface_hub", "push", INSTALL).HfApi(token=token)
+        api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repo_id,
+            folder_path=str(folder),
+            repo_type="model",
+            commit_message=message,
+            allow_patterns=[CARD, artifact.POINTER, f"{opened.version.name}/*"],
+            delete_patterns=[VERSIONS],
+        )
     return str(getattr(done, "commit_url", done))
 
 
@@ -291,32 +258,24 @@ def _plain(metrics: Mapping[str, float | None] | Evaluation | None) -> dict[str,
     return plain
 
 
-def _check_card(folder: Path, overwrite: bool) -> None:
-    """Refuse to replace a card of something else, and a posterior without its configuration unless it is asked for."""
+def _check_card(folder: Path) -> None:
+    """Refuse to replace a card of something else."""
     path, ours = folder / CARD, f"library_name: {LIBRARY}\n"
     if path.exists() and not (path.is_file() and ours in path.read_text(encoding="utf-8", errors="replace")):
-        raise ArtifactExistsError(f"{folder} has a {CARD} of something else: save into a folder of its own")
-    if not overwrite and any((folder / name).exists() for name in (CARD, POSTERIOR)):
-        raise ArtifactExistsError(
-            f"{folder} holds a saved posterior already: pass overwrite=True to replace it, or name another folder"
-        )
+        raise ArtifactExistsError(f"{folder} has a {CARD} of something else: save into another folder")
 
 
-def _check_trust(trust: Trust | None, lam: LAM, folder: Path, overwrite: bool) -> None:
-    """Refuse a calibration for another head, and to leave that of a replaced posterior behind."""
+def _check_trust(trust: Trust | None, lam: LAM, folder: Path) -> None:
+    """Refuse a calibration for another head, and to drop the one of a posterior that is replaced."""
     if trust is not None:
         head = Head.of(lam)
         if trust.head is not None and head is not None and not np.array_equal(trust.head.weight, head.weight):
             raise ValueError(
                 "trust was calibrated with another head than lam's: fit it with encoder=lam.encoder"
             )
-        artifact.check_target(folder / TRUST, TrustManifest, overwrite=overwrite)
-        return
-    try:
-        stored = artifact.read_manifest(folder, PosteriorManifest).trust
-    except ArtifactError:  # nothing there yet, or for `artifact.save` to refuse
-        return
-    if stored is not None:
+    elif (folder / artifact.POINTER).exists() and (
+        TRUST in artifact.read_manifest(folder, PosteriorManifest).files
+    ):
         raise ArtifactExistsError(
             f"{folder} holds a calibration with the posterior that would be replaced: pass trust=trust, which may be "
             "load_trust(folder), or name another folder"

@@ -1,20 +1,20 @@
 """Features of a frozen backbone, computed once: in memory, or in a folder from which they are mapped.
 
-A folder is an `laplacian_metric.core.artifact` that grows: ``features.bin`` (rows), ``labels.bin`` (int64) and
-``features.json``, which is written after the rows that it counts, with their digests. An interrupted pass is therefore
-taken up where it was, as long as the encoder, the labels and the features of the first batch, which are computed again,
-are the same; otherwise, and where the rows were altered, it starts anew.
+A folder is an `laplacian_metric.core.artifact` with ``features.bin`` (rows) and ``labels.bin`` (int64). A pass grows
+these files in the subfolder ``partial``, with a note that is written after the rows that it counts. An interrupted
+pass resumes if the encoder, the labels and the features of the first batch, which are recomputed, are the same;
+otherwise it starts again.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -25,18 +25,14 @@ from torch import Tensor
 
 from hessians.checks import check_finite, exact_device
 from laplacian_metric.core import artifact
+from laplacian_metric.core.artifact import ArtifactError, Manifest, MissingArtifactError
 from laplacian_metric.core.batch import Batch, Loader, read, to_device
-from laplacian_metric.core.checked import (
-    ArtifactError,
-    DamagedArtifactError,
-    FileEntry,
-    Manifest,
-    MissingArtifactError,
-)
-from laplacian_metric.core.files import atomic_write, locked
+from laplacian_metric.core.checked import read_json, validated
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.parallel import own_folder
-from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.tensor_file import bytes_of
 from laplacian_metric.encoder import Encoder
 
 LOGGER = logging.getLogger(__name__)
@@ -44,40 +40,21 @@ LOGGER = logging.getLogger(__name__)
 DEFAULT_LIMIT = 1 << 30
 ROWS_BETWEEN_NOTES = 4096
 NAME = "these features"
+PARTIAL, NOTE = "partial", "note.json"
 
 
 class FeaturesManifest(Manifest):
-    """What a folder says about its features; version 1 had neither a format nor digests, version 2 no ``of``."""
+    """What a folder says about its features."""
 
     FORMAT: ClassVar[str] = "laplacian_metric features"
-    VERSION: ClassVar[int] = 3
-    DIGEST_SINCE: ClassVar[int] = 2
-    FILE: ClassVar[str] = "features.json"
     PAYLOADS: ClassVar[tuple[str, ...]] = ("features.bin", "labels.bin")
+    SHARED: ClassVar[bool] = True
 
     rows: int = Field(ge=0)
     width: int = Field(ge=1)
     dtype: Literal["float16", "bfloat16", "float32", "float64"]
     fingerprint: str
-    of: dict[str, Any] = Field(
-        default_factory=dict
-    )  # what they are of, where the pass was told, once all of them are there
-
-    @classmethod
-    def version_of(cls, values: Mapping[str, Any]) -> Any:
-        """Return the version, which version 1 did not name."""
-        return 1 if "format" not in values and "fingerprint" in values else super().version_of(values)
-
-    @classmethod
-    def upgraded(cls, values: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the fields as version 3 has them."""
-        missing = {name: {"bytes": None, "sha256": None} for name in cls.PAYLOADS}
-        return values if version > 1 else {**values, "files": missing}
-
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of all rows in each file."""
-        row_sizes = _row_sizes(self.width, getattr(torch, self.dtype))
-        return {name: self.rows * size for name, size in row_sizes.items()}
+    of: dict[str, Any]  # what they are of
 
 
 def collect_features(
@@ -165,18 +142,17 @@ class _Store:
     """Rows on their way into the files of a folder, which is kept if it is told what the rows are ``of``."""
 
     def __init__(self, encoder: Encoder, folder: Path, of: dict[str, Any] | None = None) -> None:
-        self.folder, self.persistent = folder, of is not None
-        self.of, self.noted_of = of or {}, dict[str, Any]()
+        self.folder, self.of, self.persistent = folder, of or {}, of is not None
+        self.place = folder / PARTIAL if self.persistent else folder
         self.width = encoder.num_features
         self.fingerprint = encoder.fingerprint() if self.persistent else ""
         self.dtype: torch.dtype | None = None
         self.noted = self.count = 0
         self.earlier: Dataset | None = None
+        self.earlier_is_whole = False
         self._stack = ExitStack()
-        self._files: dict[str, tuple[BinaryIO, Any]] = {}
-        self._entries: dict[str, FileEntry] = {}
+        self._files: list[BinaryIO] = []
         if self.persistent:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._take_up()
 
     def __enter__(self) -> _Store:
@@ -192,23 +168,31 @@ class _Store:
     def _take_up(self) -> None:
         """Read what an earlier pass of the same encoder left in the folder."""
         try:
-            manifest = artifact.read_manifest(self.folder, FeaturesManifest)
-            if (manifest.fingerprint, manifest.width) != (self.fingerprint, self.width):
-                raise ArtifactError(f"{self.folder.name} holds features of another encoder")
-            for name, size in manifest.sizes().items():
-                # What came after the last note may be a part of a row.
-                if (self.folder / name).is_file() and (self.folder / name).stat().st_size > size:
-                    os.truncate(self.folder / name, size)
-            stored = load_features(self.folder)
+            self.earlier_is_whole = (self.folder / artifact.POINTER).exists()
+            if self.earlier_is_whole:
+                manifest = artifact.read_manifest(self.folder, FeaturesManifest)
+                self._check_encoder(manifest.fingerprint, manifest.width)
+                self.earlier = load_features(self.folder)
+            elif (self.place / NOTE).exists():
+                self.earlier = self._interrupted()
         except MissingArtifactError:
             return
-        except ArtifactError as error:
-            LOGGER.warning("%s: they are computed again", error)
-            (self.folder / FeaturesManifest.FILE).unlink()
-            return
-        if len(stored):
-            self.noted, self.dtype, self.earlier = len(stored), stored.features.dtype, stored
-            self._entries = manifest.files
+        except (ValueError, OSError) as error:
+            LOGGER.warning("%s: the features are computed again", error)
+            (self.folder / artifact.POINTER).unlink(missing_ok=True)
+            self.earlier_is_whole = False
+        if self.earlier is not None:
+            self.noted, self.dtype = len(self.earlier), self.earlier.features.dtype
+
+    def _interrupted(self) -> Dataset:
+        noted = {**read_json(self.place / NOTE, "start again"), "of": {}}
+        note = validated(FeaturesManifest, noted, self.place / NOTE)
+        self._check_encoder(note.fingerprint, note.width)
+        return _mapped(self.folder, self.place, note.rows, note.width, getattr(torch, note.dtype))
+
+    def _check_encoder(self, fingerprint: str, width: int) -> None:
+        if (fingerprint, width) != (self.fingerprint, self.width):
+            raise ArtifactError(f"{self.folder.name} holds features of another encoder")
 
     def holds(self, labels: Tensor, first_rows: Tensor | None = None) -> bool:
         """Whether the next images are among those of an earlier pass, by their labels and the first features."""
@@ -248,61 +232,49 @@ class _Store:
         """Keep these features (n, H) and labels (n,)."""
         self.dtype = rows.dtype
         if not self._files:
-            self._open(self.dtype)
-        for (file, digest), tensor in zip(self._files.values(), (rows, labels.long()), strict=True):
-            content = tensor.detach().contiguous().cpu().view(torch.uint8).numpy().data
-            file.write(content)
-            digest.update(content)
+            self._open(rows)
+        for file, tensor in zip(self._files, (rows, labels.long()), strict=True):
+            file.write(bytes_of(tensor))
         self.count += len(rows)
         if self.persistent and self.count - self.noted >= ROWS_BETWEEN_NOTES:
             self._note()
 
-    def _open(self, dtype: torch.dtype) -> None:
+    def _open(self, rows: Tensor) -> None:
         """Open the files behind the rows of the earlier pass that stay."""
         if self.persistent:
-            self._stack.enter_context(locked(self.folder / "features"))
-        for name, size in _row_sizes(self.width, dtype).items():
-            path = self.folder / name
-            if not self.count:
-                path.unlink(missing_ok=True)  # whoever has mapped it keeps it
-            path.touch()
-            file, digest = self._stack.enter_context(path.open("r+b")), hashlib.sha256()
-            while chunk := file.read(min(artifact.CHUNK, self.count * size - file.tell())):
-                digest.update(chunk)
-            self._files[name] = (file, digest)
-        if self.persistent:
-            # What is there beyond these rows is cut off next, so that no note may speak of it any more.
-            self._write_note()
-        for stream, _ in self._files.values():
-            stream.truncate()
+            self.place.mkdir(parents=True, exist_ok=True)
+            self._stack.enter_context(artifact.lock(self.place))
+        earlier = self.earlier if self.earlier_is_whole else None
+        parts = (rows[:0], torch.empty(0, dtype=torch.int64))
+        if earlier is not None:
+            parts = (earlier.features[: self.count], earlier.labels[: self.count])
+        sizes = (self.width * rows.element_size(), torch.long.itemsize)
+        for name, size, part in zip(FeaturesManifest.PAYLOADS, sizes, parts, strict=True):
+            path = self.place / name
+            if earlier is not None or not self.count:
+                path.write_bytes(bytes_of(part))
+            file = self._stack.enter_context(path.open("r+b"))
+            file.seek(self.count * size)
+            self._files.append(file)
+        # What is there beyond these rows is cut off next, so that no note may count it any more.
+        self._note()
+        for file in self._files:
+            file.truncate()
 
     def _note(self) -> None:
         """Have the disk know the rows, and then the note that counts them."""
-        for file, _ in self._files.values():
+        for file in self._files:
             file.flush()
             if self.persistent:
                 os.fsync(file.fileno())
-        if self.persistent and (self._files or self.noted_of):
-            self._write_note()
-
-    def _write_note(self) -> None:
-        manifest = FeaturesManifest.model_validate(
-            {
-                "rows": self.count,
-                "width": self.width,
-                "dtype": str(self.dtype).removeprefix("torch."),
-                "fingerprint": self.fingerprint,
-                "of": self.noted_of,
-            }
-        )
-        if self._files:
-            self._entries = {
-                name: FileEntry(bytes=size, sha256=self._files[name][1].hexdigest())
-                for name, size in manifest.sizes().items()
-            }
-        with atomic_write(self.folder / manifest.FILE) as temporary:
-            temporary.write_text(artifact.sealed(manifest, self._entries), encoding="utf-8")
+        if self.persistent:
+            with atomic_write(self.place / NOTE) as temporary:
+                temporary.write_text(json.dumps(self._described()), encoding="utf-8")
         self.noted = self.count
+
+    def _described(self) -> dict[str, Any]:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"rows": self.count, "width": self.width, "dtype": dtype, "fingerprint": self.fingerprint}
 
     def finish(self) -> Dataset:
         """Return all features, mapped."""
@@ -311,43 +283,45 @@ class _Store:
                 f"the folder holds the features of {self.noted} images, and the loader has only {self.count}: use "
                 "another folder"
             )
-        self.noted_of = self.of
-        self._note()
-        if self.earlier is not None and not self._files:
+        if self._files:
+            self._note()
+        elif self.earlier is not None and self.earlier_is_whole:
             return self.earlier
-        assert self.dtype is not None
-        result = _mapped(self.folder, self.folder.joinpath, self.count, self.width, self.dtype)
         if not self.persistent:
+            assert self.dtype is not None
+            result = _mapped(self.folder, self.place, self.count, self.width, self.dtype)
             weakref.finalize(
                 result.features.untyped_storage(), shutil.rmtree, self.folder, ignore_errors=True
             )
-        return result
+            return result
+        manifest = FeaturesManifest(**self._described(), of=self.of)
+        moved: dict[str, artifact.Payload] = {name: (self.place / name).replace for name in manifest.PAYLOADS}
+        artifact.save(self.folder, manifest, moved, overwrite=True)
+        self._files.clear()
+        self._stack.close()
+        shutil.rmtree(self.place, ignore_errors=True)
+        return load_features(self.folder)
 
 
 def load_features(folder: Path) -> Dataset:
-    """Return the features that a pass has left in a folder so far, mapped, once they were found as they were written.
+    """Return the features that a pass has left in a folder, mapped.
 
     Raises:
         ArtifactError: there are none, or they are damaged.
     """
     with artifact.load(folder, FeaturesManifest) as opened:
         manifest = opened.manifest
-        for name, size in manifest.sizes().items():
-            if opened.path(name).stat().st_size != size:
-                raise DamagedArtifactError(f"{name} in {folder} does not hold its {manifest.rows} rows")
-        return _mapped(folder, opened.path, manifest.rows, manifest.width, getattr(torch, manifest.dtype))
+        return _mapped(folder, opened.version, manifest.rows, manifest.width, getattr(torch, manifest.dtype))
 
 
-def _mapped(folder: Path, path: Callable[[str], Path], rows: int, width: int, dtype: torch.dtype) -> Dataset:
+def _mapped(folder: Path, place: Path, rows: int, width: int, dtype: torch.dtype) -> Dataset:
+    """Return the features and labels of a folder whose files are at a place; these may be longer."""
     features, labels = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.long)
     if rows:
-        features = torch.from_file(str(path("features.bin")), size=rows * width, dtype=dtype).view(
-            rows, width
-        )
-        labels = torch.from_file(str(path("labels.bin")), size=rows, dtype=torch.long).clone()
+        files, sizes = [place / name for name in FeaturesManifest.PAYLOADS], (width * dtype.itemsize, 8)
+        for path, size in zip(files, sizes, strict=True):
+            if path.stat().st_size < rows * size:
+                raise ArtifactError(f"{path.name} in {folder} does not hold its {rows} rows")
+        features = torch.from_file(str(files[0]), size=rows * width, dtype=dtype).view(rows, width)
+        labels = torch.from_file(str(files[1]), size=rows, dtype=torch.long).clone()
     return Dataset(features, labels, name=NAME, folder=folder)
-
-
-def _row_sizes(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes of a row in each file."""
-    return {"features.bin": width * dtype.itemsize, "labels.bin": torch.long.itemsize}

@@ -1,7 +1,7 @@
 """A trained encoder with its posterior in one folder: everything that it takes to embed an image.
 
-A folder is an `laplacian_metric.core.artifact`: ``model.json``, ``encoder.safetensors``, ``posterior.safetensors`` and
-``seen.safetensors``, digests of the images that it was fitted to.
+A folder is an `laplacian_metric.core.artifact` with ``encoder.safetensors``, the posterior, the calibrated `Trust` if
+there is one, and ``seen.safetensors``, digests of the images that it was fitted to.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core import artifact, tensor_file
-from laplacian_metric.core.checked import DamagedArtifactError, Manifest, Strict
+from laplacian_metric.core import artifact
+from laplacian_metric.core.artifact import Manifest
+from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.trust.storage import TrustEntry, from_payloads, to_payloads
 from laplacian_metric.trust.trust import Trust
 
-ENCODER, POSTERIOR, SEEN = "encoder.safetensors", "posterior.safetensors", "seen.safetensors"
-OF_TRUST = "trust."  # what the names of its files begin with
+ENCODER, POSTERIOR, SEEN, TRUST = "encoder.safetensors", "posterior", "seen.safetensors", "trust"
 # What a file may decide about an architecture. Other options of timm and torchvision can name files to be read.
 OPTIONS = (
     "digits",
@@ -43,9 +42,6 @@ OPTIONS = (
 )
 # The one dtype that heads of features have besides float32.
 DTYPES = {"torch.float32": torch.float32, "torch.float64": torch.float64}
-
-
-DamagedModelError = DamagedArtifactError
 
 
 class EncoderEntry(Strict):
@@ -73,18 +69,13 @@ class ModelManifest(Manifest):
     """What a model folder says about itself."""
 
     FORMAT: ClassVar[str] = "laplacian_metric model"
-    FILE: ClassVar[str] = "model.json"
     PAYLOADS: ClassVar[tuple[str, ...]] = (ENCODER, POSTERIOR, SEEN)
+    OPTIONAL: ClassVar[tuple[str, ...]] = (TRUST,)
 
     encoder: EncoderEntry
     preparation: PreparationEntry | None
     class_names: list[str]
     about: dict[str, Any]
-    trust: TrustEntry | None = None
-
-    def payloads(self) -> set[str]:
-        """Return the names of the files that have to be there."""
-        return {*self.PAYLOADS, *(() if self.trust is None else self.trust.files(OF_TRUST).values())}
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +135,6 @@ class ModelFolder:
         prepared = self.preparation
         if prepared is None and not self.takes_features:
             raise ValueError("preparation is missing: say how an image becomes what the encoder takes")
-        entry, of_trust = (None, {}) if self.trust is None else to_payloads(self.trust, OF_TRUST)
         manifest = ModelManifest(
             made_with={"torch": str(torch.__version__)},
             encoder=_described_encoder(self.encoder, self.options),
@@ -155,14 +145,14 @@ class ModelFolder:
             ),
             class_names=_plain(self.class_names),
             about=_plain(self.about),
-            trust=entry,
         )
         payloads: dict[str, artifact.Payload] = {
             ENCODER: lambda path: self._write_encoder(path, manifest.encoder),
             POSTERIOR: self.lam.save,
-            SEEN: lambda path: tensor_file.save(path, self.seen),
-            **of_trust,
+            SEEN: self.seen,
         }
+        if self.trust is not None:
+            payloads[TRUST] = self.trust.save
         return artifact.save(folder, manifest, payloads, overwrite=overwrite)
 
     def _write_encoder(self, path: Path, entry: EncoderEntry) -> None:
@@ -182,16 +172,18 @@ class ModelFolder:
         architecture: nn.Module | Callable[[], nn.Module] | None = None,
         loss: PairLoss | None = None,
         device: torch.device | str = "cpu",
+        verify: bool = False,
     ) -> ModelFolder:
-        """Read a folder after its files were found to be as they were written.
+        """Read a folder.
 
         Args:
             folder: what `save` wrote.
             architecture: a module, or what makes one, where the encoder came neither from a name nor takes features.
             loss: needed where it is of a class that is not this library's.
             device: where the encoder is to compute.
+            verify: compare the digests of all files first.
         """
-        with artifact.load(folder, ModelManifest) as opened:
+        with artifact.load(folder, ModelManifest, verify=verify) as opened:
             manifest, path = opened.manifest, opened.path(ENCODER)
             prepared = manifest.preparation
             encoder = _made_encoder(path, opened.folder, manifest.encoder, architecture).to(device).eval()
@@ -201,8 +193,8 @@ class ModelFolder:
                 options=manifest.encoder.options,
                 class_names=tuple(manifest.class_names),
                 about=manifest.about,
-                seen=tensor_file.load(opened.path(SEEN))[0],
-                trust=None if manifest.trust is None else from_payloads(manifest.trust, opened, OF_TRUST),
+                seen=opened.tensors(SEEN),
+                trust=Trust.load(opened.path(TRUST)) if TRUST in manifest.files else None,
             )
 
 

@@ -27,7 +27,7 @@ from hessians.checks import Choice, CurvatureWarning
 from hessians.features import FeatureReader
 from hessians.pairs import PairSums
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import ArtifactError
+from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.core.parallel import Reduce, gathered, share
 from laplacian_metric.core.progress import track
 

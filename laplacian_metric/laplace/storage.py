@@ -17,7 +17,7 @@ from torch import Tensor
 from hessians.checks import exact_device
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import DamagedArtifactError, ForeignArtifactError
+from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.fit import Fitted
@@ -237,16 +237,14 @@ def _curvature(
 def _header(notes: Mapping[str, str], file: str) -> Header:
     if KEY not in notes:
         remedy = "; it holds an encoder: Encoder.from_checkpoint reads it" if "encoder" in notes else ""
-        raise ForeignArtifactError(f"{file} was not written by LAM.save{remedy}")
+        raise ArtifactError(f"{file} was not written by LAM.save{remedy}")
     return header_from(notes[KEY], file)
 
 
 def _check_orders(orders: Mapping[str, list[int]], dimensions: Mapping[str, int], file: str) -> None:
     """Refuse a header that does not know the tensors beside it."""
     if "gradient" not in dimensions or not set(orders) <= set(dimensions):
-        raise DamagedArtifactError(f"{file} lacks tensors that a LAM has: the file is damaged")
+        raise ArtifactError(f"{file} lacks tensors that a LAM has: the file is damaged")
     for name, order in orders.items():
         if sorted(order) != list(range(dimensions[name])):
-            raise DamagedArtifactError(
-                f"orders.{name} in the header of {file} is {order!r}: the file is damaged"
-            )
+            raise ArtifactError(f"orders.{name} in the header of {file} is {order!r}: the file is damaged")

@@ -14,14 +14,8 @@ from pydantic import Field, model_validator
 from hessians import ContrastiveLoss, InfoNCELoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import __version__
-from laplacian_metric.core.checked import (
-    COPY_AGAIN,
-    DamagedArtifactError,
-    NewerArtifactError,
-    Strict,
-    parsed,
-    validated,
-)
+from laplacian_metric.core.artifact import ArtifactError
+from laplacian_metric.core.checked import Strict, parsed, validated
 from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.laplace.fit import Fitted
 
@@ -142,7 +136,7 @@ def header_of(lam: LAM, fitted: Fitted, orders: Mapping[str, list[int]] | None =
         values,
         "the LAM",
         "fit with finite settings and data, only these are stored",
-        DamagedArtifactError,
+        ArtifactError,
     )
 
 
@@ -159,16 +153,16 @@ def _head_form(encoder: Encoder) -> dict[str, Any]:
 
 def header_from(text: str, file: str) -> Header:
     """Return the header of a file from its JSON."""
-    values = parsed(text, f"the header of {file}", *COPY_AGAIN)
+    values = parsed(text, f"the header of {file}", "copy it again, or save it again", ArtifactError)
     if type(values.get("format")) is not int:
-        raise DamagedArtifactError(
-            f"the header of {file} has no format number: it was not written by LAM.save"
-        )
+        raise ArtifactError(f"the header of {file} has no format number: it was not written by LAM.save")
     if values["format"] > FORMAT:
-        raise NewerArtifactError(
+        raise ArtifactError(
             f"{file} has format {values['format']}, this version reads up to format {FORMAT}: update laplacian_metric"
         )
-    return validated(Header, values, f"the header of {file}", *COPY_AGAIN)
+    return validated(
+        Header, values, f"the header of {file}", "copy it again, or save it again", ArtifactError
+    )
 
 
 @contextmanager

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.checked import (
-    DamagedArtifactError,
-    ForeignArtifactError,
-    Manifest,
-    MissingArtifactError,
-    NotAFolderError,
-)
+from laplacian_metric.core.artifact import ArtifactError, Manifest, MissingArtifactError
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.gallery import Flat, Kind, faiss, kind_from_dict, kind_to_dict
 from laplacian_metric.retrieval.index import Index
@@ -44,7 +38,7 @@ DTYPES: dict[str, tuple[type[np.floating[Any]], int]] = {
     "uncertainty": (np.float64, 1),
     "variance": (np.float32, 2),
 }
-DamagedIndexError = DamagedArtifactError
+DamagedIndexError = ArtifactError
 
 
 class IndexManifest(Manifest):
@@ -123,7 +117,7 @@ def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Index:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedIndexError(
-                f"the kind or the calibrations in {manifest.FILE} of {opened.folder} cannot be read ({error!r}): copy "
+                f"the kind or the calibrations in {artifact.MANIFEST} of {opened.folder} cannot be read ({error!r}): copy "
                 "the folder again"
             ) from error
         arrays = {
@@ -223,6 +217,6 @@ def open_saved(folder: str | os.PathLike[str]) -> Index | Collection:
 
     try:
         artifact.read_manifest(folder, engines_storage.CollectionManifest)
-    except (ForeignArtifactError, MissingArtifactError, NotAFolderError):
+    except ArtifactError:
         return load(folder)  # an index then, or nothing
     return engines_storage.load(folder)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from laplacian_metric.core.checked import Manifest
+from laplacian_metric.core import artifact
 from laplacian_metric.retrieval.items import Items
 from laplacian_metric.retrieval.replies import Reply, query_embedded
 from laplacian_metric.retrieval.storage import open_saved
@@ -120,7 +120,7 @@ class Service:
         return self._loaded.number
 
     def _stamp(self) -> tuple[int, ...]:
-        status = (self.folder / Manifest.FILE).stat()
+        status = (self.folder / artifact.POINTER).stat()
         return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _load(self, number: int) -> Loaded:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import DamagedArtifactError
+from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.method import Learner
 
@@ -117,7 +117,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
     """The tensors of a checkpoint, what identifies its run, and where that stood."""
     try:
         tensors, metadata = tensor_file.load(path)
-    except (OSError, DamagedArtifactError) as error:
+    except (OSError, ArtifactError) as error:
         raise ValueError(
             f"{path} is damaged or cannot be read ({error}): remove it to start the training again"
         ) from error

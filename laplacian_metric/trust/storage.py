@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.checked import Manifest, Strict
+from laplacian_metric.core.artifact import Manifest
+from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
 from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
@@ -50,8 +51,6 @@ class TrustManifest(Manifest):
     """What a saved `Trust` says about itself."""
 
     FORMAT: ClassVar[str] = "laplacian_metric trust"
-    # Version 1 had no risk head and always used labels; 2 had no expected share of OOD queries.
-    VERSION: ClassVar[int] = 3
 
     arrays: dict[str, Stored]
     numbers: dict[str, float]

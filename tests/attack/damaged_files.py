@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from laplacian_metric.core.checked import digest_of_dict
 from laplacian_metric.laplace.model_folder import ModelFolder
 from tests.attack.counting import FORMATS, SECONDS, Count, TimeUp, damaged, time_limit
 

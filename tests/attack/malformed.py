@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from laplacian_metric.core.checked import digest_of_dict
 from tests.attack.counting import FLAT, FORMATS, SECONDS, TRACEBACK, Count, damaged, time_limit
 from tests.cli.running import lam
 

@@ -324,7 +324,7 @@ def test_numbers_that_are_not_defined_are_left_out(tmp_path: Path) -> None:
 
 
 def test_two_models_on_one_data_set_are_told_apart_by_their_files(tmp_path: Path) -> None:
-    written = Path(__file__).parents[1] / "fixtures" / "formats" / "evaluation.json"
+    written = result(tmp_path / "written.json", "m", 0, r_auroc=0.5)
     for name in ("diag", "lowrank"):
         (tmp_path / f"{name}.json").write_bytes(written.read_bytes())
     done = worked("compare", tmp_path / "diag.json", tmp_path / "lowrank.json", "--json")

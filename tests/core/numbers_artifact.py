@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from laplacian_metric.core.artifact import save
-from laplacian_metric.core.checked import Manifest
+from laplacian_metric.core.artifact import Manifest, save
 
 
 class Numbers(Manifest):

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from laplacian_metric.core import files
-from laplacian_metric.core.checked import ArtifactBusyError
 from laplacian_metric.core.files import atomic_write
 
 
@@ -166,19 +165,3 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         temporary.unlink()
     assert names(tmp_path) == []
-
-
-def test_an_exclusive_write_removes_what_a_killed_one_left_and_tells_a_second_one(tmp_path: Path) -> None:
-    for name in (".a.txt.0123456789abcdef.tmp", ".a.txt.mine.tmp", ".b.txt.0123456789abcdef.tmp"):
-        (tmp_path / name).write_text("half")
-    with atomic_write(tmp_path / "a.txt", exclusive=True) as temporary:
-        temporary.write_text("1")
-        with (
-            pytest.raises(ArtifactBusyError, match=f"process {os.getpid()}"),
-            atomic_write(tmp_path / "a.txt", exclusive=True),
-        ):
-            pass
-        with atomic_write(tmp_path / "b.txt", exclusive=True) as other:
-            other.write_text("2")
-    assert (tmp_path / "a.txt").read_text() == "1"
-    assert names(tmp_path) == [".a.txt.mine.tmp", "a.txt", "b.txt"]

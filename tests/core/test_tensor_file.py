@@ -1,4 +1,4 @@
-"""Files of tensors: what safetensors reads and writes, with a digest, whole or not at all."""
+"""Files of tensors: what safetensors reads and writes, with notes, whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from laplacian_metric.core.checked import ArtifactError, DamagedArtifactError, MissingArtifactError
-from laplacian_metric.core.tensor_file import DTYPES, load, save
+from laplacian_metric.core.artifact import ArtifactError, MissingArtifactError
+from laplacian_metric.core.tensor_file import load, save
+
+DTYPES = [
+    torch.complex64, torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
 
 
 def some() -> dict[str, Tensor]:
@@ -37,9 +41,6 @@ def test_what_is_written_is_read_by_safetensors_and_here(tmp_path: Path) -> None
         for again in (ours[name], theirs[name]):
             assert torch.equal(again, tensor.detach())
             assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
-    before = path.read_bytes()
-    save(path, dict(reversed(some().items())), {"note": "ü"})
-    assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
@@ -48,21 +49,6 @@ def test_what_safetensors_writes_is_read(tmp_path: Path) -> None:
     tensors, notes = load(tmp_path / "a")
     assert tensors["a"].tolist() == [1, 1, 1]
     assert notes == {}
-
-
-def test_every_other_byte_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    save(path, {"a": torch.arange(3.0), "b": torch.tensor([1, 2])}, {"note": "x"})
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        content = bytearray(whole)
-        content[place] ^= 1
-        path.write_bytes(content)
-        try:
-            _, notes = load(path)
-        except ArtifactError:
-            continue
-        assert set(notes) == {"note", "sha256".replace(chr(whole[place]), chr(content[place]))}
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -75,7 +61,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         len(header).to_bytes(8, "little") + header + bytes(64),
     ):  # fmt: skip
         (tmp_path / "part").write_bytes(content)
-        with pytest.raises(DamagedArtifactError, match="part is no whole safetensors file"):
+        with pytest.raises(ArtifactError, match="part"):
             load(tmp_path / "part")
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "nothing"):
@@ -83,15 +69,3 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             load(tmp_path / name)
     with pytest.raises(IsADirectoryError):
         load(tmp_path)
-
-
-def test_dtypes_that_the_format_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"a is of torch.complex128"):
-        save(tmp_path / "a", {"a": torch.ones(2, dtype=torch.complex128)})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_digest_is_a_note_beside_the_others(tmp_path: Path) -> None:
-    save(tmp_path / "a", {"a": torch.ones(2)}, {"note": "x"})
-    with safe_open(tmp_path / "a", "pt") as opened:
-        assert set(opened.metadata()) == {"note", "sha256"}

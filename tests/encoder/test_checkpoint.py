@@ -297,7 +297,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def fail(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(tensor_file, "bytes_of", fail)
+    monkeypatch.setattr(tensor_file, "write", fail)
     with pytest.raises(OSError, match="no space left"):
         save_encoder(Encoder.from_module(network(1)), path)
     assert path.read_bytes() == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +16,12 @@ from torch import nn
 from hessians import ContrastiveLoss
 from hessians.pair_loss import PairLoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
-from laplacian_metric.core.checked import ArtifactError, DamagedArtifactError, NewerArtifactError
+from laplacian_metric.core.artifact import ArtifactError
+from laplacian_metric.integrations import hub
 from laplacian_metric.integrations.hub import check_folder, load_folder, load_trust, push, save_folder
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.posthoc import NotFittedError
-from tests.manifests import rewrite
-
-FILES = ["README.md", "config.json", "posterior.safetensors"]
+from tests.manifests import content, rewrite, version
 
 
 def fitted(loss: PairLoss | None = None, **options: Any) -> LAM:
@@ -46,7 +43,6 @@ def test_what_is_loaded_is_what_was_saved(structure: str, tmp_path: Path) -> Non
     lam = fitted(structure=structure, temperature=2.0, rank=3)
     lam.optimize_prior_precision()
     folder = save_folder(lam, tmp_path / "a" / "posterior", encoder_reference="owner/model")
-    assert sorted(path.name for path in folder.iterdir()) == FILES
     again = load_folder(folder, lam.encoder)
     assert again.fingerprint() == lam.fingerprint() == check_folder(folder)["fingerprint"]
     x = torch.randn(5, 4)
@@ -63,7 +59,7 @@ def test_the_configuration_and_the_card(tmp_path: Path) -> None:
         licence="cc-by-4.0",
         title="A posterior",
     )
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = content(folder)
     assert config["metrics"] == {"recall@1": 0.91234, "R-AUROC": None, "a|b\nc": None}
     assert config["encoder"]["fingerprint"] == lam.encoder.fingerprint()
     assert config["settings"]["prior_precision"] == 2.5
@@ -129,10 +125,9 @@ def test_a_trust_is_stored_beside_the_posterior(tmp_path: Path) -> None:
     lam = fitted()
     trust = calibrated(lam)
     folder = save_folder(lam, tmp_path / "mine", trust=trust)
-    assert sorted(path.name for path in folder.iterdir()) == [*FILES, "trust"]
     assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
     h = rows(50, 2)[0]
-    expected, answers = trust(h), [load_trust(folder)(h), Trust.load(folder / "trust")(h)]
+    expected, answers = trust(h), [load_trust(folder)(h), Trust.load(version(folder) / "trust")(h)]
     for answer in answers:
         np.testing.assert_array_equal(answer.probability, expected.probability)
         assert answer.labels == expected.labels
@@ -201,21 +196,6 @@ def test_a_trust_that_does_not_belong_here_is_refused(tmp_path: Path) -> None:
     folder = save_folder(lam, tmp_path / "b")
     with pytest.raises(FileNotFoundError, match=r"save_folder\(lam, folder, trust=trust\)"):
         load_trust(folder)
-    (folder / "trust").mkdir()
-    (folder / "trust" / "notes.txt").write_text("mine", encoding="utf-8")
-    save_folder(lam, folder, overwrite=True)  # other files are left alone
-    with pytest.raises(FileExistsError, match="holds no trust"):
-        save_folder(lam, folder, trust=calibrated(lam), overwrite=True)
-    assert (folder / "trust" / "notes.txt").read_text(encoding="utf-8") == "mine"
-    # The calibration of another folder, and none.
-    folder = save_folder(lam, tmp_path / "c", trust=calibrated(lam))
-    calibrated(lam, 5).save(folder / "trust", overwrite=True)
-    with pytest.raises(DamagedArtifactError, match=r"trust in .* is not the one"):
-        load_trust(folder)
-    shutil.rmtree(folder / "trust")
-    with pytest.raises(ArtifactError, match="trust"):
-        load_trust(folder)
-    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
 
 
 def test_a_loss_that_is_not_the_library_s_is_passed(tmp_path: Path) -> None:
@@ -235,25 +215,22 @@ def test_a_posterior_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> No
         save_folder(other, folder)
     save_folder(other, folder, overwrite=True)
     assert load_folder(folder, other.encoder).temperature == 3.0
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "notes.txt"])
+    assert (folder / "notes.txt").read_text(encoding="utf-8") == "kept"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("config.json", '{"model_type": "bert"}'), ("README.md", "# Mine")]
-)
-def test_files_of_something_else_are_never_replaced(name: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
+def test_a_card_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# Mine", encoding="utf-8")
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match=rf"has a {name} of something else|holds no posterior"):
+        with pytest.raises(FileExistsError, match="README"):
             save_folder(fitted(), tmp_path, overwrite=overwrite)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_text(encoding="utf-8") == text
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# Mine"
 
 
 def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     lam = fitted()
     folder = save_folder(lam, tmp_path / "mine")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     changed = fitted(temperature=3.0)
     with torch.no_grad():
         changed.encoder.head.weight.add_(1)
@@ -263,34 +240,20 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         save_folder(LAM(lam.encoder, ContrastiveLoss()), tmp_path / "other")
     with pytest.raises(TypeError, match=r"metrics\['recall'\] is a str, a number is needed"):
         save_folder(lam, folder, metrics={"recall": "high"}, overwrite=True)  # type: ignore[dict-item]
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "other").exists()
-    with pytest.raises(FileExistsError, match="is a file"):
+    with pytest.raises(FileExistsError, match="README"):
         save_folder(lam, folder / "README.md")
 
 
 def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     lam = fitted()
     folder = save_folder(lam, tmp_path / "mine")
-    with pytest.raises(FileNotFoundError, match="there is no posterior folder"):
+    with pytest.raises(FileNotFoundError, match="nothing"):
         load_folder(tmp_path / "nothing", lam.encoder)
-    with pytest.raises(ValueError, match="the posterior of another encoder"):
+    with pytest.raises(ValueError, match="encoder"):
         load_folder(folder, Encoder(nn.Identity(), nn.Linear(4, 3)))
-    config, posterior = folder / "config.json", folder / "posterior.safetensors"
-    config_text, whole = config.read_text(encoding="utf-8"), posterior.read_bytes()
-
-    posterior.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ValueError, match=r"posterior\.safetensors .* was altered"):
-        load_folder(folder, lam.encoder)
-    posterior.unlink()
-    with pytest.raises(DamagedArtifactError, match=r"lacks posterior\.safetensors"):
-        load_folder(folder, lam.encoder)
-    posterior.write_bytes(whole)
-    for changes in ({"version": 99}, {"version": "1"}, {"format": 99}):
-        rewrite(config, **changes)
-        with pytest.raises(NewerArtifactError, match="reads up to format 2"):
-            load_folder(folder, lam.encoder)
-        config.write_text(config_text, encoding="utf-8")
+    before = content(folder)
     for changes in (
         {"files": {}},
         {"metrics": {"recall@1": "high"}},
@@ -298,26 +261,10 @@ def test_folders_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         {"loss": ...},
         {"more": 1},
     ):
-        rewrite(config, **changes)
-        with pytest.raises(DamagedArtifactError, match=next(iter(changes))):
+        rewrite(folder, **changes)
+        with pytest.raises(ArtifactError):
             load_folder(folder, lam.encoder)
-        config.write_text(config_text, encoding="utf-8")
-    for text in ("{", "[]", '{"library_name": "transformers"}', "[" * 100_000):
-        config.write_text(text, encoding="utf-8")
-        with pytest.raises(ArtifactError, match=r"config\.json"):
-            load_folder(folder, lam.encoder)
-    # As version 1 wrote it.
-    config.write_text(config_text, encoding="utf-8")
-    sha256 = json.loads(config_text)["files"]["posterior.safetensors"]["sha256"]
-    versions = json.loads(config_text)["made_with"]
-    removed = dict.fromkeys(("files", "made_with", "version", "digest"), ...)
-    rewrite(config, False, **removed, format=1, sha256=sha256, versions=versions)
-    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
-    for changes in ({"sha256": "0" * 64}, {"sha256": ...}, {"format": True}):
-        rewrite(config, False, **changes)
-        with pytest.raises(ArtifactError, match=r"altered|sha256|update"):
-            load_folder(folder, lam.encoder)
-    config.write_text(config_text, encoding="utf-8")
+        rewrite(folder, **{**dict.fromkeys(changes, ...), **before})
     assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
 
 
@@ -344,7 +291,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return Recorder.calls
 
 
-def test_three_files_are_uploaded(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_the_current_version_and_the_card_are_uploaded(
+    tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
     folder = save_folder(fitted(), tmp_path / "mine")
     assert push(folder, "owner/mine", "a token", private=True, message="First") == "commit of owner/mine"
     (_, repository), (_, created), (_, uploaded) = calls
@@ -356,47 +305,56 @@ def test_three_files_are_uploaded(tmp_path: Path, calls: list[tuple[str, dict[st
         "folder_path": str(folder),
         "repo_type": "model",
         "commit_message": "First",
-        "allow_patterns": ["config.json", "posterior.safetensors", "README.md"],
+        "allow_patterns": ["README.md", "CURRENT", f"{version(folder).name}/*"],
+        "delete_patterns": [hub.VERSIONS],
     }
-
-
-def test_a_trust_is_uploaded_too(tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
-    lam = fitted()
-    folder = save_folder(lam, tmp_path / "mine", trust=calibrated(lam))
-    push(folder, "owner/mine")
-    assert calls[-1][1]["allow_patterns"] == ["config.json", "posterior.safetensors", "README.md", "trust/*"]
-    (folder / "trust" / "h.npy").unlink()
-    with pytest.raises(DamagedArtifactError, match=r"h\.npy"):
-        push(folder, "owner/mine")
 
 
 def test_nothing_is_uploaded_of_a_folder_that_is_not_whole(
     tmp_path: Path, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     folder = save_folder(fitted(), tmp_path / "mine")
+    card = (folder / "README.md").read_bytes()
     (folder / "README.md").unlink()
-    with pytest.raises(FileNotFoundError, match=r"mine lacks README.md"):
+    with pytest.raises(FileNotFoundError, match="README"):
         push(folder, "owner/mine")
-    (folder / "posterior.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="bytes"):
+    (folder / "README.md").write_bytes(card)
+    payload = version(folder) / hub.POSTERIOR
+    for path in (payload, *payload.rglob("*.safetensors")):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(ArtifactError, match="posterior"):
         push(folder, "owner/mine")
     assert calls == []
 
 
-def test_the_calls_are_those_that_the_library_takes() -> None:
-    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+def test_the_calls_are_those_that_the_library_takes(tmp_path: Path) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
     import inspect
 
-    created = inspect.signature(hub.HfApi.create_repo)
+    created = inspect.signature(library.HfApi.create_repo)
     created.bind(None, "owner/mine", repo_type="model", private=None, exist_ok=True)
-    inspect.signature(hub.HfApi.upload_folder).bind(
-        None, repo_id="", folder_path="", repo_type="model", commit_message="", allow_patterns=[]
+    inspect.signature(library.HfApi.upload_folder).bind(
+        None,
+        repo_id="",
+        folder_path="",
+        repo_type="model",
+        commit_message="",
+        allow_patterns=[],
+        delete_patterns=[],
     )
-    inspect.signature(hub.HfApi).bind(token=None)
-    uploaded = hub.utils.filter_repo_objects([*FILES, "notes.txt", "more/README.md"], allow_patterns=FILES)
-    assert list(uploaded) == FILES
-    patterns, names = [*FILES, "trust/*"], [*FILES, "trust/h.npy", "other/h.npy"]
-    assert list(hub.utils.filter_repo_objects(names, allow_patterns=patterns)) == [*FILES, "trust/h.npy"]
+    inspect.signature(library.HfApi).bind(token=None)
+    lam = fitted()
+    folder = save_folder(lam, tmp_path / "mine", trust=calibrated(lam))
+    name = version(folder).name
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    others = [".lock", "notes.txt", "more/README.md"]
+    patterns = ["README.md", "CURRENT", f"{name}/*"]
+    uploaded = set(library.utils.filter_repo_objects([*files, *others], allow_patterns=patterns))
+    assert {file for file in files if not file.startswith(".")} <= uploaded
+    assert not uploaded & set(others)
+    old = [f"{'0a' * 8}/manifest.json", f"{'0a' * 8}/trust/CURRENT", "README.md", "notes.txt"]
+    assert list(library.utils.filter_repo_objects(old, allow_patterns=[hub.VERSIONS])) == old[:2]
 
 
 def test_without_the_library_only_pushing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM, data
-from laplacian_metric.core.checked import ArtifactBusyError, ArtifactError
+from laplacian_metric.core import artifact
+from laplacian_metric.core.artifact import ArtifactBusyError, ArtifactError
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import features as module
 from laplacian_metric.laplace.features import collect_features, load_features
-from tests.manifests import rewrite
+from tests.manifests import rewrite, version
 
 NUM, PIXELS, WIDTH = 23, 6, 4
 IMAGES = torch.randn(NUM, PIXELS, generator=torch.Generator().manual_seed(0))
@@ -110,7 +112,12 @@ def test_a_temporary_file_vanishes_with_the_features(tmp_path: Path, monkeypatch
 def test_a_folder_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "features"
     check(collect_features(encoder(), loader(), folder=folder))
-    assert sorted(file.name for file in folder.iterdir()) == ["features.bin", "features.json", "labels.bin"]
+    assert sorted(file.name for file in version(folder).iterdir()) == [
+        "features.bin",
+        "labels.bin",
+        "manifest.json",
+    ]
+    assert not (folder / module.PARTIAL).exists()
     again = encoder()
     # Another batch size is the same order.
     check(collect_features(again, loader(batch_size=8), folder=folder))
@@ -123,7 +130,7 @@ def test_an_interrupted_pass_goes_on(tmp_path: Path, error: type[BaseException])
     with pytest.raises(error, match="stopped"):
         collect_features(one, stopping(3, error), folder=tmp_path)
     assert all(part.training for part in one.modules())
-    assert json.loads((tmp_path / "features.json").read_text())["rows"] == 15
+    assert json.loads((tmp_path / module.PARTIAL / module.NOTE).read_text())["rows"] == 15
     again = encoder()
     check(collect_features(again, loader(), folder=tmp_path))
     assert again.backbone.images == NUM - 15 + 5  # the first batch is compared
@@ -134,7 +141,9 @@ def test_another_batch_size_after_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         collect_features(encoder(), stopping(3), folder=tmp_path)
     again, notes = encoder(), []
-    again.backbone.register_forward_hook(lambda *_: notes.append((tmp_path / "features.json").read_text()))
+    again.backbone.register_forward_hook(
+        lambda *_: notes.append((tmp_path / module.PARTIAL / module.NOTE).read_text())
+    )
     check(collect_features(again, loader(batch_size=6), folder=tmp_path))
     assert again.backbone.images == NUM - 12 + 6
     assert [json.loads(note)["rows"] for note in notes[:3]] == [15, 15, 12]
@@ -146,7 +155,7 @@ def test_rows_are_noted_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module._Store, "__exit__", lambda self, *error: self._stack.close())
     with pytest.raises(RuntimeError):
         collect_features(encoder(), stopping(3), folder=tmp_path)
-    with (tmp_path / "features.bin").open("ab") as file:
+    with (tmp_path / module.PARTIAL / "features.bin").open("ab") as file:
         file.write(b"half")
     monkeypatch.undo()
     again = encoder()
@@ -155,57 +164,38 @@ def test_rows_are_noted_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["features.bin", "labels.bin"])
-def test_files_that_lost_rows(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    collect_features(encoder(), loader(), folder=tmp_path)
-    with (tmp_path / name).open("r+b") as file:
-        file.truncate(30)
-    with caplog.at_level(logging.WARNING):
-        check(collect_features(encoder(), loader(), folder=tmp_path))
-    assert f"{name} in" in caplog.text
-    assert "computed again" in caplog.text
-    (tmp_path / name).unlink()
-    check(collect_features(encoder(), loader(), folder=tmp_path))
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["features.bin", "labels.bin", "features.json"])
-@pytest.mark.parametrize("after", [4, 3])
-def test_rows_that_were_altered_are_computed_again(
-    tmp_path: Path, name: str, after: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_files_that_lost_rows(
+    tmp_path: Path, name: str, interrupted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a pass that came to its end, and of one that was interrupted in the middle of a row."""
-    with pytest.raises(RuntimeError, match="stopped"):
-        collect_features(encoder(), stopping(after), folder=tmp_path)
-    if after == 4:
-        check(collect_features(encoder(), loader(), folder=tmp_path))
-    elif name != "features.json":
-        with (tmp_path / name).open("ab") as file:
-            file.write(b"123")
-        check(collect_features(encoder(), loader(), folder=tmp_path))
-    damage(tmp_path / name)
-    again = encoder()
-    with caplog.at_level(logging.WARNING):
-        check(collect_features(again, loader(), folder=tmp_path))
-    assert again.backbone.images == NUM
-    assert name in caplog.text
-    assert "computed again" in caplog.text
-    check(load_features(tmp_path))
+    def pass_once() -> Path:
+        if not interrupted:
+            collect_features(encoder(), loader(), folder=tmp_path)
+            return version(tmp_path) / name
+        (tmp_path / artifact.POINTER).unlink(missing_ok=True)
+        with pytest.raises(RuntimeError, match="stopped"):
+            collect_features(encoder(), stopping(3), folder=tmp_path)
+        return tmp_path / module.PARTIAL / name
+
+    for damage in (lambda path: os.truncate(path, 30), Path.unlink):
+        damage(pass_once())
+        again = encoder()
+        with caplog.at_level(logging.WARNING):
+            check(collect_features(again, loader(), folder=tmp_path))
+        assert again.backbone.images == NUM
+        assert "computed again" in caplog.text
+        check(load_features(tmp_path))
 
 
 @pytest.mark.parametrize(
     "changes",
     [{"dtype": "int8"}, {"dtype": None}, {"rows": -1}, {"rows": 10**12}, {"rows": ...}, {"files": {}}, {"width": 0}],
 )  # fmt: skip
-def test_notes_that_are_wrong_are_not_believed(
+def test_manifests_that_are_wrong_are_not_believed(
     tmp_path: Path, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     collect_features(encoder(), loader(), folder=tmp_path)
-    rewrite(tmp_path / "features.json", **changes)
+    rewrite(tmp_path, **changes)
     with pytest.raises(ArtifactError):
         load_features(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -213,10 +203,21 @@ def test_notes_that_are_wrong_are_not_believed(
     assert "computed again" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "{", '{"fingerprint": 1}'])
-def test_notes_that_are_none(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    collect_features(encoder(), loader(), folder=tmp_path)
-    (tmp_path / "features.json").write_text(text)
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "null", "{", '{"fingerprint": 1}', '{"rows": "x"}', '{"rows": 1, "dtype": "load"}',
+     '{"rows": -1, "dtype": "float32"}', '{"rows": 10000000, "dtype": "float32"}'],
+)  # fmt: skip
+def test_notes_that_are_wrong_are_not_believed(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RuntimeError, match="stopped"):
+        collect_features(encoder(), stopping(3), folder=tmp_path)
+    note = tmp_path / module.PARTIAL / module.NOTE
+    identity = json.loads(note.read_text())
+    if text.startswith('{"rows'):
+        text = json.dumps({**identity, **json.loads(text)})
+    note.write_text(text)
     with caplog.at_level(logging.WARNING):
         check(collect_features(encoder(), loader(), folder=tmp_path))
     assert "computed again" in caplog.text
@@ -226,7 +227,7 @@ def test_the_second_of_two_passes_is_told(tmp_path: Path) -> None:
     def both() -> Iterator[Any]:
         for number, batch in enumerate(loader()):
             if number == 1:
-                with pytest.raises(ArtifactBusyError, match="features is being written by process"):
+                with pytest.raises(ArtifactBusyError, match="partial"):
                     collect_features(encoder(), loader(2), folder=tmp_path)
             yield batch
 
@@ -334,7 +335,7 @@ def test_refusals(batches: Any, error: type[Exception], message: str, tmp_path: 
             collect_features(one, batches, folder=folder)
     assert all(part.training for part in one.modules())
     left = {file.name for file in tmp_path.iterdir()}
-    assert left in (set(), {"features.bin", "features.json", "labels.bin"})
+    assert left <= {module.PARTIAL}
 
 
 @pytest.mark.parametrize("make", [list, np.array, tuple])

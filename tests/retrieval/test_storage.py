@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.checked import ArtifactError, ArtifactWriteError
+from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.retrieval import calibrations as calibrations_module
 from laplacian_metric.retrieval import storage
 from laplacian_metric.retrieval.abstention import choose_threshold

@@ -9,14 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import (
-    COPY_AGAIN,
-    DamagedArtifactError,
-    ForeignArtifactError,
-    Strict,
-    parsed,
-    validated,
-)
+from laplacian_metric.core.artifact import ArtifactError
+from laplacian_metric.core.checked import Strict, parsed, validated
 from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.network.posterior import NetworkFitted
 
@@ -128,13 +122,17 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the state in a file."""
     tensors, notes = tensor_file.load(path)
     file = os.fspath(path)
-    values = parsed(notes.get("state", "{}"), f"the header of {file}", *COPY_AGAIN)
+    values = parsed(
+        notes.get("state", "{}"), f"the header of {file}", "copy it again, or save it again", ArtifactError
+    )
     if values.get("format") != FORMAT:
-        raise ForeignArtifactError(
+        raise ArtifactError(
             f"{file} is no posterior of a NetworkLAM, or one of another version: it says {values.get('format')!r}, "
             f"{FORMAT!r} is needed"
         )
-    state = validated(NetworkState, values, f"the header of {file}", *COPY_AGAIN).model_dump()
+    state = validated(
+        NetworkState, values, f"the header of {file}", "copy it again, or save it again", ArtifactError
+    ).model_dump()
     # In the order in which the layers run; the file has its tensors in an order of its own.
     names = {
         "curvature": list(state["groups"]),
@@ -142,9 +140,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
     needed = {f"{part}/{name}" for part in PARTS for name in names[part]}
     if set(tensors) != needed or set(state["clamped"]) != set(state["groups"]):
-        raise DamagedArtifactError(
-            f"the tensors in {file} are not of the layers in its header: copy it again"
-        )
+        raise ArtifactError(f"the tensors in {file} are not of the layers in its header: copy it again")
     return state | {part: {name: tensors[f"{part}/{name}"] for name in names[part]} for part in PARTS}
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.checks import check_finite, check_matrix
-from laplacian_metric.core import artifact, tensor_file
-from laplacian_metric.core.checked import DamagedArtifactError, Manifest
+from laplacian_metric.core import artifact
+from laplacian_metric.core.artifact import ArtifactError, Manifest
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.methods.risk.losses import link
 from laplacian_metric.methods.risk.targets import Target
@@ -138,7 +138,7 @@ class RiskHead(nn.Module):
         manifest = HeadManifest(
             width=self.width, hidden=self.hidden, target=self.target, encoder=self.encoder, card=self.card
         )
-        payloads = {WEIGHTS: lambda path: tensor_file.save(path, tensors)}
+        payloads = {WEIGHTS: tensors}
         return artifact.save(folder, manifest, payloads, overwrite=overwrite)
 
     @staticmethod
@@ -146,11 +146,11 @@ class RiskHead(nn.Module):
         """Return the head of a folder, in evaluation mode."""
         with artifact.load(folder, HeadManifest) as opened:
             manifest = opened.manifest
-            tensors, _ = tensor_file.load(opened.path(WEIGHTS))
+            tensors = opened.tensors(WEIGHTS)
         head = RiskHead(manifest.width, hidden=manifest.hidden, target=manifest.target)
         expected = {name: tensor.shape for name, tensor in head.state_dict().items()}
         if {name: tensor.shape for name, tensor in tensors.items()} != expected:
-            raise DamagedArtifactError(
+            raise ArtifactError(
                 f"{WEIGHTS} in {folder} holds other tensors than its manifest describes"
             )
         head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from laplacian_metric.core import artifact
-from laplacian_metric.core.checked import DamagedArtifactError, Manifest
+from laplacian_metric.core.artifact import ArtifactError, Manifest
 from laplacian_metric.retrieval.calibrations import Calibrations
 from laplacian_metric.retrieval.engines.addresses import open_engine
 from laplacian_metric.retrieval.engines.arrays import ArrayEngine
@@ -119,8 +119,8 @@ def load(
         try:
             calibrations = Calibrations.from_dict(manifest.calibrations)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedArtifactError(
-                f"the calibrations in {manifest.FILE} of {opened.folder} cannot be read ({error!r}): copy the folder "
+            raise ArtifactError(
+                f"the calibrations in {artifact.MANIFEST} of {opened.folder} cannot be read ({error!r}): copy the folder "
                 "again"
             ) from error
         if manifest.kind is not None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.core.checked import ArtifactError
+from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data import from_arrays
 from laplacian_metric.core.dataset import Dataset
@@ -22,6 +22,7 @@ from laplacian_metric.methods.risk.fitting import _batches
 from laplacian_metric.methods.risk.head import check_start
 from laplacian_metric.methods.risk.joint import JointLearner
 from laplacian_metric.training import TrainingOptions, train
+from tests.manifests import version
 from tests.methods.learning import noisy
 
 
@@ -165,7 +166,7 @@ def test_a_stored_head_is_the_same_and_belongs_to_its_encoder(tmp_path: Path) ->
     risk.with_head(other, loaded, check=False)
     with pytest.raises(ValueError, match="16"):
         risk.with_head(an_encoder(), loaded)
-    (tmp_path / "head" / "weights.safetensors").write_bytes(b"nothing")
+    (version(tmp_path / "head") / "weights.safetensors").write_bytes(b"nothing")
     with pytest.raises(ArtifactError, match=r"weights\.safetensors"):
         risk.RiskHead.load(tmp_path / "head")
 
