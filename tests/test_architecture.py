@@ -44,9 +44,9 @@ def test_the_drawing_of_the_house_is_current(root: Path) -> None:
 
 
 def test_the_check_reads_the_real_tree(root: Path) -> None:
-    source = (root / "laplacian_metric" / "data" / "__init__.py").read_text(encoding="utf-8")
-    names = {name for _, name in imported_modules(source, "laplacian_metric.data", is_package=True)}
-    assert "laplacian_metric.data.embedded" in names
+    source = (root / "laplacian_metric" / "data" / "registry.py").read_text(encoding="utf-8")
+    names = {name for _, name in imported_modules(source, "laplacian_metric.data.registry", is_package=False)}
+    assert "laplacian_metric.core.dataset" in names
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def read(
     chosen = available if cities is None else tuple(cities)
     for city in chosen:
         one_of(available, cities=city)
-    if positive_distance is None:
+    if positive("positive_distance", positive_distance) is None:
         positive_distance = 25.0 if request.split in (Split.VALIDATION, Split.TEST) else 10.0
     folders = {
         (city, kind): f"{'test' if city in TEST_CITIES else 'train_val'}/{city}/{kind}"
@@ -110,18 +110,18 @@ def read(
         for (city, kind), folder in folders.items()
     ]
     table = pd.concat(tables, ignore_index=True)
-    extras = {"is_query": torch.from_numpy(table["is_query"].to_numpy(bool))}
+    extras = {"is_query": torch.tensor(table["is_query"].to_numpy(bool))}
     labels = table["label"].to_numpy()
     utm = table[["easting", "northing"]].to_numpy(np.float64)
     if not np.isnan(utm).any():
         moved = utm + APART * labels[:, None] * np.array([1, 0])
-        extras |= {"utm": torch.from_numpy(utm), "positions": torch.from_numpy(moved)}
+        extras |= {"utm": torch.tensor(utm), "positions": torch.from_numpy(moved)}
     return Dataset(
         ImageFiles(root, tuple(table["name"])),
         labels,
         class_names=CITIES,
         extras=extras,
-        positive_distance=positive("positive_distance", positive_distance),
+        positive_distance=positive_distance,
     )
 
 

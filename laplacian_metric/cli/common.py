@@ -27,7 +27,6 @@ FLAGS = {
     "overwrite=True": "--force",
     "lower n_effective": "raise --temperature",
     "skip_unreadable=True": "--skip-broken",
-    "data_dir or": "--data-dir or",
     "pass the architecture that the weights were saved from": "pass the --encoder that the weights were saved from",
     ", or prefix= to pick those whose names begin with it": "",
     ', or part="backbone" to leave the head out': "",

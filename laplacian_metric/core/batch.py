@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.core.modes import evaluating
@@ -17,7 +17,7 @@ from laplacian_metric.core.progress import track
 
 R = TypeVar("R")
 # What batches are read of: something that yields them, or a data set of this library.
-Loader = Iterable[Any] | Dataset[Any]
+Loader = Iterable[Any] | TorchDataset[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +137,8 @@ def read(
     if is_single(data) and not labelled:
         yield data if isinstance(data, Batch) else Batch(data)
         return
-    images, total = 0, getattr(data, "num_batches", None)
-    loader = loader_of(data, labelled=labelled)
-    batches = track(loader, title, total=total if isinstance(total, int) else None, show=progress)
+    images, total = 0, data.num_batches if _is_dataset(data) else None
+    batches = track(loader_of(data, labelled=labelled), title, total=total, show=progress)
     for number, item in enumerate(batches):
         batch = as_batch(item, number, labelled=labelled)
         images += len(batch) if labelled else 1
@@ -157,15 +156,15 @@ def loader_of(data: Any, *, labelled: bool = True) -> Iterable[Any]:
         ...
         TypeError: two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]
     """
-    if isinstance(data, Dataset) and callable(batches := getattr(data, "batches", None)):
-        iterable: Iterable[Any] = batches()
-        return iterable
+    if _is_dataset(data):
+        batches: Iterable[Any] = data.batches()
+        return batches
     pair = isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(x, Tensor) for x in data)
     if labelled and pair:
         raise TypeError(
             "two tensors are no loader: for images and labels that fit into one batch pass [(images, labels)]"
         )
-    if isinstance(data, Dataset) and not isinstance(data, Iterable):
+    if isinstance(data, TorchDataset) and not isinstance(data, Iterable):
         raise TypeError(
             f"a {type(data).__name__} yields images and no batches: for a data set pass "
             "torch.utils.data.DataLoader(it, batch_size=...)"
@@ -220,10 +219,15 @@ def repeatable(data: Any) -> Any:
         >>> repeatable(iter([torch.zeros(2)]))[0].inputs
         tensor([0., 0.])
     """
-    fixed = (
-        is_single(data) or isinstance(data, list) or (isinstance(data, Dataset) and hasattr(data, "batches"))
-    )
+    fixed = is_single(data) or isinstance(data, list) or _is_dataset(data)
     return data if fixed else list(read(data))
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether data are a data set of this library, which yields the same batches every time."""
+    from laplacian_metric.core.dataset import Dataset  # which yields batches itself
+
+    return isinstance(data, Dataset)
 
 
 def best_device() -> torch.device:

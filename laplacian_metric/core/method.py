@@ -20,11 +20,11 @@ from hessians import Pairs
 from hessians.checks import Choice
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Batch, Loader, map_batches
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 
 if TYPE_CHECKING:
-    from laplacian_metric.core.dataset import Dataset
     from laplacian_metric.encoder import Encoder
 
 

@@ -77,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Everything that commands are tried on."""
     new_place = Place(tmp_path_factory.mktemp("commands"))
     photos(new_place.photos, 30)
-    photos(new_place.digits, 6, classes=2, name="mnist", split="test")
+    photos(new_place.digits, 6, classes=2, name="sample-mnist", split="test")
     save_encoder(trained_encoder(), new_place.weights)
     features, labels = clusters(400)
     np.savez(new_place.features, features=features, labels=labels)

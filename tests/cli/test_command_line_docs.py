@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Place
 from tests.cli.running import Done, clusters, photos, worked
-from tests.cli.test_common import COMMANDS, PARTS
+from tests.cli.test_common import COMMANDS
 from tests.examples import miniatures
 from tests.pages import code_blocks, run_page
 
@@ -70,7 +70,7 @@ def test_the_sessions_of_the_page(
 
 def test_the_page_names_every_command(root: Path) -> None:
     text = (root / "docs" / "command_line.md").read_text(encoding="utf-8")
-    for command in (*COMMANDS, *PARTS):
+    for command in COMMANDS:
         assert f"| `lam {command}` |" in text
 
 

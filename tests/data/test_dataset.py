@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
-from laplacian_metric.data import Dataset, Role, Split, from_arrays, load
 from laplacian_metric.core.dataset import same_classes, shared
+from laplacian_metric.data import Dataset, Role, Split, from_arrays, load
 
 
 def doubled(image: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def test_some_of_them(in_memory: bool) -> None:
         assert torch.equal(x, whole[8:])
         assert y.tolist() == [2, 0, 1]
         assert chosen.batch_size == 3
-    with pytest.raises(ValueError, match="rows is a mask of 10 entries for 11 inputs"):
+    with pytest.raises(ValueError, match="rows"):
         data.select(mask[:10])
 
 
@@ -150,7 +151,7 @@ def test_labels_of_any_kind_and_none() -> None:
     unlabelled = Dataset(rows, batch_size=3)
     assert [batch.labels for batch in unlabelled.batches()] == [None, None]
     assert torch.equal(unlabelled[1], torch.tensor(rows[1]))
-    with pytest.raises(ValueError, match="the classes of these inputs are not known: pass labels"):
+    with pytest.raises(ValueError, match="pass labels"):
         unlabelled.known_labels()
     one, other = same_classes(named, data)
     assert (one[:, None] == other).tolist() == (named.label_names[:, None] == data.label_names).tolist()
@@ -202,30 +203,26 @@ def test_what_is_embedded_and_fitted_is_read_in_batches() -> None:
     )
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    labels = torch.zeros(4, dtype=torch.long)
-    rows = torch.zeros(4, 2)
-    with pytest.raises(TypeError, match="inputs is a TensorDataset: a tensor or an array of all inputs"):
-        Dataset(torch.utils.data.TensorDataset(rows))
-    with pytest.raises(TypeError, match="inputs is a Dataset"):
-        Dataset(some(), labels)
-    with pytest.raises(ValueError, match="labels has 4 entries for 3 inputs"):
-        Dataset(torch.zeros(3, 2), labels)
-    with pytest.raises(ValueError, match="ids has 1 entries for 4 inputs"):
-        Dataset(rows, item_ids=["a"])
-    with pytest.raises(TypeError, match=r"labels has dtype torch\.float32, whole numbers or text"):
-        Dataset(rows, labels.float())
-    with pytest.raises(ValueError, match=r"labels has shape \(4, 1\)"):
-        Dataset(rows, labels[:, None])
-    with pytest.raises(ValueError, match="labels has 'cat', which is not among the 1 class_names"):
-        Dataset(rows, ["ant", "cat"] * 2, class_names=("ant",))
-    with pytest.raises(ValueError, match="labels has two classes of one name"):
-        Dataset(rows, [1, "1", 1, "1"])
-    with pytest.raises(ValueError, match="labels go from 2 to 2, but there are 1 class names"):
-        Dataset(rows, labels + 2, class_names=("ant",))
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        Dataset(rows, labels, batch_size=0)
-    with pytest.raises(ValueError, match="workers is -1"):
-        dataclasses.replace(some(), workers=-1)
-    with pytest.raises(ValueError, match="no split 'tset'"):
-        Dataset(rows, labels, split="tset")  # type: ignore[arg-type]
+ROWS, ZEROS = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"inputs": torch.utils.data.TensorDataset(ROWS)}, TypeError, "inputs"),
+        ({"inputs": some()}, TypeError, "inputs"),
+        ({"inputs": torch.zeros(3, 2)}, ValueError, "labels"),
+        ({"item_ids": ["a"]}, ValueError, "ids"),
+        ({"labels": ZEROS.float()}, TypeError, "labels"),
+        ({"labels": ZEROS[:, None]}, ValueError, "labels"),
+        ({"labels": ["ant", "cat"] * 2, "class_names": ("ant",)}, ValueError, "'cat'"),
+        ({"labels": [1, "1", 1, "1"]}, ValueError, "labels"),
+        ({"labels": ZEROS + 2, "class_names": ("ant",)}, ValueError, "class names"),
+        ({"batch_size": 0}, ValueError, "batch_size"),
+        ({"workers": -1}, ValueError, "workers"),
+        ({"split": "tset"}, ValueError, "'tset'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        Dataset(**{"inputs": ROWS, "labels": ZEROS, **change})

@@ -12,14 +12,9 @@ import torch
 from PIL import Image
 
 from laplacian_metric import data
-from laplacian_metric.data import ImageFiles, MissingDataError, TestDataError, UnreadableImageError
 from laplacian_metric.core.images import decode_image
+from laplacian_metric.data import Role, TestDataError, UnreadableImageError
 from tests.experiments.sets import miniatures
-
-
-def names(loaded: data.Dataset) -> tuple[str, ...]:
-    assert isinstance(loaded.images, ImageFiles)
-    return loaded.images.names
 
 
 def test_a_flat_folder_is_divided_by_image(tmp_path: Path) -> None:
@@ -28,13 +23,33 @@ def test_a_flat_folder_is_divided_by_image(tmp_path: Path) -> None:
         split: data.load("folder", split=split, path=root) for split in ("train", "validation", "test", "all")
     }
     assert [len(part) for part in parts.values()] == [32, 4, 4, 40]
-    assert names(parts["validation"]) == ("apple/004.jpg", "apple/014.jpg", "pear/004.jpg", "pear/014.jpg")
-    assert names(parts["test"])[:2] == ("apple/009.jpg", "apple/019.jpg")
+    assert parts["validation"].ids == ("apple/004.jpg", "apple/014.jpg", "pear/004.jpg", "pear/014.jpg")
+    assert parts["test"].ids[:2] == ("apple/009.jpg", "apple/019.jpg")
     assert parts["test"].labels.tolist() == [0, 0, 1, 1]
     assert parts["test"].class_names == ("apple", "pear")
     assert parts["train"][0][0].shape == (3, 224, 224)
     with pytest.raises(TestDataError):
         data.require_selectable(parts["all"])
+
+
+def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
+    flat = miniatures.class_folders(tmp_path / "flat", count=3)
+    for part in ("train", "test"):
+        miniatures.class_folders(tmp_path / "split" / part, count=3)
+    for root, count in ((flat, 6), (tmp_path / "split", 12)):
+        images = data.folder(root, image_size=8)
+        assert len(images) == count
+        assert (images.name, images.split, images.class_names) == (root.name, None, ("apple", "pear"))
+        image, label = images[0]
+        assert image.shape == (3, 8, 8)
+        assert label == 0
+        assert images.labels.bincount().tolist() == [count // 2] * 2
+        floats = images.floats()
+        assert floats.shape == (count, 3, 8, 8)
+        assert float(floats.min()) >= 0
+        assert float(floats.max()) <= 1
+    assert data.folder(flat)[0][0].shape == (3, 10, 12)
+    assert data.folder(tmp_path / "split", split="test").role is Role.EVALUATION
 
 
 def test_a_flat_folder_can_be_divided_by_class(tmp_path: Path) -> None:
@@ -58,7 +73,7 @@ def test_images_without_labels_lie_anywhere_below_the_folder(tmp_path: Path) -> 
         for split in ("train", "validation", "test", "all")
     }
     assert [len(part) for part in parts.values()] == [33, 4, 4, 41]
-    assert "alone.jpg" in names(parts["all"])
+    assert "alone.jpg" in parts["all"].ids
     assert parts["train"].labels is None
     assert parts["train"][0].shape == (3, 224, 224)
     with pytest.raises(ValueError, match="folder for each class"):
@@ -83,13 +98,13 @@ def test_folders_for_splits_are_used(tmp_path: Path) -> None:
         assert loaded.class_names == ("a", "b", "c")
     assert data.load("folder", split="test", path=tmp_path).labels.tolist() == [1, 2]
     both = data.load("folder", split="train+validation", path=tmp_path)
-    assert [name.split("/")[1] for name in names(both)] == [both.class_names[label] for label in both.labels]
+    assert [name.split("/")[1] for name in both.ids] == [both.class_names[label] for label in both.labels]
 
 
 def test_a_split_without_a_folder(tmp_path: Path) -> None:
     miniatures.class_folders(tmp_path / "train")
     miniatures.class_folders(tmp_path / "test")
-    with pytest.raises(ValueError, match="has no folder for the split 'validation'; it has: train, test"):
+    with pytest.raises(ValueError, match="'validation'"):
         data.load("folder", split="validation", path=tmp_path)
 
 
@@ -101,14 +116,14 @@ def test_a_class_may_be_called_test(tmp_path: Path) -> None:
 def test_a_folder_is_looked_for_below_the_data_folders(tmp_path: Path) -> None:
     miniatures.class_folders(tmp_path / "fruit")
     assert len(data.load("folder", split="all", path="fruit", data_dir=tmp_path)) == 40
-    with pytest.raises(MissingDataError, match=r"there is no folder vegetables nor .*vegetables; check"):
+    with pytest.raises(FileNotFoundError, match="path"):
         data.load("folder", split="all", path="vegetables", data_dir=tmp_path)
 
 
 def test_a_file_that_is_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = miniatures.class_folders(tmp_path / "fruit")
     (root / "apple" / "notes.txt").write_text("ripe")
-    with pytest.raises(UnreadableImageError, match=r"apple.notes.txt is no image .* skip_unreadable=True"):
+    with pytest.raises(UnreadableImageError, match=r"notes\.txt"):
         data.load("folder", split="all", path=root)
     with caplog.at_level(logging.WARNING):
         loaded = data.load("folder", split="all", path=root, skip_unreadable=True)
@@ -125,22 +140,22 @@ def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     miniatures.write_image(root / "pear" / "deeper" / "021.JPG", 3)
     loaded = data.load("folder", split="all", path=root)
     assert len(loaded) == 41
-    assert names(loaded)[-1] == "pear/deeper/021.JPG"
+    assert loaded.ids[-1] == "pear/deeper/021.JPG"
 
 
 def test_empty_folders(tmp_path: Path) -> None:
     root = miniatures.class_folders(tmp_path / "fruit")
     (root / "plum").mkdir()
-    with pytest.raises(ValueError, match=r"the class folder .*plum has no images; remove it or fill it"):
+    with pytest.raises(ValueError, match="plum"):
         data.load("folder", split="all", path=root)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ValueError, match="has no class folders"):
+    with pytest.raises(ValueError, match="empty"):
         data.load("folder", split="all", path=empty)
     few = miniatures.class_folders(tmp_path / "few", count=3)
-    with pytest.raises(ValueError, match="too few images for the split 'test': 6 in all"):
+    with pytest.raises(ValueError, match="'test'"):
         data.load("folder", split="test", path=few)
-    with pytest.raises(ValueError, match="divide is 'random'"):
+    with pytest.raises(ValueError, match="divide"):
         data.load("folder", split="all", path=root, divide="random")
 
 
@@ -158,11 +173,9 @@ def test_images_that_do_not_decode_are_named_and_counted(tmp_path: Path) -> None
     (root / "pear" / "001.jpg").write_bytes(b"no image")
     (root / "pear" / "003.jpg").write_bytes(b"")
     loaded = data.load("folder", split="all", path=root)
-    with pytest.raises(UnreadableImageError, match=r"apple.002.jpg does not decode"):
+    with pytest.raises(UnreadableImageError, match=r"002\.jpg"):
         loaded[2]
-    with pytest.raises(
-        UnreadableImageError, match=r"3 of 40 images .* apple/002.jpg, pear/001.jpg, pear/003.jpg;"
-    ):
+    with pytest.raises(UnreadableImageError, match=r"apple/002\.jpg, pear/001\.jpg, pear/003\.jpg"):
         loaded.require_readable()
     whole = data.load("folder", split="all", path=root, skip_unreadable=True)
     assert len(whole) == 37
@@ -175,14 +188,14 @@ def test_images_that_do_not_decode_are_named_and_counted(tmp_path: Path) -> None
 def test_an_image_that_is_gone(tmp_path: Path) -> None:
     loaded = data.load("folder", split="all", path=miniatures.class_folders(tmp_path))
     (tmp_path / "apple" / "000.jpg").unlink()
-    with pytest.raises(UnreadableImageError, match=r"000.jpg does not exist"):
+    with pytest.raises(UnreadableImageError, match=r"000\.jpg"):
         loaded[0]
 
 
 def test_the_limit_on_pixels_stays_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = data.load("folder", split="all", path=miniatures.class_folders(tmp_path))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    with pytest.raises(UnreadableImageError, match="exceeds limit"):
+    with pytest.raises(UnreadableImageError, match=r"000\.jpg"):
         loaded[0]
 
 
@@ -194,7 +207,7 @@ def test_the_orientation_of_a_camera_is_applied(tmp_path: Path) -> None:
     exif[0x0112] = 6  # to be turned by a quarter clockwise
     picture.save(root / "apple" / "000.png", exif=exif)
     loaded = data.load("folder", split="all", path=root, image_size=None, preprocessing="unit")
-    image = loaded[names(loaded).index("apple/000.png")][0]
+    image = loaded[loaded.ids.index("apple/000.png")][0]
     assert image.shape == (3, 12, 8)
     assert bool((image[:, :6] == 1).all())
     assert bool((image[:, 6:] == 0).all())
@@ -206,14 +219,14 @@ def test_images_of_any_mode_become_three_channels(mode: str, tmp_path: Path) -> 
     suffix = "tif" if mode == "CMYK" else "png"
     Image.new("RGB", (6, 4), (255, 255, 255)).convert(mode).save(root / "apple" / f"000.{suffix}")
     loaded = data.load("folder", split="all", path=root, image_size=None, preprocessing="unit")
-    image = loaded[names(loaded).index(f"apple/000.{suffix}")][0]
+    image = loaded[loaded.ids.index(f"apple/000.{suffix}")][0]
     assert torch.equal(image, torch.ones(3, 4, 6))
 
 
 def test_images_of_different_sizes_need_a_size_to_be_stacked(tmp_path: Path) -> None:
     root = miniatures.class_folders(tmp_path)
     miniatures.write_image(root / "pear" / "100.jpg", 1, size=(30, 20))
-    with pytest.raises(ValueError, match="load them with an image_size"):
+    with pytest.raises(ValueError, match="image_size"):
         data.load("folder", split="all", path=root, image_size=None).floats()
     assert data.load("folder", split="all", path=root, image_size=9).floats().shape == (41, 3, 9, 9)
 
@@ -233,14 +246,12 @@ def test_folders_for_splits_are_taken_together_to_be_divided_by_class(tmp_path: 
         "all": list(range(8)),
     }
     assert [len(part) for part in loaded.values()] == [6, 10, 16, 32]
-    seen = {name.split("/")[0] for name in names(loaded["test"])}
+    seen = {name.split("/")[0] for name in loaded["test"].ids}
     assert seen == {"train", "val", "test"}
     for part in loaded.values():
-        assert [name.split("/")[1] for name in names(part)] == [
-            part.class_names[label] for label in part.labels
-        ]
-    everything = [name for split in ("train", "validation", "test") for name in names(loaded[split])]
-    assert sorted(everything) == sorted(names(loaded["all"]))
+        assert [name.split("/")[1] for name in part.ids] == [part.class_names[label] for label in part.labels]
+    everything = [name for split in ("train", "validation", "test") for name in loaded[split].ids]
+    assert sorted(everything) == sorted(loaded["all"].ids)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA"])
@@ -277,10 +288,10 @@ def test_a_pipe_or_a_device_is_refused_before_anything_is_read(tmp_path: Path) -
     pipe = root / "apple" / "pipe.png"
     os.mkfifo(pipe)
     (root / "apple" / "device.png").symlink_to("/dev/zero")
-    with pytest.raises(UnreadableImageError, match=r"device\.png is a pipe or a device"):
+    with pytest.raises(UnreadableImageError, match=r"device\.png"):
         data.load("folder", split="all", path=root)
     loaded = data.load("folder", split="all", path=root, skip_unreadable=True)
-    assert not {"apple/pipe.png", "apple/device.png"} & set(names(loaded))
+    assert not {"apple/pipe.png", "apple/device.png"} & set(loaded.ids)
     for path in (pipe, root / "apple" / "device.png", root / "apple"):
-        with pytest.raises(UnreadableImageError, match="no file"):
+        with pytest.raises(UnreadableImageError, match="is no file"):
             decode_image(path)

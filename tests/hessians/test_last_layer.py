@@ -18,7 +18,7 @@ import hessians.last_layer
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from hessians.checks import CurvatureWarning
 from hessians.class_moments import moments_pay
-from laplacian_metric.data.embedded import load
+from laplacian_metric.data import load
 from tests.hessians.reference import (
     Problem,
     absolute_contributions,

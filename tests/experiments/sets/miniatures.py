@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 from PIL import Image
 
 Rows = list[dict[str, object]]
 
 
-def write_idx(path: Path, values: npt.NDArray[np.uint8], zipped: bool = False) -> None:
+def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
     header = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, dtype=">u4").tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
-    if zipped:
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(header + values.tobytes()))
-    else:
-        path.write_bytes(header + values.tobytes())
+    path.write_bytes(header + values.tobytes())
 
 
 def write_image(path: Path, value: int, size: tuple[int, int] = (12, 10)) -> None:
@@ -39,7 +37,7 @@ def write_csv(path: Path, rows: Rows) -> None:
             writer.writerow([number, *row.values()])
 
 
-def idx_set(folder: Path, per_class: int = 12, num_test: int = 30, zipped: bool = False) -> None:
+def idx_set(folder: Path, per_class: int = 12, num_test: int = 30) -> None:
     """MNIST's four files; every image is of the grey value of its position."""
     rng = np.random.default_rng(0)
     for prefix, labels in (
@@ -48,8 +46,8 @@ def idx_set(folder: Path, per_class: int = 12, num_test: int = 30, zipped: bool 
     ):
         images = np.zeros((labels.size, 28, 28), dtype=np.uint8)
         images += np.arange(labels.size, dtype=np.uint8)[:, None, None]
-        write_idx(folder / f"{prefix}-images-idx3-ubyte", images, zipped)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels, zipped)
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", images)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
 
 
 def fashion_mnist(root: Path) -> None:
@@ -57,7 +55,7 @@ def fashion_mnist(root: Path) -> None:
 
 
 def mnist(root: Path) -> None:
-    idx_set(root / "MNIST" / "raw", zipped=True)
+    idx_set(root / "MNIST" / "raw")
 
 
 def cifar10(root: Path) -> None:
@@ -88,11 +86,73 @@ def quickdraw(root: Path) -> None:
 
 def svhn(root: Path) -> None:
     from scipy.io import savemat
+    from torchvision.datasets import SVHN
 
     for name, count in (("train", 40), ("test", 20)):
         labels = np.arange(count) % 10 + 1
         images = np.zeros((32, 32, 3, count), dtype=np.uint8) + labels.astype(np.uint8)
         savemat(root / f"{name}_32x32.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
+    # Without the checksums of the published files.
+    SVHN.split_list = {key: (url, file, None) for key, (url, file, _) in SVHN.split_list.items()}
+
+
+def write_mosaic(path: Path, rows: int, columns: int, side: int, mode: str = "RGB") -> None:
+    """Images of one grey value each, ten times their position."""
+    values = 10 * np.arange(rows * columns, dtype=np.uint8).reshape(rows, columns)
+    pixels = values.repeat(side, axis=0).repeat(side, axis=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).convert(mode).save(path, lossless=True, quality=100)
+
+
+def svhn_first(root: Path) -> None:
+    write_mosaic(root / "svhn" / "svhn-test-first10000.webp", 3, 4, 32)
+    np.save(root / "svhn" / "svhn-test-first10000-labels.npy", (np.arange(12) % 10).astype(np.uint8))
+
+
+def cifar100(root: Path) -> None:
+    write_mosaic(root / "cifar100" / "cifar100-test.webp", 4, 4, 32)
+    classes = [["apple", "fruit"], ["bee", "insects"], ["pear", "fruit"], ["wasp", "insects"]]
+    (root / "cifar100" / "classes.json").write_text(json.dumps(classes))
+
+
+def lfw_gray(root: Path) -> None:
+    write_mosaic(root / "lfw" / "lfw-gray-64px.jpg", 3, 3, 64, "L")
+    names = [
+        f"{person}/{person}_{number:04d}.jpg" for person in ("Ann", "Bob", "Cem", "Dee") for number in (1, 2)
+    ]
+    with gzip.open(root / "lfw" / "names.txt.gz", "wt", encoding="utf-8") as stream:
+        stream.write("\n".join(names))
+    with gzip.open(root / "lfw" / "pairs.tsv.gz", "wt", encoding="utf-8") as stream:
+        stream.write(
+            f"file1\tfile2\tsame\tfold\n{names[0]}\t{names[1]}\t1\t1\n{names[5]}\t{names[2]}\t0\t2\n"
+        )
+
+
+def omniglot(root: Path) -> None:
+    (root / "omniglot").mkdir()
+    character = np.repeat(np.arange(1, 13, dtype=np.int16), 3)
+    alphabet = ((character - 1) // 4).astype(np.uint8)
+    np.savez(
+        root / "omniglot" / "omniglot-28.npz",
+        images=np.zeros((36, 28, 28), dtype=np.uint8) + character.astype(np.uint8)[:, None, None],
+        character=character,
+        alphabet=alphabet,
+        drawer=np.tile(np.arange(1, 4, dtype=np.uint8), 12),
+        evaluation=alphabet == 1,
+        alphabets=np.array(["Greek", "Korean", "Latin"]),
+    )
+
+
+def pets(root: Path) -> None:
+    folder = root / "oxford-iiit-pet"
+    lines = []
+    for label in range(1, 13):
+        for number in range(3):
+            name = f"Big_breed_{chr(96 + label)}_{number}"
+            lines.append(f"{name} {label} {1 + label % 2} {label}")
+            write_image(folder / "images" / f"{name}.jpg", len(lines))
+    (folder / "annotations").mkdir()
+    (folder / "annotations" / "trainval.txt").write_text("\n".join(lines) + "\n")
 
 
 def cub(root: Path) -> None:
@@ -116,7 +176,7 @@ def cub(root: Path) -> None:
     )
 
 
-def _annotations(files: list[str], key: str, labels: list[int] | None) -> npt.NDArray[np.void]:
+def _annotations(files: list[str], key: str, labels: list[int] | None) -> NDArray[np.void]:
     fields = [(key, object), ("bbox_x1", object), *([("class", object)] if labels else [])]
     rows = np.zeros((1, len(files)), dtype=fields)
     for position, file in enumerate(files):
@@ -128,20 +188,6 @@ def _annotations(files: list[str], key: str, labels: list[int] | None) -> npt.ND
 
 
 def cars(root: Path) -> None:
-    """The layout with all images in one folder."""
-    from scipy.io import savemat
-
-    folder = root / "cars196"
-    labels = [number // 2 + 1 for number in range(40)]
-    files = [f"car_ims/{number:06d}.jpg" for number in range(1, 41)]
-    for number, file in enumerate(files):
-        write_image(folder / file, number)
-    names = np.array([[f"Car {label}" for label in range(1, 21)]], dtype=object)
-    annotations = _annotations(files, "relative_im_path", labels)
-    savemat(folder / "cars_annos.mat", {"annotations": annotations, "class_names": names})
-
-
-def cars_devkit(root: Path) -> None:
     """The layout that torchvision has."""
     from scipy.io import savemat
 
@@ -157,6 +203,14 @@ def cars_devkit(root: Path) -> None:
     annotations = {"annotations": _annotations(files, "fname", labels)}
     savemat(folder / "devkit" / "cars_train_annos.mat", annotations)
     savemat(folder / "cars_test_annos_withlabels.mat", annotations)
+
+
+def cars_crops(root: Path) -> None:
+    folder = root / "cars196"
+    for number in range(40):
+        write_image(folder / "cars_train" / f"{number:05d}.jpg", number)
+    rows = [f"{number:05d}.jpg,{number % 20 + 1},Car {number % 20 + 1}" for number in range(40)]
+    (folder / "labels.csv").write_text("\n".join(["file,class,class_name", *rows]) + "\n")
 
 
 def products(root: Path) -> None:
@@ -237,13 +291,19 @@ def class_folders(root: Path, classes: tuple[str, ...] = ("apple", "pear"), coun
 
 MINIATURES: dict[str, Callable[[Path], None]] = {
     "cars-196": cars,
+    "cars-196-crops": cars_crops,
     "cifar-10": cifar10,
+    "cifar-100-test": cifar100,
     "cub-200-2011": cub,
     "fashion-mnist": fashion_mnist,
     "lfw": lfw,
+    "lfw-gray": lfw_gray,
     "mnist": mnist,
     "n-digit-mnist": mnist,
+    "omniglot": omniglot,
+    "oxford-pets": pets,
     "quickdraw": quickdraw,
     "stanford-online-products": products,
     "svhn": svhn,
+    "svhn-first-10000": svhn_first,
 }

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.sets import MissingDataError
 from laplacian_metric import data
-from laplacian_metric.data import Dataset, MissingDataError
+from laplacian_metric.data import Dataset
 
 SIZES = [
     ("fashion-mnist", {}, (55_000, 5_000, 10_000)),

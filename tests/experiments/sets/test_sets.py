@@ -1,0 +1,414 @@
+"""Every published data set by name, read from a miniature of its real layout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from experiments.sets import MissingDataError, cache_folder, data_folders, lfw
+from experiments.sets.__main__ import main
+from laplacian_metric import data
+from laplacian_metric.data import Dataset, Split
+from tests.experiments.sets import miniatures
+
+# What a miniature needs beyond the defaults: it is too small to hold 5,000 images out.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fashion-mnist": {"held_out": 20},
+    "mnist": {"held_out": 20},
+    "cifar-10": {"held_out": 20},
+    "svhn": {"held_out": 10},
+    "n-digit-mnist": {"held_out": 20, "num_images": 140},
+}
+SETS = sorted(miniatures.MINIATURES)
+DIVIDED = [name for name in SETS if Split.TRAIN in data.info(name).splits]
+ZERO_SHOT = [name for name in SETS if Split.ALL in data.info(name).splits]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of the test's own; nothing else is looked in."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.delenv("LAPLACIAN_METRIC_DATA", raising=False)
+    place = tmp_path / "data"
+    place.mkdir()
+    return place
+
+
+def load(name: str, folder: Path, split: str, **options: Any) -> Dataset:
+    return data.load(name, split=split, data_dir=folder, **{**OPTIONS.get(name, {}), **options})
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_split_is_complete(name: str, folder: Path) -> None:
+    miniatures.MINIATURES[name](folder)
+    for split in data.info(name).splits:
+        loaded = load(name, folder, split, image_size=8)
+        assert len(loaded) == len(loaded.labels) == len(loaded.indices) > 0
+        assert loaded.labels.dtype == loaded.indices.dtype == torch.int64
+        assert loaded.split is split
+        assert loaded.licence
+        assert loaded.citation
+        assert loaded.page
+        image, label = loaded[-1]
+        assert image.dtype == torch.float32
+        assert image.shape[-2:] == (8, 8)
+        assert label == int(loaded.labels[-1])
+        images, labels = next(iter(DataLoader(loaded, batch_size=3)))
+        assert images.shape == (3, *image.shape)
+        assert torch.equal(labels, loaded.labels[:3])
+        assert loaded.floats().shape == (len(loaded), *image.shape)
+
+
+@pytest.mark.parametrize("name", sorted(set(DIVIDED) - {"n-digit-mnist"}))
+def test_training_and_validation_share_no_image_and_make_up_the_published_set(
+    name: str, folder: Path
+) -> None:
+    miniatures.MINIATURES[name](folder)
+    train, validation, both = (
+        load(name, folder, split) for split in ("train", "validation", "train+validation")
+    )
+    assert not set(train.indices.tolist()) & set(validation.indices.tolist())
+    assert sorted([*train.indices.tolist(), *validation.indices.tolist()]) == both.indices.tolist()
+    if name not in ZERO_SHOT:
+        each = OPTIONS[name]["held_out"] // 10
+        for label in range(10):
+            members = both.indices[both.labels == label]
+            assert validation.indices[validation.labels == label].tolist() == members[-each:].tolist()
+
+
+CLASSES: dict[str, tuple[list[int], list[int], list[int]]] = {
+    name: ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9], list(range(10, 20)))
+    for name in ("cub-200-2011", "cars-196", "cars-196-crops", "stanford-online-products")
+} | {
+    "quickdraw": ([0, 1, 2, 3, 5, 6, 7, 8, 10], [4, 9], list(range(11, 22))),
+    "lfw": ([0, 2, 4, 6, 10, 12, 14, 16], [8, 18], list(range(1, 20, 2))),
+    "oxford-pets": ([0, 1, 2, 3, 5], [4], list(range(6, 12))),
+    "omniglot": ([0, 1, 2, 3, 9, 10, 11], [8], [4, 5, 6, 7]),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_classes_of_zero_shot_splits(name: str, folder: Path) -> None:
+    miniatures.MINIATURES[name](folder)
+    splits = ("train", "validation", "test")
+    assert tuple(load(name, folder, split).classes for split in splits) == CLASSES[name]
+    assert load(name, folder, "all").classes == sorted(label for part in CLASSES[name] for label in part)
+
+
+def test_images_are_those_at_their_indices(folder: Path) -> None:
+    miniatures.fashion_mnist(folder)
+    train = load("fashion-mnist", folder, "train")
+    assert train.inputs[:, 0, 0, 0].tolist() == train.indices.tolist()
+    miniatures.cub(folder)
+    birds = load("cub-200-2011", folder, "test", preprocessing="unit")
+    assert birds.class_names[10] == "011.Bird_11"
+    assert birds.ids[0] == "011.Bird_11/Bird_11_0000.jpg"
+    # The miniature paints the number of the image, counted from 1, into its red.
+    assert round(float(birds[0][0][0].mean() * 255)) == pytest.approx(31, abs=2)
+
+
+def test_workers_of_a_loader_get_the_same_items(folder: Path) -> None:
+    miniatures.cub(folder)
+    test = load("cub-200-2011", folder, "test", image_size=16)
+    alone, together = (DataLoader(test, batch_size=8, num_workers=workers) for workers in (0, 2))
+    for (images, labels), (same, also) in zip(alone, together, strict=True):
+        assert torch.equal(images, same)
+        assert torch.equal(labels, also)
+
+
+# --- CIFAR-10 and what people say of it ---
+
+
+def test_human_labels_of_cifar(folder: Path) -> None:
+    miniatures.cifar10(folder)
+    train, test = load("cifar-10", folder, "train"), load("cifar-10", folder, "test")
+    assert train.extras["human_labels"].shape == (len(train), 3)
+    assert torch.equal(test.extras["human_distribution"].argmax(dim=1), test.labels)
+    noisy = load("cifar-10", folder, "train", labels="worst")
+    assert torch.equal(noisy.labels, train.extras["worst_label"])
+    assert torch.equal(noisy.indices, train.indices)
+    assert not load("cifar-10", folder, "train", human_labels=False).extras
+    for name in ("cifar10n.npz", "cifar10h-probs.npy"):
+        (folder / name).unlink()
+    assert not load("cifar-10", folder, "train").extras
+    for split, named in (("train", r"cifar10n\.npz"), ("test", r"cifar10h-probs\.npy")):
+        with pytest.raises(MissingDataError, match=named):
+            load("cifar-10", folder, split, human_labels=True)
+
+
+def test_cifar_split_by_class(folder: Path) -> None:
+    miniatures.cifar10(folder)
+    train, validation, both, test = (
+        load("cifar-10", folder, split, held_out=15, zero_shot=True)
+        for split in ("train", "validation", "train+validation", "test")
+    )
+    assert [len(part) for part in (train, validation, both, test)] == [85, 15, 100, 20]
+    assert train.classes == validation.classes == [0, 1, 2, 3, 4]
+    assert test.classes == [5, 6, 7, 8, 9]
+    for part, whole in ((train, "train+validation"), (validation, "train+validation"), (test, "test")):
+        published = load("cifar-10", folder, whole)
+        assert torch.equal(published.labels[part.indices], part.labels)
+        assert torch.equal(published.inputs[part.indices], part.inputs)
+        for name, values in part.extras.items():
+            assert torch.equal(published.extras[name][part.indices], values)
+    assert not set(train.indices.tolist()) & set(validation.indices.tolist())
+    for label in range(5):
+        members = both.indices[both.labels == label]
+        assert validation.indices[validation.labels == label].tolist() == members[-3:].tolist()
+
+
+# --- other sets ---
+
+
+def test_the_digit_0_of_svhn_has_label_0(folder: Path) -> None:
+    miniatures.svhn(folder)
+    test = load("svhn", folder, "test")
+    assert test.inputs.shape == (20, 3, 32, 32)
+    assert test.labels.tolist() == [*range(1, 10), 0] * 2
+    assert (test.inputs[:, 0, 0, 0] % 10).tolist() == test.labels.tolist()
+
+
+def test_mosaics_are_cut_row_by_row(folder: Path) -> None:
+    miniatures.svhn_first(folder)
+    miniatures.cifar100(folder)
+    miniatures.lfw_gray(folder)
+    digits, things, faces = (
+        load(name, folder, "test") for name in ("svhn-first-10000", "cifar-100-test", "lfw-gray")
+    )
+    for loaded, shape in ((digits, (12, 3, 32, 32)), (things, (16, 3, 32, 32)), (faces, (8, 1, 64, 64))):
+        assert loaded.inputs.shape == shape
+        values = loaded.inputs.double().flatten(1)
+        assert torch.allclose(values.mean(1), 10.0 * torch.arange(len(loaded)).double(), atol=3)
+        assert float(values.std(1).max()) < 3
+    assert things.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert things.extras["super_class"].tolist() == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+    assert faces.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    pairs = lfw.pairs(folder / "lfw")
+    assert pairs.to_dict("list") == {"first": [0, 5], "second": [1, 2], "same": [1, 0], "fold": [1, 2]}
+
+
+def test_names_and_kinds_of_classes(folder: Path) -> None:
+    for name in ("omniglot", "oxford-pets", "stanford-online-products", "cars-196", "cars-196-crops"):
+        miniatures.MINIATURES[name](folder)
+    characters = load("omniglot", folder, "all")
+    assert characters.class_names[4] == "Korean 5"
+    assert characters.extras["drawer"].tolist() == [0, 1, 2] * 12
+    assert characters.inputs[:, 0, 0, 0].tolist() == [label + 1 for label in characters.labels]
+    pets = load("oxford-pets", folder, "all")
+    assert pets.class_names[:2] == ("Big_breed_a", "Big_breed_b")
+    assert pets.extras["species"].tolist() == [label % 2 for label in range(1, 13) for _ in range(3)]
+    products = load("stanford-online-products", folder, "test")
+    assert products.extras["super_class"].unique().tolist() == [0, 1]
+    assert products.class_names[10] == "product 11"
+    cars = load("cars-196", folder, "test")
+    assert cars.labels.tolist() == [*range(10, 20)] * 2
+    assert (cars.ids[0], cars.ids[-1]) == ("cars_train/00011.jpg", "cars_test/00020.jpg")
+    assert cars.class_names[19] == load("cars-196-crops", folder, "test").class_names[19] == "Car 20"
+
+
+def test_lists_of_faces_as_text_and_as_table(folder: Path, tmp_path: Path) -> None:
+    miniatures.lfw(folder)
+    miniatures.lfw(tmp_path / "other", table=True)
+    first, second = load("lfw", folder, "test"), load("lfw", tmp_path / "other", "test")
+    assert first.ids == second.ids
+    assert torch.equal(first.labels, second.labels)
+    assert first.class_names[first.labels[0]] == "Person_01"
+
+
+def test_published_bitmaps_of_sketches(folder: Path) -> None:
+    place = folder / "quickdraw" / "numpy_bitmap"
+    place.mkdir(parents=True)
+    for value, name in enumerate(("ant", "bee", "cat", "dog")):
+        np.save(place / f"{name}.npy", np.full((9, 784), value, dtype=np.uint8))
+    test = load("quickdraw", folder, "test", per_class=3)
+    assert test.class_names == ("ant", "bee", "cat", "dog")
+    assert test.labels.tolist() == [2, 2, 2, 3, 3, 3]
+    assert test.inputs[:, 0, 0, 0].tolist() == test.labels.tolist()
+    with pytest.raises(ValueError, match="per_class"):
+        load("quickdraw", folder, "test", per_class=10)
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "options", "named"),
+    [
+        ("cifar-10", "test", {"labels": "worst"}, "labels"),
+        ("cifar-10", "train", {"labels": "noisy"}, "labels"),
+        ("cifar-10", "train", {"labels": "worst", "zero_shot": True}, "zero_shot"),
+        ("mnist", "dev", {}, "no split 'dev'"),
+        ("mnist", "train", {"hold_out": 3}, "held_out"),
+    ],
+)
+def test_wrong_options_are_named(
+    name: str, split: str, options: dict[str, Any], named: str, folder: Path
+) -> None:
+    miniatures.MINIATURES[name](folder)
+    with pytest.raises(ValueError, match=named):
+        load(name, folder, split, **options)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def roll_labels(path: Path) -> None:
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, "clean_label": np.roll(arrays["clean_label"], 1)})
+
+
+def text(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(content) and None
+
+
+def more(content: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(path.read_text() + content) and None
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "damage", "named"),
+    [
+        ("cifar-10", "cifar-10-batches-bin/data_batch_3.bin", cut, r"data_batch_3\.bin"),
+        ("cifar-10", "cifar10n.npz", roll_labels, r"cifar10n\.npz"),
+        ("cub-200-2011", "CUB_200_2011/image_class_labels.txt", more("61 20\n"), "61"),
+        ("cub-200-2011", "CUB_200_2011/image_class_labels.txt", text("1 one\n"), r"image_class_labels\.txt"),
+        ("cub-200-2011", "CUB_200_2011/image_class_labels.txt", text("1\n"), r"image_class_labels\.txt"),
+        ("cub-200-2011", "CUB_200_2011/classes.txt", text("1 a\n2 b\n"), "2 classes"),
+        ("lfw", "lfw/peopleDevTest.txt", text("3\nPerson_01\t2\n"), "3 people"),
+        ("lfw", "lfw/peopleDevTest.txt", text("1\nPerson_00\t1\n"), "Person_00"),
+        (
+            "stanford-online-products",
+            "Stanford_Online_Products/Ebay_test.txt",
+            text("a b\n1 2\n"),
+            "Ebay_test",
+        ),
+        (
+            "stanford-online-products",
+            "Stanford_Online_Products/Ebay_test.txt",
+            text("image_id class_id super_class_id path\n1 1 1 a.JPG\n"),
+            "class 1 ",
+        ),
+    ],
+)
+def test_damaged_files_are_named(
+    name: str, file: str, damage: Callable[[Path], None], named: str, folder: Path
+) -> None:
+    miniatures.MINIATURES[name](folder)
+    damage(folder / file)
+    with pytest.raises(ValueError, match=named):
+        load(name, folder, "train")
+
+
+def test_idx_files_that_do_not_fit(folder: Path) -> None:
+    miniatures.fashion_mnist(folder)
+    raw = folder / "FashionMNIST" / "raw"
+    miniatures.write_idx(raw / "t10k-labels-idx1-ubyte", np.zeros(29, dtype=np.uint8))
+    with pytest.raises(ValueError, match="29 labels"):
+        load("fashion-mnist", folder, "test")
+
+
+def test_human_distributions_are_checked(folder: Path) -> None:
+    miniatures.cifar10(folder)
+    np.save(folder / "cifar10h-probs.npy", np.ones((40, 10)))
+    with pytest.raises(ValueError, match=r"cifar10h-probs\.npy"):
+        load("cifar-10", folder, "test")
+
+
+# --- where they are looked for ---
+
+
+@pytest.mark.parametrize("name", [*SETS, "msls"])
+def test_missing_data_say_where_they_come_from(name: str, folder: Path) -> None:
+    with pytest.raises(MissingDataError) as caught:
+        data.load(name, split="test", data_dir=folder)
+    info = data.info(name)
+    for part in (str(folder), info.page, info.obtain, info.layout, "LAPLACIAN_METRIC_DATA"):
+        assert part in str(caught.value)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_missing_part_is_named(folder: Path) -> None:
+    miniatures.fashion_mnist(folder)
+    (folder / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(MissingDataError, match=r"has no FashionMNIST/raw/t10k-labels-idx1-ubyte"):
+        load("fashion-mnist", folder, "test")
+
+
+def test_the_order_of_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_folder()
+    assert cache.parts[-2:] == ("laplacian-metric", "data")
+    assert data_folders() == (cache,)
+    monkeypatch.setenv("LAPLACIAN_METRIC_DATA", str(folder / "mine"))
+    assert data_folders() == (folder / "mine", cache)
+    assert data_folders(folder / "other") == (folder / "other",)
+    miniatures.fashion_mnist(folder / "mine")
+    assert len(data.load("fashion-mnist", split="test")) == 30
+    with pytest.raises(MissingDataError):
+        data.load("fashion-mnist", split="test", data_dir=folder / "other")
+    miniatures.mnist(cache)
+    assert len(data.load("mnist", split="test")) == 30
+
+
+@pytest.mark.parametrize(
+    ("platform", "part"), [("win32", "Local"), ("darwin", "Caches"), ("linux", ".cache")]
+)
+def test_the_cache_of_every_platform(platform: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr("sys.platform", platform)
+    assert part in cache_folder().parts
+
+
+def test_an_archive_is_downloaded_on_request_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[str, str | None]] = []
+
+    def fetch(url: str, download_root: Path, *, md5: str | None = None) -> None:
+        fetched.append((url, md5))
+        miniatures.cub(download_root)
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", fetch)
+    with pytest.raises(MissingDataError, match="download=True"):
+        load("cub-200-2011", folder, "test")
+    for _ in range(2):
+        assert len(load("cub-200-2011", folder, "test", download=True)) == 30
+    ((url, md5),) = fetched
+    assert url.startswith("https://")
+    assert md5 is not None
+
+
+def test_two_processes_fetch_once(folder: Path, root: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nimport experiments.sets\n"
+        "from laplacian_metric import data\nfrom tests.experiments.sets import miniatures\n"
+        "from torchvision.datasets import utils\n"
+        "def fetch(url, root, md5=None):\n"
+        "    with (root / 'fetched').open('a') as log: log.write('x')\n"
+        "    miniatures.cub(root)\n"
+        "utils.download_and_extract_archive = fetch\n"
+        f"print(len(data.load('cub-200-2011', 'test', data_dir={str(folder)!r}, download=True)))\n"
+    )
+    command = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["30", "30"]
+    assert (folder / "fetched").read_text() == "x"
+
+
+def test_sets_are_listed_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    miniatures.cub(folder)
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name}: " in listed for name in SETS)
+    assert main(["cub-200-2011", "--data-dir", str(folder)]) == 0
+    assert "60 images" in capsys.readouterr().out
+    assert main(["cub-200-2011", "svhn", "--data-dir", str(folder)]) == 1
+    assert "svhn: " in capsys.readouterr().out
