@@ -1,4 +1,4 @@
-"""The nearest items of some queries, whoever searched, and what surrounds a query among them: numpy only."""
+"""What a search returned, whoever searched; numpy only."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from laplacian_metric.core.vector_search import Floats, Vectors
+from laplacian_metric.core.check import Floats, as_array, as_column
 
-ROUNDING = 1e-4  # what engines in float32 may return below 0, or out of order
+ROUNDING = 1e-3  # engines in float32 may return distances that are this far below 0 or above 2
+FARTHEST = 2.0  # 1 - cosine of opposite directions
+SMALLEST, LARGEST = 1e-100, 1e100  # entries between which squares stay within float64
+ALMOST_EQUAL = 1e-3  # from this distance on 1 - cosine has lost no digits that matter
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The k nearest items of Q queries, the nearest first: checked, copied and read-only.
+    """The k nearest items of Q queries, in the order of whoever searched.
+
+    A search that returned fewer items to one query has the distance infinity in the places that are left, which are
+    the last.
 
     Attributes:
-        ids: (Q, k), rows or whatever the engine calls its items.
-        distances: (Q, k), float64, at least 0 and ascending; 1 - cosine where `Trust` reads them.
-        labels: (Q, k), the items' labels, or None where they have none.
+        ids: (Q, k), what the gallery calls its items.
+        distances: (Q, k), float64, 1 - cosine, from 0 to 2.
+        labels: (Q, k), of the items; None where they have none.
+        vectors: (Q, k, D), of the items; None where the search did not return them.
 
     Example:
         >>> neighbours = Neighbours([[7, 3]], [[0.1, 0.4]], [["cat", "dog"]])
@@ -29,46 +36,64 @@ class Neighbours:
     """
 
     ids: NDArray[Any]
-    distances: NDArray[np.float64]
+    distances: Floats
     labels: NDArray[Any] | None = None
+    vectors: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        distances = np.array(self.distances, dtype=np.float64)
+        distances = np.array(as_array("distances", self.distances), dtype=np.float64)
         if distances.ndim != 2 or distances.shape[1] == 0:
             raise ValueError(f"distances has shape {distances.shape}: (queries, neighbours) is needed")
         if np.isnan(distances).any():
-            row = int(np.isnan(distances).any(axis=1).argmax())
-            raise ValueError(
-                f"distances has NaN in row {row}: leave out neighbours that the engine did not find"
-            )
-        if distances.size and distances.min() < -ROUNDING:
-            raise ValueError(
-                f"distances has {distances.min():.3g}: pass distances, such as 1 - cosine, and not similarities"
-            )
-        if (np.diff(distances, axis=1) < -ROUNDING).any():
-            row = int((np.diff(distances, axis=1) < -ROUNDING).any(axis=1).argmax())
-            raise ValueError(f"distances does not ascend in row {row}: sort each row, the nearest item first")
-        distances = np.maximum.accumulate(np.maximum(distances, 0, out=distances), axis=1)
-        arrays = {"distances": distances, "ids": np.array(self.ids)}
-        if self.labels is not None:
-            arrays["labels"] = np.array(self.labels)
-        for name, array in arrays.items():
-            if array.shape != distances.shape:
-                raise ValueError(
-                    f"{name} has shape {array.shape}, distances has {distances.shape}: one for each distance is needed"
-                )
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            raise ValueError("distances has NaN: mark neighbours that were not found with infinity")
+        found = np.isfinite(distances)
+        if (~found[:, :-1] & found[:, 1:]).any():
+            raise ValueError("distances has infinity before a neighbour that was found: such places come last")
+        if found.any() and (distances[found].min() < -ROUNDING or distances[found].max() > FARTHEST + ROUNDING):
+            raise ValueError("distances has values outside 0 to 2: pass 1 - cosine, and not similarities or L2")
+        np.clip(distances, 0, FARTHEST, out=distances, where=found)
+        object.__setattr__(self, "distances", distances)
+        for name in ("ids", "labels"):
+            values = getattr(self, name)
+            if values is None:
+                continue
+            table = _table(values)
+            if table.shape[:2] != distances.shape:
+                raise ValueError(f"{name} has shape {table.shape}, distances has {distances.shape}: they belong together")
+            object.__setattr__(self, name, table)
+        if self.vectors is not None:
+            vectors = as_array("vectors", self.vectors)
+            if vectors.ndim != 3 or vectors.shape[:2] != distances.shape:
+                raise ValueError(f"vectors has shape {vectors.shape}: {(*distances.shape, 'D')} is needed")
+            object.__setattr__(self, "vectors", vectors)
 
     @staticmethod
-    def from_cosines(ids: ArrayLike, cosines: ArrayLike, labels: ArrayLike | None = None) -> Neighbours:
-        """Return the neighbours that an engine found by inner products of unit vectors.
+    def from_vectors(
+        queries: Floats, ids: ArrayLike, vectors: NDArray[Any], labels: ArrayLike | None = None
+    ) -> Neighbours:
+        """Return neighbours in the order of their exact distances, computed in float64 from the vectors.
+
+        Args:
+            queries: (Q, D), of unit length.
+            ids: (Q, k).
+            vectors: (Q, k, D), of any length; rows of NaN for neighbours that were not found.
+            labels: (Q, k).
 
         Example:
-            >>> Neighbours.from_cosines([[7, 3]], [[1.0, 0.5]]).distances.tolist()
-            [[0.0, 0.5]]
+            >>> queries = np.array([[1.0, 0.0]])
+            >>> found = Neighbours.from_vectors(queries, [[4, 9]], np.array([[[0.0, 1.0], [3.0, 0.0]]]))
+            >>> found.ids.tolist(), found.distances.tolist()
+            ([[9, 4]], [[0.0, 1.0]])
         """
-        return Neighbours(ids, 1 - np.asarray(cosines, dtype=np.float64), labels)  # type: ignore[arg-type]
+        distances = distances_to(queries, vectors)
+        table = _table(ids)
+        order = _order(distances, table)
+        return Neighbours(
+            np.take_along_axis(table, order, axis=1),
+            np.take_along_axis(distances, order, axis=1),
+            None if labels is None else np.take_along_axis(_table(labels), order, axis=1),
+            np.take_along_axis(vectors, order[:, :, None], axis=1),
+        )
 
     def __len__(self) -> int:
         return len(self.distances)
@@ -78,94 +103,79 @@ class Neighbours:
         """The number of neighbours of each query."""
         return int(self.distances.shape[1])
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of neighbours that were found for each query, (Q,)."""
+        counts: NDArray[np.int64] = np.isfinite(self.distances).sum(axis=1)
+        return counts
+
     def __getitem__(self, queries: slice | NDArray[Any]) -> Neighbours:
         """Return the neighbours of some of the queries."""
-        labels = None if self.labels is None else self.labels[queries]
-        return Neighbours(self.ids[queries], self.distances[queries], labels)
+        return self._taken(lambda table: table[queries])
+
+    def first(self, k: int) -> Neighbours:
+        """Return the first k neighbours of each query.
+
+        Example:
+            >>> Neighbours([[7, 3]], [[0.1, 0.4]]).first(1).ids.tolist()
+            [[7]]
+        """
+        return self._taken(lambda table: table[:, :k])
+
+    def without(self, ids: NDArray[Any]) -> Neighbours:
+        """Return the neighbours (Q, k - 1) without one id for each query, or without the last where it is not there.
+
+        Example:
+            >>> Neighbours([[7, 3], [5, 6]], [[0.1, 0.4], [0, 1]]).without(np.array([3, 9])).ids.tolist()
+            [[7], [5]]
+        """
+        places = self.ids == as_column(list(ids))[:, None]
+        places[~places.any(axis=1), -1] = True
+        drop = places.argmax(axis=1)
+        columns = np.arange(self.k - 1)[None] + (np.arange(self.k - 1)[None] >= drop[:, None])
+        return self._taken(lambda table: table[np.arange(len(self))[:, None], columns])
+
+    def _taken(self, take: Any) -> Neighbours:
+        """Return neighbours whose tables are taken from these, which were checked already."""
+        taken = object.__new__(Neighbours)
+        for name in ("ids", "distances", "labels", "vectors"):
+            table = getattr(self, name)
+            object.__setattr__(taken, name, None if table is None else take(table))
+        return taken
 
 
-VOTERS = 50  # neighbours in the embedding that vote
-LOCAL = 10  # neighbours by which the local scale is measured
-SMALLEST = 1e-7  # is added to distances before their logarithm
+def distances_to(queries: Floats, vectors: NDArray[Any]) -> Floats:
+    """Return 1 - cosine (Q, k) of queries (Q, D) of unit length to vectors (Q, k, D), in float64; infinity for NaN."""
+    units = np.asarray(vectors, dtype=np.float64)
+    largest = np.abs(units).max(axis=2, keepdims=True)
+    if not ((largest > SMALLEST) & (largest < LARGEST)).all():
+        with np.errstate(invalid="ignore"):  # rows of NaN, and rows whose squares would leave float64
+            units = units / largest
+    units = units / np.sqrt(np.einsum("qkd,qkd->qk", units, units))[:, :, None]
+    distances: Floats = 1 - np.einsum("qkd,qd->qk", units, queries)
+    near = distances < ALMOST_EQUAL
+    if near.any():  # where a difference of nearly equal numbers would lose digits
+        query, place = np.nonzero(near)
+        apart = units[query, place] - queries[query]
+        distances[query, place] = np.einsum("nd,nd->n", apart, apart) / 2
+    distances = np.clip(distances, 0, FARTHEST)
+    return np.where(np.isnan(distances), np.inf, distances)
 
 
-def log_distance(distances: Floats) -> Floats:
-    """Return log(d + 1e-7).
-
-    Example:
-        >>> log_distance(np.array([0.0])).round(3).tolist()
-        [-16.118]
-    """
-    return np.log(distances + SMALLEST)
+def _order(distances: Floats, ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the order of ascending distances; of equal ones the smaller id comes first."""
+    keys = ids if ids.dtype.kind in "iu" else np.argsort(np.argsort(ids.astype(str), axis=1), axis=1)
+    return np.lexsort((keys, distances), axis=1)
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What surrounds Q queries in one space.
-
-    Attributes:
-        neighbours: the k nearest items; ids are rows of the gallery, labels the numbers of their classes; or an
-            engine's own ids and labels.
-        scales: (Q, 10), the distance of each of the 10 nearest items to its own 10th nearest.
-        same, other: (Q,), the distances to the nearest item of the class answered and of another class (2 without one).
-    """
-
-    neighbours: Neighbours
-    scales: Floats
-    same: Floats
-    other: Floats
-
-    @property
-    def nearest(self) -> Floats:
-        """The distance to the nearest item, (Q,)."""
-        distances: Floats = self.neighbours.distances[:, 0]
-        return distances
-
-    @property
-    def tenth(self) -> Floats:
-        """The distance to the 10th nearest item, or to the last where there are fewer, (Q,)."""
-        distances: Floats = self.neighbours.distances[:, min(LOCAL, self.neighbours.k) - 1]
-        return distances
-
-    @property
-    def outlier_factor(self) -> Floats:
-        """LOF, (Q,): log d_10 less the mean over the 10 nearest items of the logarithm of their own d_10."""
-        factor: Floats = log_distance(self.tenth) - log_distance(self.scales).mean(axis=1)
-        return factor
-
-    @property
-    def margin(self) -> Floats:
-        """log of the distance to another class over that to the class answered, (Q,)."""
-        return log_distance(self.other) - log_distance(self.same)
-
-    def share(self, classes: NDArray[Any]) -> Floats:
-        """Return the share (Q,) of a class among the 50 nearest, with weights exp(-(d - d_1)/(d_10 - d_1))."""
-        d = self.neighbours.distances[:, :VOTERS]
-        width = np.maximum(self.tenth - self.nearest, 1e-12)
-        weights = np.exp(-(d - d[:, :1]) / width[:, None])
-        share: Floats = (weights * self._is(classes, VOTERS)).sum(axis=1) / weights.sum(axis=1)
-        return share
-
-    def vote(self, classes: NDArray[Any]) -> Floats:
-        """Return the share (Q,) of a class among the 10 nearest."""
-        share: Floats = self._is(classes, LOCAL).mean(axis=1)
-        return share
-
-    def _is(self, classes: NDArray[Any], k: int) -> NDArray[np.bool_]:
-        assert self.neighbours.labels is not None
-        agrees: NDArray[np.bool_] = self.neighbours.labels[:, :k] == classes[:, None]
-        return agrees
-
-
-@dataclass(frozen=True, eq=False)
-class Surroundings:
-    """Q queries in the embedding z and in the features h.
-
-    ``nearest`` (Q,) are rows of the nearest items in z, or their ids in an engine, and ``classes`` (Q,) their classes.
-    """
-
-    queries: Vectors
-    nearest: NDArray[Any]
-    classes: NDArray[Any] | None
-    z: Place
-    h: Place
+def _table(values: Any) -> NDArray[Any]:
+    """Return rows of ids or labels as a matrix; tuples stay labels."""
+    if isinstance(values, np.ndarray):
+        return values
+    if hasattr(values, "detach"):
+        return as_array("labels", values)
+    rows = [list(row) for row in values]
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError("ids or labels have rows of different lengths: one entry for each distance is needed")
+    column = as_column([value for row in rows for value in row])
+    return column.reshape(len(rows), -1 if rows else 0)
