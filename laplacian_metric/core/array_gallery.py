@@ -170,6 +170,12 @@ class ArrayGallery:
             self._dim = self.dim
             self._items = kept if len(kept) else None
 
+    def copy(self) -> ArrayGallery:
+        """Return a gallery of the same items, which later changes of either leave alone."""
+        other = ArrayGallery(dim=self.dim, where=self.where)
+        other._items = self._items
+        return other
+
     def sample(self, n: int, seed: int = 0) -> Sample:
         """Return at most n items, drawn uniformly without replacement, in the order of the gallery."""
         items = self.items

@@ -122,6 +122,13 @@ class Neighbours:
         """
         return self._taken(lambda table: table[:, :k])
 
+    def padded(self, k: int) -> Neighbours:
+        """Return k neighbours of each query, of which those beyond the last were not found."""
+        more = ((0, 0), (0, k - self.k))
+        ids, labels = np.pad(self.ids, more, mode="edge"), self.labels
+        labels = None if labels is None else np.pad(labels, more, mode="edge")
+        return Neighbours(ids, np.pad(self.distances, more, constant_values=np.inf), labels)
+
     def without(self, ids: NDArray[Any]) -> Neighbours:
         """Return the neighbours (Q, k - 1) without one id for each query, or without the last where it is not there.
 

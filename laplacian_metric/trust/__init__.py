@@ -1,10 +1,11 @@
-"""Can a match be trusted? The probability that the nearest item is right, novelty, and reasons; without torch."""
+"""Can a match be trusted? The calibrated probability that an answer is right, a novelty, and a verdict; numpy only."""
 
 from __future__ import annotations
 
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.trust.answer import Answer
-from laplacian_metric.trust.calibration import CalibrationError
+from laplacian_metric.trust.fitting import CalibrationError
 from laplacian_metric.trust.trust import Trust
+from laplacian_metric.trust.view import GaussianView
 
-__all__ = ["Answer", "CalibrationError", "Neighbours", "Trust"]
+__all__ = ["Answer", "CalibrationError", "GaussianView", "Neighbours", "Trust"]

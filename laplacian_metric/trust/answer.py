@@ -1,97 +1,84 @@
-"""What `Trust` answers: for each query the nearest item, how far it can be trusted, and why not."""
+"""What `Trust` answers to queries, and the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.trust.calibration import MATCH_INPUTS, NOVELTY_INPUTS
+from laplacian_metric.core.check import Floats
 
-TRUSTED, NOVEL, UNRELIABLE = "trusted", "unlike anything seen", "no reliable match"
-KNOWN = "known"  # all that can be said over a gallery without labels
+ACCEPT, UNLIKE, UNRELIABLE = "accept", "unlike anything seen", "no reliable match"
+SMALLEST_WEIGHT = 0.001  # an input with a smaller one is never given as a reason
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Answers to Q queries.
+    """Answers to Q queries. `probability` is the number to threshold; the verdict does.
 
     Attributes:
-        nearest: (Q,), the row of the nearest item in the gallery, or its id where an engine searches.
-        distance: (Q,), 1 - cosine to it in the embedding.
+        probability: (Q,), calibrated for known queries, that the answer is right; NaN where nothing was found.
+        match: (Q,), the same before the discount for novelty and before the last calibration.
         known: (Q,), 1 for whatever is no more novel than most known queries, falling to 0 beyond.
-        novelty: (Q,), by which out-of-distribution queries are ranked: the greater, the less like anything seen.
-        reason: (Q,), "trusted", "unlike anything seen" or "no reliable match"; over a gallery without labels
-            "known" in place of the last and the first.
-        because: (Q,), the input that spoke loudest for the reason.
-        novelty_parts: (Q, 3 or 4), what each of `NOVELTY_INPUTS` adds to the novelty.
-        match_parts: (Q, 8), what each of `MATCH_INPUTS`, or of the inputs that were chosen, adds to the logit of the
-            match, beside the mean validation query; None without labels.
-        labels: the labels of the nearest items; None without labels.
+        novelty: (Q,), by which out-of-distribution (OOD) queries are ranked: greater is less like anything seen.
+        nearest: (Q,), the id of the item that is answered.
+        labels: (Q,), its label, or the answered class; None without labels.
+        distance: (Q,), 1 - cosine to the nearest item in the embedding.
+        verdict: (Q,), "accept", "unlike anything seen" or "no reliable match".
+        because: (Q,), the input that speaks most against the answer.
+        each: (Q, k), the probability that each of the first k items is right; None unless the target is "each@k".
+        none: (Q,), the probability that none of the first k is; None unless the target is "each@k" or "any@k".
     """
 
-    nearest: NDArray[Any]
-    distance: Floats
+    probability: Floats
+    match: Floats
     known: Floats
     novelty: Floats
-    reason: NDArray[Any]
+    nearest: NDArray[Any]
+    labels: NDArray[Any] | None
+    distance: Floats
+    verdict: NDArray[Any]
     because: NDArray[Any]
-    novelty_parts: Floats
-    match_parts: Floats | None = None
-    labels: list[Hashable] | None = None
-    _probability: Floats | None = None
-    _match: Floats | None = None
+    each: Floats | None = None
+    none: Floats | None = None
 
     def __len__(self) -> int:
-        return len(self.nearest)
+        return len(self.probability)
 
-    @property
-    def probability(self) -> Floats:
-        """The calibrated probability (Q,) that the nearest item is of the query's class, OOD queries included."""
-        return _labelled(self._probability)
-
-    @property
-    def match(self) -> Floats:
-        """The probability (Q,) that the nearest item is of the query's class, if the query is of a known kind."""
-        return _labelled(self._match)
+    @staticmethod
+    def joined(parts: Sequence[Answer]) -> Answer:
+        """Return the answers to several batches as one."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Answer)}
+        return Answer(**{name: None if some[0] is None else np.concatenate(some) for name, some in columns.items()})
 
 
-def _labelled(values: Floats | None) -> Floats:
-    if values is None:
-        raise ValueError(
-            "without labels of the gallery there is no probability of a match: use answer.known, rank by "
-            "answer.novelty, or fit with gallery labels"
-        )
-    return values
-
-
-def reasons(known: Floats, match: Floats | None) -> NDArray[Any]:
-    """Return the reason of each query; being unlike anything seen comes first.
+def verdicts(probability: Floats, known: Floats, threshold: float) -> NDArray[Any]:
+    """Return the verdict of each query; NaN is never accepted.
 
     Example:
-        >>> reasons(np.array([1.0, 0.3, 1.0]), np.array([0.9, 0.9, 0.2])).tolist()
-        ['trusted', 'unlike anything seen', 'no reliable match']
+        >>> verdicts(np.array([0.9, 0.2, 0.2, np.nan]), np.array([1, 1, 0.5, 1]), 0.5).tolist()
+        ['accept', 'no reliable match', 'unlike anything seen', 'no reliable match']
     """
-    otherwise = KNOWN if match is None else np.where(match < 0.5, UNRELIABLE, TRUSTED)
-    named: NDArray[Any] = np.where(known < 1, NOVEL, otherwise)
-    return named
+    return np.where(probability >= threshold, ACCEPT, np.where(known < 1, UNLIKE, UNRELIABLE))
 
 
-def loudest(
-    reason: NDArray[Any],
-    novelty_parts: Floats,
-    match_parts: Floats | None,
-    names: Iterable[str] = MATCH_INPUTS,
-) -> NDArray[Any]:
-    """Return the name of the input that adds most to each query's reason; ``names`` are those of the match inputs."""
-    novelty_names, match_names = np.array(NOVELTY_INPUTS), np.array(list(names))
-    for_known = novelty_names[novelty_parts.argmin(axis=1)]
-    if match_parts is not None:
-        against, supporting = match_names[match_parts.argmin(axis=1)], match_names[match_parts.argmax(axis=1)]
-        for_known = np.where(reason == UNRELIABLE, against, supporting)
-    named: NDArray[Any] = np.where(reason == NOVEL, novelty_names[novelty_parts.argmax(axis=1)], for_known)
-    return named
+def reasons(verdict: NDArray[Any], contributions: Floats, names: list[str], tails: Floats, tail_names: list[str]) -> Any:
+    """Return the input that speaks most against each answer, (Q,): the largest tail, or the lowest contribution.
+
+    Args:
+        verdict: (Q,).
+        contributions: (Q, D), of the match inputs with a weight above .001 to the logit.
+        names: of these inputs.
+        tails: (Q, T), of the novelty's inputs.
+        tail_names: of these.
+    """
+    by_novelty = np.array(tail_names, dtype=object)[np.nan_to_num(tails, nan=-np.inf).argmax(axis=1)]
+    if not names:
+        return by_novelty
+    lowest = np.array(names, dtype=object)[np.nan_to_num(contributions, nan=np.inf).argmin(axis=1)]
+    return np.where(verdict == UNLIKE, by_novelty, lowest)

@@ -1,318 +1,146 @@
-"""From inputs to probabilities: the inputs, a logistic with signs, tails of a reference, and the last sigmoid."""
+"""What is calibrated on validation queries: match, novelty, the last sigmoid, and the error to expect."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from laplacian_metric.core.neighbours import Place, Surroundings, log_distance
-from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.vector_search import Floats, Vectors
-
-# Each with the sign that its weight may have.
-MATCH_INPUTS = {
-    "distance in the embedding": -1,
-    "distance in the features": -1,
-    "LOF in the embedding": -1,
-    "LOF in the features": -1,
-    "margin in the embedding": 1,
-    "margin in the features": 1,
-    "kernel vote": 1,
-    "feature vote": 1,
-}
-UNLABELLED_INPUTS = 4  # the first of them need no labels
-RISK_INPUT = "risk of the features"  # after the others, where there is a risk head
-NOVELTY_INPUTS = (
-    "distance in the features",
-    "distance to the 10th in the features",
-    "LOF in the features",
-    "Mahalanobis distance",  # only where training features were given
+from laplacian_metric.core.check import Floats, Rows
+from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.trust.fitting import (
+    CalibrationError,
+    Flags,
+    Logistic,
+    calibrated,
+    cross_validated,
+    fit_sigmoid,
+    folds_of,
+    sigmoid,
 )
-SHARE_LIMIT = 0.001
-TINY = 1e-12
+from laplacian_metric.trust.inputs import CLASS_INPUTS, GAP_INPUTS
+from laplacian_metric.trust.novelty import Novelty
+from laplacian_metric.trust.observed import EACH_INPUTS, Observed, each_inputs
 
-
-def logit(p: Floats) -> Floats:
-    """Return log(p/(1 - p)).
-
-    Example:
-        >>> logit(np.array([0.5])).tolist()
-        [0.0]
-    """
-    return np.log(p) - np.log1p(-p)
-
-
-def match_signs(*, labelled: bool = True, risk: bool = False) -> dict[str, int]:
-    """Return the names of the match inputs, each with the sign that its weight may have.
-
-    Example:
-        >>> list(match_signs(labelled=False, risk=True))[2:]
-        ['LOF in the embedding', 'LOF in the features', 'risk of the features']
-    """
-    names = list(MATCH_INPUTS)[: None if labelled else UNLABELLED_INPUTS]
-    return {**{name: MATCH_INPUTS[name] for name in names}, **({RISK_INPUT: -1} if risk else {})}
-
-
-def match_inputs(around: Surroundings, *, labelled: bool = True, risk: Floats | None = None) -> Floats:
-    """Return the eight match inputs (Q, 8) of section 3, or without labels the first four.
-
-    Args:
-        around: what surrounds the queries.
-        labelled: whether labels count, where the gallery has them.
-        risk: of the queries' features, (Q,): a further input.
-
-    Example:
-        >>> from laplacian_metric.core.labelled_gallery import LabelledGallery
-        >>> gallery = LabelledGallery.of(np.eye(3), ["a", "a", "b"])
-        >>> match_inputs(gallery.surroundings(gallery.features, gallery.embeddings)).shape
-        (3, 8)
-    """
-    z, h = around.z, around.h
-    columns = [log_distance(z.nearest), log_distance(h.nearest), z.outlier_factor, h.outlier_factor]
-    if labelled and around.classes is not None:
-        share = np.clip(z.share(around.classes), SHARE_LIMIT, 1 - SHARE_LIMIT)
-        columns += [z.margin, h.margin, logit(share), h.vote(around.classes)]
-    if risk is not None:
-        columns.append(risk)
-    return np.stack(columns, axis=1)
-
-
-def novelty_inputs(h: Place, features: Vectors, moment: SecondMoment | None = None) -> Floats:
-    """Return the novelty inputs (Q, 3) of queries, or (Q, 4) with the second moment of training features.
-
-    Args:
-        h: what surrounds the queries among the features.
-        features: of the queries.
-        moment: of training features; its Mahalanobis distance counts relative to |h|^2.
-    """
-    columns = [log_distance(h.nearest), log_distance(h.tenth), h.outlier_factor]
-    if moment is not None:
-        columns.append(np.log(moment.distances(features.rows)[0] + TINY) - 2 * np.log(features.norms))
-    return np.stack(columns, axis=1)
-
-
-RIDGE = 1.0
-TAIL = 0.05  # the share of the reference beyond which a tail is exponential
-NUM_BINS = 10
-FOLDS = 5
-LARGEST_SLOPE = 20.0
-RESAMPLES = 1000
-
-
-def sigmoid(x: Floats) -> Floats:
-    """Return 1/(1 + exp(-x)).
-
-    Example:
-        >>> sigmoid(np.array([0.0])).tolist()
-        [0.5]
-    """
-    p: Floats = np.exp(-np.logaddexp(0, -x))
-    return p
+LEAST_QUERIES = 20
+INFLUENCE = 0.5  # a row whose removal moves a standardised weight by more is named
+LEAST_RIGHT_AND_WRONG = 20  # of left-out items, from which on the last sigmoid is refitted
 
 
 @dataclass(frozen=True, eq=False)
-class Logistic:
-    """A logistic of standardised inputs: sigmoid(b + sum_j w_j (x_j - m_j)/s_j); ``center`` m, ``scale`` s, (D,)."""
+class Each:
+    """The probability that each of the first k items is right: a logistic of pooled rows, and its last sigmoid."""
 
-    center: Floats
-    scale: Floats
-    weights: Floats
-    intercept: float
+    k: int
+    match: Logistic
+    slope: tuple[float, float]
 
-    @staticmethod
-    def fit(inputs: Floats, target: NDArray[np.bool_], signs: NDArray[Any], ridge: float = RIDGE) -> Logistic:
-        """Minimise the sum of log losses + ridge/2 |w|^2 where each weight has the sign given, or is 0.
-
-        Args:
-            inputs: (N, D).
-            target: (N,), what the logistic is to say.
-            signs: (D,), 1 or -1.
-            ridge: the pull on the weights; the intercept is free.
-
-        Example:
-            >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
-            >>> target = np.array([False, True, False, True])
-            >>> [Logistic.fit(x, target, np.array([sign])).weights.round(2).tolist() for sign in (1, -1)]
-            [[0.45], [0.0]]
-        """
-        from scipy.optimize import minimize
-
-        center, scale = inputs.mean(axis=0), inputs.std(axis=0)
-        scale = np.where(scale > 1e-12, scale, 1.0)
-        x = (inputs - center) / scale
-        sign = np.where(target, 1.0, -1.0)
-
-        def loss(parameters: Floats) -> tuple[float, Floats]:
-            margin = sign * (x @ parameters[:-1] + parameters[-1])
-            slope = -sign * np.exp(-np.logaddexp(0, margin))
-            weights = parameters[:-1]
-            value = np.logaddexp(0, -margin).sum() + ridge / 2 * weights @ weights
-            return float(value), np.append(x.T @ slope + ridge * weights, slope.sum())
-
-        bounds = [(0, None) if s > 0 else (None, 0) for s in signs] + [(None, None)]
-        settings = {"maxiter": 5000, "ftol": 1e-14, "gtol": 1e-9}
-        start = np.zeros(x.shape[1] + 1)
-        solution = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=settings).x
-        return Logistic(center, scale, solution[:-1], float(solution[-1]))
-
-    def contributions(self, inputs: Floats) -> Floats:
-        """Return w_j (x_j - m_j)/s_j, (N, D): what each input adds beside the mean query."""
-        parts: Floats = self.weights * (inputs - self.center) / self.scale
-        return parts
-
-    def logit(self, inputs: Floats) -> Floats:
-        """Return the argument of the sigmoid, (N,)."""
-        logits: Floats = self.contributions(inputs).sum(axis=1) + self.intercept
-        return logits
+    def __call__(self, neighbours: Neighbours) -> Floats:
+        """Return the probabilities (Q, k) for known queries; NaN where fewer items were found."""
+        inputs = each_inputs(neighbours, self.k)
+        a, b = self.slope
+        logits = self.match.logit(inputs.reshape(-1, inputs.shape[2]))
+        return sigmoid(a + b * logits).reshape(inputs.shape[:2])
 
 
 @dataclass(frozen=True, eq=False)
-class Tail:
-    """How far out a number lies by reference numbers, ascending (N,): -log of the share that is at least as great.
+class Calibration:
+    """What validation queries say, and what new queries make of it.
 
-    Beyond the ``threshold``, their 95 % quantile, it goes on as an exponential with their mean ``excess``.
+    Attributes:
+        match: the logistic of the match inputs.
+        novelty: the tails.
+        slope: a and b of the last sigmoid.
+        expected_ood: the share of OOD queries that is expected; None for no discount.
+        alpha: the share of known queries that are flagged as novel.
+        logits: (N,), cross-validated, of the match of the queries that the last sigmoid was fitted on.
+        totals: (N,), the novelty of these.
+        right: (N,), whether their answers were right.
+        error: the calibration error to expect; None where the gallery has changed since.
+        note: why there is no error.
+        each: for the target "each@k".
     """
 
-    reference: Floats
-    threshold: float
-    excess: float
+    match: Logistic
+    novelty: Novelty
+    slope: tuple[float, float]
+    expected_ood: float | None
+    alpha: float
+    logits: Floats
+    totals: Floats
+    right: Flags
+    error: CalibrationError | None
+    note: str = ""
+    each: Each | None = None
 
-    @staticmethod
-    def fit(values: Floats) -> Tail:
-        """Return the tail of reference numbers (N,).
+    def probability(self, match_logits: Floats, novelty: Floats) -> Floats:
+        """Return sigmoid(a + b logit(match P(known))), (Q,)."""
+        a, b = self.slope
+        return sigmoid(a + b * discounted(match_logits, self.novelty.log_known(novelty, self.expected_ood)))
 
-        Example:
-            >>> tail = Tail.fit(np.arange(101.0))
-            >>> tail(np.array([0.0, 50.0, 95.0, 98.0])).round(3).tolist()
-            [0.0, 0.683, 2.823, 3.996]
-        """
-        threshold, excess = beyond(values, TAIL)
-        return Tail(np.sort(values), threshold, excess)
+    def expecting(self, ood: float | None, items: int) -> Calibration:
+        """Return the same match with the last sigmoid refitted for another expected share of OOD queries."""
+        check_share("expected_ood", ood)
+        return replace(self, expected_ood=ood).recalibrated(self.logits, self.totals, self.right, items)
 
-    def __call__(self, values: Floats) -> Floats:
-        """Return t(x), (N,): 0 for the least of all, -log .05 at the threshold."""
-        at_least = len(self.reference) - np.searchsorted(self.reference, values, side="left")
-        near = np.log(1 / np.maximum(at_least / len(self.reference), TAIL))
-        far = -np.log(TAIL) + (values - self.threshold) / self.excess
-        return np.where(values > self.threshold, far, near)
+    def recalibrated(self, logits: Floats, totals: Floats, right: Flags, items: int) -> Calibration:
+        """Return the same match and novelty with the last sigmoid fitted to logits (N,) and novelties (N,)."""
+        inputs = discounted(logits, self.novelty.log_known(totals, self.expected_ood))
+        error = CalibrationError.of(calibrated(inputs, right, folds_of(right)), right, items)
+        slope = fit_sigmoid(inputs, right)
+        return replace(self, slope=slope, logits=logits, totals=totals, right=right, error=error, note="")
+
+    def withdrawn(self, note: str) -> Calibration:
+        """Return the same calibration without its error, which was measured on another gallery."""
+        return replace(self, error=None, note=note)
 
 
-def beyond(values: Floats, share: float) -> tuple[float, float]:
-    """Return the 1 - share quantile of values (N,) and their mean excess beyond it.
+def calibrate(
+    observed: Observed,
+    right: Flags,
+    *,
+    signs: Mapping[str, int] | None = None,
+    expected_ood: float | None,
+    alpha: float,
+    items: int,
+    each_right: Flags | None = None,
+) -> Calibration:
+    """Return the calibration on validation queries.
 
-    Example:
-        >>> beyond(np.array([0.0, 1.0, 2.0, 4.0]), 0.5)
-        (1.5, 1.5)
+    Args:
+        observed: their responses.
+        right: (Q,), whether the answer to each is right.
+        signs: name of a further score -> the sign of its weight, 1 or -1; 0 where it is not known.
+        expected_ood: the share of OOD queries that is expected; None for no discount.
+        alpha: the share of known queries to flag.
+        items: the number of items of the gallery.
+        each_right: (Q, k), whether each of the first k items is right, for the target "each@k".
     """
-    threshold = float(np.quantile(values, 1 - share))
-    above = values[values > threshold] - threshold
-    spread = float(values.max() - values.min())
-    # Where nothing lies beyond, as among equal values, anything that does is far out.
-    excess = float(above.mean()) if len(above) else 1e-3 * spread
-    return threshold, max(excess, 1e-6)
-
-
-def fit_sigmoid(logits: Floats, right: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return a and b > 0 of sigmoid(a + b x) by maximum likelihood, with Platt's targets.
-
-    Platt's targets, (n + 1)/(n + 2) for n right answers and 1/(n + 2) for n wrong ones, keep b finite where one
-    threshold separates right from wrong.
-
-    Example:
-        >>> x = np.linspace(-3, 3, 400)
-        >>> right = np.random.default_rng(0).random(400) < sigmoid(1 + 2 * x)
-        >>> [round(value) for value in fit_sigmoid(x, right)]
-        [1, 2]
-    """
-    from scipy.optimize import minimize
-
-    num_right, num_wrong = int(right.sum()), int((~right).sum())
-    target = np.where(right, (num_right + 1) / (num_right + 2), 1 / (num_wrong + 2))
-
-    def loss(parameters: Floats) -> tuple[float, Floats]:
-        x = parameters[0] + parameters[1] * logits
-        value = (np.logaddexp(0, x) - target * x).sum()
-        slope = sigmoid(x) - target
-        return float(value), np.array([slope.sum(), slope @ logits])
-
-    bounds = [(None, None), (1e-3, LARGEST_SLOPE)]
-    a, b = minimize(loss, np.array([0.0, 1.0]), jac=True, method="L-BFGS-B", bounds=bounds).x
-    return float(a), float(b)
-
-
-def folds_of(right: NDArray[np.bool_], number: int = FOLDS) -> NDArray[np.int64]:
-    """Return a fold for every query (N,), with an even share of right and of wrong answers in each.
-
-    Example:
-        >>> folds_of(np.array([True, True, False, False]), 2).tolist()
-        [0, 1, 0, 1]
-    """
-    fold = np.empty(len(right), dtype=np.int64)
-    for rows in (np.flatnonzero(right), np.flatnonzero(~right)):
-        fold[rows] = np.arange(len(rows)) % number
-    return fold
-
-
-def calibration_error(probability: Floats, right: NDArray[np.bool_]) -> float:
-    """Return the expected calibration error of probabilities (N,) in ten bins of equal width.
-
-    Example:
-        >>> calibration_error(np.array([0.75, 0.75, 0.75, 0.75]), np.array([True, True, True, False]))
-        0.0
-    """
-    bins = np.minimum((probability * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    gap = np.bincount(bins, weights=probability - right, minlength=NUM_BINS)
-    return float(np.abs(gap).sum() / len(right))
-
-
-@dataclass(frozen=True)
-class CalibrationError:
-    """The calibration error of the probability that is to be expected of new queries, with a 95 % interval.
-
-    Measured by cross-validation on ``queries`` validation queries, and bootstrapped. The error of few queries is too
-    great by chance: the upper end is what as many new queries may show, and the lower end has the chance taken off; it
-    is 0 where perfectly calibrated probabilities show as great an error in more than 5 % of all cases.
-    """
-
-    value: float
-    low: float
-    high: float
-    queries: int
-
-    @staticmethod
-    def of(probability: Floats, right: NDArray[np.bool_], resamples: int = RESAMPLES) -> CalibrationError:
-        """Return that of probabilities (N,) of queries that they were not fitted on; the draws are seeded.
-
-        Example:
-            >>> generator = np.random.default_rng(0)
-            >>> p = generator.random(500)
-            >>> error = CalibrationError.of(p, generator.random(500) < p)
-            >>> 0 <= error.low < 0.05 < error.high < 0.1
-            True
-        """
-        value = calibration_error(probability, right)
-        generator = np.random.default_rng(0)
-        draws = generator.integers(0, len(right), (resamples, len(right)))
-        chance = generator.random((resamples, len(right)))
-        errors = np.array([calibration_error(probability[draw], right[draw]) for draw in draws])
-        high = float(np.quantile(errors, 0.975))
-        low = max(0.0, 2 * value - high)
-        if value <= np.quantile(
-            [calibration_error(probability, draw < probability) for draw in chance], 0.95
-        ):
-            low = 0.0
-        return CalibrationError(value, low, max(value, high), len(right))
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f}, from {self.queries} queries)"
+    check_share("expected_ood", expected_ood)
+    if not 0 < alpha < 0.5:
+        raise ValueError(f"alpha is {alpha}: a share of known queries above 0 and below .5 is needed")
+    rows = _usable(observed, right)
+    known_signs = {**(signs or {}), **CLASS_INPUTS, **GAP_INPUTS}
+    used = {name: known_signs.get(name, 0) for name in observed.match}
+    inputs = np.column_stack(list(observed.match.values()))[rows]
+    target = right[rows]
+    match = Logistic.fit(inputs, target, used)
+    _warn_of_influence(match, inputs, target, rows)
+    novelty = Novelty.fit({name: column[rows] for name, column in observed.novelty.items()}, alpha)
+    totals = novelty.parts({name: column[rows] for name, column in observed.novelty.items()}).sum(axis=1)
+    logits = cross_validated(inputs, target, used, folds_of(target))
+    empty = np.zeros(0)
+    plain = Calibration(match, novelty, (0.0, 1.0), expected_ood, alpha, empty, empty, target, None)
+    fitted = plain.recalibrated(logits, totals, target, items)
+    if each_right is None:
+        return fitted
+    return replace(fitted, each=_fit_each(observed, each_right, rows, folds_of(target)))
 
 
 def discounted(logits: Floats, log_known: Floats) -> Floats:
-    """Return the logit of sigmoid(logits) times exp(log_known), (N,).
+    """Return the logit of sigmoid(logits) times exp(log_known), of any shape.
 
     Example:
         >>> discounted(np.array([0.0]), np.log([0.5])).round(4).tolist()
@@ -323,52 +151,46 @@ def discounted(logits: Floats, log_known: Floats) -> Floats:
     return values
 
 
-class FittedMatch(NamedTuple):
-    """What is calibrated on validation queries.
-
-    Attributes:
-        logistic: of the match inputs.
-        slope: a and b of the last sigmoid, of logits that are discounted by the novelty.
-        known_slope: a and b for logits that are not: what a query of a known kind has.
-        error: the calibration error to expect of the first.
-    """
-
-    logistic: Logistic
-    slope: tuple[float, float]
-    known_slope: tuple[float, float]
-    error: CalibrationError
+def check_share(name: str, share: float | None) -> None:
+    """Refuse a share that is not above 0 and below 1; None passes."""
+    if share is not None and not 0 < share < 1:
+        raise ValueError(f"{name} is {share}: a share above 0 and below 1 is needed, or None")
 
 
-def fit_match(
-    inputs: Floats, log_known: Floats, right: NDArray[np.bool_], names: Mapping[str, int] | None = None
-) -> FittedMatch:
-    """Fit the logistic of the match, the last sigmoid, and the calibration error to expect.
-
-    The sigmoid sees logits that were cross-validated in five folds, so that it learns how sure the logistic may be.
-
-    Args:
-        inputs: the match inputs of validation queries, (N, D).
-        log_known: the logarithm of what their novelty leaves of the match, (N,).
-        right: whether the nearest item of each is of its class, (N,).
-        names: of the inputs, with the sign of each weight; those of `match_signs` by default.
-    """
-    for kind, number in (("right", int(right.sum())), ("wrong", int((~right).sum()))):
-        if number == 0:
-            raise ValueError(
-                f"none of the {len(right)} nearest items of the validation queries is {kind}: both kinds are needed "
-                "to tell them apart. Add queries, harder ones where none is wrong"
-            )
-    signs, fold = np.array(list((names or match_signs()).values())), folds_of(right)
-    crossed, probability = np.empty(len(right)), np.empty(len(right))
-    for number in range(fold.max() + 1):
-        inside = fold == number
-        crossed[inside] = Logistic.fit(inputs[~inside], right[~inside], signs).logit(inputs[inside])
-    logits = discounted(crossed, log_known)
-    for number in range(fold.max() + 1):
-        inside = fold == number
-        a, b = fit_sigmoid(logits[~inside], right[~inside])
-        probability[inside] = sigmoid(a + b * logits[inside])
-    error = CalibrationError.of(probability, right)
-    return FittedMatch(
-        Logistic.fit(inputs, right, signs), fit_sigmoid(logits, right), fit_sigmoid(crossed, right), error
+def _usable(observed: Observed, right: Flags) -> Rows:
+    """Return the rows that are fitted: those with a complete response that are no duplicates of items."""
+    complete, duplicate = observed.complete, observed.duplicate
+    rows = np.flatnonzero(complete & ~duplicate)
+    num_right = int(right[rows].sum())
+    said = (
+        f"{len(rows)} of {len(right)} validation queries can be used ({int(duplicate.sum())} are duplicates of items, "
+        f"{int((~complete & ~duplicate).sum())} have too few neighbours): {num_right} right, {len(rows) - num_right} wrong"
     )
+    if len(rows) < LEAST_QUERIES or num_right == 0:
+        reason = "at least one right answer is needed" if len(rows) >= LEAST_QUERIES else f"at least {LEAST_QUERIES} are needed"
+        raise ValueError(f"queries cannot calibrate: {said}; {reason}. Are the labels of queries and items alike?")
+    if duplicate.any():
+        warnings.warn(f"duplicates of items are left out of the calibration: {said}", stacklevel=4)
+    if num_right == len(rows):
+        warnings.warn(f"no validation query is answered wrongly, so the match ranks by its prior only: {said}", stacklevel=4)
+    return rows
+
+
+def _warn_of_influence(match: Logistic, inputs: Floats, target: Flags, rows: Rows) -> None:
+    influence = match.influence(inputs, target)
+    if (influence > INFLUENCE).any():
+        named = rows[np.argsort(-influence)][: min(5, int((influence > INFLUENCE).sum()))].tolist()
+        warnings.warn(
+            f"validation queries {named} each move a weight of the match by more than {INFLUENCE}: look at their labels",
+            stacklevel=4,
+        )
+
+
+def _fit_each(observed: Observed, each_right: Flags, rows: Rows, fold: Rows) -> Each:
+    """Return the calibration of each of the first k items, with folds by query and without a discount for novelty."""
+    k = each_right.shape[1]
+    pooled = each_inputs(observed.neighbours, k)[rows]
+    found = np.isfinite(pooled).all(axis=2).ravel()
+    inputs, target = pooled.reshape(-1, pooled.shape[2])[found], each_right[rows].ravel()[found]
+    logits = cross_validated(inputs, target, EACH_INPUTS, np.repeat(fold, k)[found])
+    return Each(k, Logistic.fit(inputs, target, EACH_INPUTS), fit_sigmoid(logits, target))

@@ -1,327 +1,502 @@
-"""`Trust`: the probability that the nearest item is right, and whether the query is like anything seen."""
+"""`Trust`: from what any search returned to a calibrated probability, a novelty and a verdict; numpy only."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from dataclasses import dataclass, replace
-from itertools import chain
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
-from laplacian_metric.core.neighbours import Neighbours, Surroundings
-from laplacian_metric.core.vector_search import Floats, Vectors
-from laplacian_metric.trust.answer import Answer, loudest, reasons
-from laplacian_metric.trust.calibration import (
-    CalibrationError,
-    Logistic,
-    discounted,
-    fit_match,
-    match_inputs,
-    match_signs,
-    novelty_inputs,
-    sigmoid,
-)
-from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty, moment_of
-from laplacian_metric.trust.risk import FeatureRisk
-from laplacian_metric.trust.searched import SearchedGallery
+from laplacian_metric.core.array_gallery import ArrayGallery
+from laplacian_metric.core.check import as_ids, as_labels, check, unit_rows
+from laplacian_metric.core.gallery import Gallery
+from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.trust.answer import SMALLEST_WEIGHT, Answer, reasons, verdicts
+from laplacian_metric.trust.calibration import LEAST_RIGHT_AND_WRONG, Calibration, calibrate
+from laplacian_metric.trust.fitting import CalibrationError, Flags, sigmoid, stratified
+from laplacian_metric.trust.head import Head
+from laplacian_metric.trust.inputs import CLASS_INPUTS, GAP_INPUTS, LOF, RESPONSE
+from laplacian_metric.trust.novelty import Novelty
+from laplacian_metric.trust.observed import ITEM, MEAN, VOTE, Observed, observe
+from laplacian_metric.trust.relevance import right_of, target_of
+from laplacian_metric.trust.view import GaussianView
 
-LEAST_QUERIES = 50
-SAME = 1e-6  # 1 - cosine of rows that are one and the same but for rounding
-SAME_SHARE = 0.1  # of validation queries that may be in the gallery by chance, as duplicates in the data
-QUERIES_AT_ONCE = 4096
+NUMBERS_AT_ONCE = 1 << 25  # of the neighbours' vectors that are in memory together
+MOST_LEFT_OUT = 2000  # items that a new gallery is measured on
+VIEW_FOLDS, ITEMS_PER_DIMENSION = 10, 50
+LEAST_CLASS_SIZE = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Spaces:
+    """What is searched, as one answer sees it.
+
+    Attributes:
+        gallery: of the embeddings z; None where the caller searches.
+        features: of the features h, with the same ids; None where h = z.
+        head: from h to z; None where h = z.
+        view: of the features; None without one.
+    """
+
+    gallery: Gallery | None
+    features: Gallery | None
+    head: Head | None
+    view: GaussianView | None
+
+    @staticmethod
+    def of_arrays(h: Any, labels: Any, head: Head | None, name: str, ids: Any = None) -> Spaces:
+        """Return array galleries of features (N, H) and of the embeddings that the head makes of them."""
+        features = ArrayGallery(h, labels, ids, name=name)
+        if head is None:
+            return Spaces(features, None, None, None)
+        items = features.items
+        if head.width != features.dim:
+            raise ValueError(f"{name} has {features.dim} columns, the encoder's head takes {head.width}")
+        embeddings = head.embed(items.vectors).astype(np.float32)
+        listed = None if items.labels is None else items.labels.tolist()
+        return Spaces(ArrayGallery(embeddings, listed, items.ids), features, head, None)
+
+    @property
+    def of_features(self) -> Gallery | None:
+        """The gallery of the features."""
+        return self.gallery if self.features is None else self.features
+
+    def viewed(self) -> Spaces:
+        """Return the same with the view computed anew."""
+        return replace(self, view=None if self.of_features is None else GaussianView.of(self.of_features))
+
+    def observe(
+        self, h: NDArray[Any], answer: str = ITEM, scores: Mapping[str, Any] | None = None, own: Any = None
+    ) -> Observed:
+        """Search for queries and return what the responses say.
+
+        Args:
+            h: (Q, H), features.
+            answer: which class is answered.
+            scores: further inputs by name, each (Q,).
+            own: (Q,), the ids of queries that are items, which are left out of their responses.
+        """
+        width = h.shape[1] + (0 if self.gallery is None else self.gallery.dim)
+        at_once = max(1, NUMBERS_AT_ONCE // (RESPONSE * width))
+        parts = []
+        for start in range(0, len(h), at_once):
+            some = slice(start, start + at_once)
+            few = {name: np.asarray(values)[some] for name, values in (scores or {}).items()}
+            parts.append(self._observe(h[some], answer, few, None if own is None else own[some]))
+        return Observed.joined(parts)
+
+    def _observe(self, h: NDArray[Any], answer: str, scores: Mapping[str, Any], own: Any) -> Observed:
+        if self.gallery is None:
+            raise ValueError("this Trust was fitted on responses of a search: pass neighbours= to be answered")
+        units = unit_rows("h", h)
+        queries = units if self.head is None else self.head.embed(h)
+        k = RESPONSE + (own is not None)
+        neighbours = self.gallery.search(queries, k)
+        in_h = None if self.features is None else self.features.search(units, k)
+        if own is not None:
+            neighbours = neighbours.without(own)
+            in_h = None if in_h is None else in_h.without(own)
+        return observe(neighbours, in_h, units, self.view, answer=answer, scores=scores)
 
 
 @dataclass(eq=False)
 class Trust:
-    """What says how far the nearest item of a query can be trusted, over one gallery.
+    """The calibrated probability that the nearest item is right, a novelty, and a verdict.
+
+    `Trust.fit` makes one from a gallery and labelled validation queries, `Trust.fit_responses` from what a search
+    returned. An answer sees one gallery and one view, also while another thread updates them.
 
     Attributes:
-        gallery: what is searched: arrays, or a collection in an engine.
-        head: of the encoder, None where the features are the embeddings.
-        alpha: the share of known queries that may count as not quite known.
-        novelty: what counts as known.
-        match: the logistic of the match inputs; None without labels.
-        slope: a and b of the last sigmoid.
-        calibration_error: how far the probability is expected to be off, with an interval; None without labels.
-        risk: a risk head whose prediction is a further input of the match, or None.
-        use_labels: whether the labels of a gallery are inputs of the match; without, galleries need none.
-        known_slope: a and b of the sigmoid for queries that are known; None in folders of earlier versions.
-        expected_ood: the share of OOD queries that the probability expects; None where none is said.
+        spaces: what is searched, and the Gaussian view of it.
+        calibration: what the validation queries said.
+        target: "top1", "any@k" or "each@k".
+        answered: "item", "vote" or "mean": by which class the answer is chosen.
+        threshold: from which probability on an answer is accepted.
+        inputs: name of an input -> its weight, or why it was left out.
 
     Example:
         >>> generator = np.random.default_rng(0)
-        >>> labels = np.arange(500) % 5
-        >>> h = np.eye(5)[labels] + 0.35 * generator.standard_normal((500, 5))
-        >>> trust = Trust.fit((h[:300], labels[:300]), (h[300:], labels[300:]))
-        >>> answer = trust(np.array([[2.0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [-1, -1, -1, -1, -1]]))
-        >>> answer.reason.tolist()
-        ['trusted', 'no reliable match', 'unlike anything seen']
-        >>> bool(answer.probability[0] > 0.9), bool(answer.probability[2] < 0.2)
-        (True, True)
+        >>> labels = np.arange(400) % 4
+        >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
+        >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:300], labels[200:300]))
+        >>> answer = trust(h[300:])
+        >>> bool((answer.labels == labels[300:])[answer.probability > 0.9].mean() > 0.85)
+        True
     """
 
-    gallery: SearchedGallery
-    head: Head | None
-    alpha: float
-    novelty: Novelty
-    match: Logistic | None = None
-    slope: tuple[float, float] = (0.0, 1.0)
-    calibration_error: CalibrationError | None = None
-    risk: FeatureRisk | None = None
-    use_labels: bool = True
-    known_slope: tuple[float, float] | None = None
-    expected_ood: float | None = None
+    spaces: Spaces
+    calibration: Calibration
+    target: str = "top1"
+    answered: str = ITEM
+    threshold: float = 0.5
+    inputs: dict[str, float | str] = field(default_factory=dict)
 
     @staticmethod
     def fit(
-        gallery: tuple[Any, Any] | SearchedGallery,
-        queries: tuple[Any, Any] | None,
+        gallery: Any,
+        queries: tuple[Any, Any],
         *,
+        features: Gallery | None = None,
         encoder: Any = None,
-        lam: Any = None,
+        relevant: Any = None,
+        expected_ood: float | None = 0.1,
         alpha: float = 0.05,
-        training_h: Any = None,
-        gallery_trained_head: bool | None = None,
-        risk: Any = None,
-        use_labels: bool = True,
-        expected_ood: float | None = None,
+        target: str = "top1",
+        answer: str = ITEM,
+        scores: Mapping[str, Any] | None = None,
+        signs: Mapping[str, int] | None = None,
     ) -> Trust:
-        """Calibrate on queries whose classes are known and that nothing was trained on.
+        """Calibrate on validation queries, which nothing was trained on and which are not in the gallery.
 
         Args:
-            gallery: features h (N, H) and labels (N,) of what is searched; numpy arrays, mapped ones too, which stay in
-                their files, or torch tensors. They are not copied. Labels may be of any hashable kind, or None: then
-                the answers say what is known, and no probability. Or what an engine searches, an
-                `laplacian_metric.retrieval.engines.EngineGallery`.
-            queries: features and labels of validation queries, about 300 of the kind that will come; None calibrates
-                on the items of the gallery, each searched without itself.
-            encoder: whose head makes embeddings of features; None where the rows are the embeddings.
-            lam: a posterior in place of its encoder.
-            alpha: the share of known queries that may count as not quite known.
-            training_h: features that the encoder was trained on. With them the Mahalanobis distance by their second
-                moment counts to the novelty, too; it hardly changes anything where the gallery is large.
-            gallery_trained_head: without queries, whether the head was trained on the gallery. It has to be answered:
-                items that trained the head are nearer to each other than new queries will be.
-            risk: a risk head for these features, such as `laplacian_metric.methods.risk.load` returns: what it predicts
-                is a further input of the match.
-            use_labels: False leaves votes and margins out of the inputs, so that the calibration, which needs labels,
-                holds for galleries without labels too; see `with_gallery`.
-            expected_ood: the share of OOD queries among those that will come, see `expecting`.
+            gallery: a pair (h, labels) of arrays or tensors, (N, H) and (N,); labels of any hashable kind, or None with
+                ``relevant``. Or a gallery that searches the embeddings z.
+            queries: a pair (h, labels) of validation queries, (Q, H) and (Q,).
+            features: a gallery with the same ids that searches the features h; without it z = h.
+            encoder: what makes z of h: an encoder, a LAM, a linear layer or a pair (weight, bias).
+            relevant: for each query an id, or a list or a set of ids, or a boolean for each item (Q, N).
+            expected_ood: the share of OOD queries that will come; it moves the ranking and the verdict, while the
+                probability stays calibrated for known queries. None: no discount.
+            alpha: the share of known queries to flag as unlike anything seen.
+            target: what the probability is of: "top1", that the nearest item is right; "any@5", that any of the first
+                five is; "each@10", of "any@10" and of each of the first ten.
+            answer: the class of the nearest "item"; or that of a "vote" or of the nearest class "mean", where
+                validation queries are then answered rightly more often.
+            scores: further inputs of the match by name, each (Q,).
+            signs: the sign that their weights may have, 1 or -1.
         """
-        if not 0 < alpha < 0.5:
-            raise ValueError(f"alpha is {alpha}: the share of known queries to flag, such as 0.05, is needed")
-        if encoder is not None and lam is not None:
-            raise ValueError("encoder and lam are both given: one of them is enough")
-        head = Head.of(encoder if encoder is not None else lam)
-        items = _searched("gallery", gallery, head)
-        moment = moment_of(training_h, items.width)
-        if queries is None:
-            _check_may_leave_one_out(items, gallery_trained_head)
-            own = items.reference(MOST_REFERENCE)
-            around = items.around_items(own)
-            classes = items.classes_at(own)
-        else:
-            query_h, labels = _pair("queries", queries)
-            query_features, points = _vectors("query_h", query_h, items, head)
-            around = items.surroundings(query_features, points)
-            _check_not_items(around)
-            classes = _query_classes(items, labels, len(query_features)) if items.labelled else None
-        novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), alpha, moment)
-        predicted = None if risk is None else FeatureRisk.of(risk)
-        if predicted is not None:
-            predicted.check_width(items.width)
-        if classes is None and (predicted is not None or not use_labels):
-            raise ValueError(
-                "risk and use_labels=False are of the match, which is calibrated with labels: pass a gallery and "
-                "queries with labels; afterwards with_gallery takes a gallery without"
-            )
-        trust = Trust(items, head, alpha, novelty, risk=predicted, use_labels=use_labels)
-        if classes is not None and around.classes is not None:
-            right = around.classes == classes
-            soft = novelty.log_soft_known(trust._novelty_parts(around).sum(axis=1))
-            trust.match, trust.slope, trust.known_slope, trust.calibration_error = fit_match(
-                trust._match_inputs(around), soft, right, trust._match_signs()
-            )
-        return trust if expected_ood is None else trust.expecting(expected_ood)
+        head = Head.of(encoder)
+        spaces = _spaces(gallery, features, head)
+        query_h, query_labels = _pair("queries", queries)
+        rows = check("query_h", query_h, "Q H", H=_width(spaces))
+        spaces = spaces.viewed()
+        observed = spaces.observe(rows, scores=scores)
+        flags = right_of(observed.neighbours, query_labels, relevant, _ids(spaces.gallery))
+        answered = ITEM
+        if answer != ITEM:
+            if answer not in (VOTE, MEAN) or target != "top1" or relevant is not None:
+                raise ValueError(f"answer is {answer!r}: 'item', or for labels and 'top1' 'vote' or 'mean', is needed")
+            other = spaces.observe(rows, answer, scores)
+            right = _equal(other.labels, query_labels)
+            if right.sum() > flags[:, 0].sum():
+                answered, observed, flags = answer, other, right[:, None]
+        return _fitted(spaces, observed, flags, target, answered, signs, expected_ood, alpha)
+
+    @staticmethod
+    def fit_responses(
+        neighbours: Neighbours,
+        right: Any,
+        *,
+        feature_neighbours: Neighbours | None = None,
+        features: Any = None,
+        view: GaussianView | None = None,
+        scores: Mapping[str, Any] | None = None,
+        signs: Mapping[str, int] | None = None,
+        expected_ood: float | None = 0.1,
+        alpha: float = 0.05,
+        target: str = "top1",
+    ) -> Trust:
+        """Calibrate on what any search returned to validation queries, in the caller's order, a reranker's say.
+
+        Args:
+            neighbours: of Q queries; their first item is the answer.
+            right: (Q,), whether the answer is right; (Q, k) for the target "each@k".
+            feature_neighbours: what a second search, among features, returned.
+            features: (Q, H), of the queries, where there is a view.
+            view: `GaussianView.of` the gallery's features.
+            scores: further inputs by name, each (Q,), such as the scores of BM25 or of a reranker.
+            signs: the sign that their weights may have.
+            expected_ood, alpha, target: as in `fit`.
+        """
+        flags = np.asarray(right)
+        if flags.dtype != np.bool_ or flags.ndim not in (1, 2) or len(flags) != len(neighbours):
+            raise TypeError(f"right has dtype {flags.dtype} and shape {flags.shape}: booleans are needed, one a query")
+        units = None if features is None else unit_rows("features", check("features", features, "Q H", Q=len(flags)))
+        observed = observe(neighbours, feature_neighbours, units, view, scores=scores)
+        spaces = Spaces(None, None, None, view)
+        flags = flags[:, None] if flags.ndim == 1 else flags
+        return _fitted(spaces, observed, flags, target, ITEM, signs, expected_ood, alpha)
 
     def __call__(
-        self, h: Any, *, neighbours: Neighbours | None = None, feature_neighbours: Neighbours | None = None
+        self,
+        h: Any = None,
+        *,
+        neighbours: Neighbours | None = None,
+        feature_neighbours: Neighbours | None = None,
+        features: Any = None,
+        scores: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Answer queries with features h (Q, H).
-
-        Args:
-            h: of the queries, numpy or torch.
-            neighbours: the nearest items in the embedding, at least 50 of each query, where an engine has found them;
-                their ids are rows of the gallery. Without them every item is looked at.
-            feature_neighbours: likewise the nearest in the features, at least 10.
-        """
-        features, embeddings = _vectors("h", h, self.gallery, self.head)
-        parts = []
-        for start in range(0, len(features), QUERIES_AT_ONCE):
-            some = slice(start, start + QUERIES_AT_ONCE)
-            few = Vectors(features.rows[some], features.norms[some])
-            points = few if self.head is None else Vectors(embeddings.rows[some], embeddings.norms[some])
-            around = self.gallery.surroundings(
-                few,
-                points,
-                neighbours=None if neighbours is None else neighbours[some],
-                feature_neighbours=None if feature_neighbours is None else feature_neighbours[some],
+        """Answer queries with features h (Q, H), or what a search returned to them, as in `fit_responses`."""
+        spaces, calibration = self.spaces, self.calibration  # one gallery and one view, whatever others do meanwhile
+        if neighbours is not None:
+            units = None if features is None else unit_rows("features", check("features", features, "Q H"))
+            observed = observe(
+                neighbours, feature_neighbours, units, spaces.view, answer=self.answered, scores=scores
             )
-            parts.append(self._answer(around))
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        else:
+            rows = check("h", h, "Q H", H=_width(spaces))
+            observed = spaces.observe(rows, self.answered, scores)
+        return self._answer(observed, calibration)
 
-    def items(self, rows: NDArray[Any] | None = None) -> Answer:
-        """Answer items of the gallery itself, each searched for among the others: by default all of them.
+    def with_gallery(self, h: Any, labels: Any = None, *, features: Gallery | None = None) -> Trust:
+        """Return the same match over another gallery, whose classes may be others.
 
-        Example:
-            >>> generator = np.random.default_rng(0)
-            >>> labels = np.arange(400) % 4
-            >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
-            >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]))
-            >>> answer = trust.with_gallery(h[200:], labels[200:]).items()
-            >>> len(answer), bool((answer.nearest != np.arange(200)).all())
-            (200, True)
-        """
-        rows = self.gallery.reference() if rows is None else rows
-        parts = np.array_split(rows, max(1, -(-len(rows) // QUERIES_AT_ONCE)))
-        return _joined([self._answer(self.gallery.around_items(some)) for some in parts])
-
-    def with_gallery(self, h: Any, labels: Any = None) -> Trust:
-        """Return the same calibration over another gallery, whose classes may be others.
-
-        What counts as known is measured anew on the items, each compared with the others; the match's weights stay.
-        Labels may be left out where the calibration has ``use_labels=False``.
+        Up to 2,000 items, each left out of its own response, say what is known there, and where enough of them have a
+        wrong neighbour the last sigmoid and the calibration error are measured on them too. The items must not have
+        trained the head. Without labels novelty and sigmoid stay, because documents are no queries.
 
         Args:
-            h: features (N, H), or what an engine searches, an `laplacian_metric.retrieval.engines.EngineGallery`.
+            h: features (N, H), or a gallery that searches the embeddings.
             labels: (N,), of features.
+            features: with a gallery: the one of the features.
         """
-        items = _searched("h", h if _searches(h) else (h, labels), self.head)
-        if self.use_labels and items.labelled != self.gallery.labelled:
-            raise ValueError(
-                "labels: a gallery with labels is needed where the calibration has them, else one without"
-            )
-        around = items.around_items(items.reference(MOST_REFERENCE))
-        moment = self.novelty.moment
-        novelty = Novelty.fit(novelty_inputs(around.h, around.queries, moment), self.alpha, moment)
-        return replace(self, gallery=items, novelty=novelty)
+        gallery = h if _searches(h) else (h, labels)
+        spaces = _spaces(gallery, features, self.spaces.head).viewed()
+        note = "the calibration error was measured on another gallery"
+        changed = replace(self, spaces=spaces, calibration=self.calibration.withdrawn(note))
+        labelled = spaces.view is not None and len(spaces.view.names) > 1
+        if not set(self.calibration.match.names) & set(CLASS_INPUTS):
+            return changed
+        if not labelled:
+            raise ValueError("labels are needed, of at least two classes: the calibration has inputs of classes")
+        sample, observed = _left_out(spaces)
+        usable = observed.complete & ~observed.duplicate
+        values = {name: column[usable] for name, column in observed.novelty.items()}
+        calibration = replace(changed.calibration, novelty=Novelty.fit(values, self.calibration.alpha))
+        right = _equal(observed.labels, sample)[usable]
+        sizes = np.unique(np.array([hash(label) for label in sample]), return_counts=True)[1]
+        enough = min(right.sum(), (~right).sum()) >= LEAST_RIGHT_AND_WRONG and np.median(sizes) >= LEAST_CLASS_SIZE
+        if enough and self.target == "top1" and set(calibration.match.names) <= set(observed.match):
+            inputs = np.column_stack([observed.match[name] for name in calibration.match.names])[usable]
+            totals = calibration.novelty.parts(values).sum(axis=1)
+            logits = calibration.match.logit(inputs)
+            calibration = calibration.recalibrated(logits, totals, right, len(spaces.gallery))
+        return replace(changed, calibration=calibration)
 
-    def expecting(self, ood: float | None) -> Trust:
-        """Return the same calibration for queries of which a known share is out-of-distribution (OOD).
-
-        The probability is that of a match among known queries times the probability of being known, by Bayes' rule
-        with this share and the novelty. It is meant to be right for that mixture, and thus too low for queries that
-        are all known; `calibration_error` is about the form without.
+    def update(self, *, add: tuple[Any, ...] | None = None, remove: Any = None) -> None:
+        """Let items of array galleries go and come, in place; ids are stable, and the view stays until `refresh`.
 
         Args:
-            ood: above 0 and below 1; None: no share is known, and only queries more novel than 98 % of the validation
-                queries become less probable.
-
-        Example:
-            >>> generator = np.random.default_rng(0)
-            >>> labels = np.arange(400) % 4
-            >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
-            >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]))
-            >>> bool((trust.expecting(0.5)(h).probability < trust.expecting(0.1)(h).probability).all())
-            True
-        """
-        if ood is not None and not 0 < ood < 1:
-            raise ValueError(
-                f"the expected share of OOD queries is {ood}: a number above 0 and below 1 is needed"
-            )
-        if ood is not None and (self.match is None or self.known_slope is None or self.novelty.ratio is None):
-            raise ValueError(
-                "an expected share of OOD queries changes the probability, which this Trust does not have: fit it with "
-                "labels"
-                if self.match is None
-                else "this Trust was saved by an earlier version, without what an expected share of OOD queries needs: "
-                "fit it again"
-            )
-        return replace(self, expected_ood=ood)
-
-    def update(self, *, add: tuple[Any, Any] | None = None, remove: Any = None) -> None:
-        """Let items go and come, in place; the calibration stays.
-
-        Args:
-            add: features and labels of further items, which get the last rows.
-            remove: rows of items; those after them move up.
+            add: features (N, H) and labels (N,) of further items, and their ids, by default the next numbers.
+            remove: ids of items, or a boolean for each item in the order of the gallery.
         """
         if add is None and remove is None:
             raise ValueError("add or remove is needed: there is nothing to update")
-        h, labels = (None, None) if add is None else _pair("add", add)
-        self.gallery = self.gallery.updated(h, labels, remove, self.head)
+        with self._lock:
+            gallery, features = self.spaces.gallery, self.spaces.features
+            if not isinstance(gallery, ArrayGallery) or not isinstance(features, (ArrayGallery, type(None))):
+                raise TypeError("update is for galleries of arrays: add to other galleries themselves, then refresh()")
+            changed = [(part.copy(), part is gallery) for part in (gallery, features) if part is not None]
+            gone = None if remove is None else _ids_to_remove(gallery.items.ids, remove)
+            new = None if add is None else _items_to_add(gallery, add, _width(self.spaces), self._next_id)
+            for part, is_gallery in changed:
+                if gone is not None and len(gone):
+                    part.remove(gone)
+                if new is not None:
+                    ids, h, labels = new
+                    embedded = is_gallery and self.spaces.head is not None
+                    part.add(ids, self.spaces.head.embed(h).astype(np.float32) if embedded else h, labels)
+            if new is not None and new[0].dtype.kind == "i":
+                self._next_id = max(self._next_id, int(new[0].max()) + 1)
+            self.spaces = replace(
+                self.spaces, gallery=changed[0][0], features=changed[1][0] if len(changed) > 1 else None
+            )
+            self.calibration = self.calibration.withdrawn("the gallery was updated since the calibration")
 
-    def store_scales(self) -> None:
-        """Compute the local scales of all items now, so that no query has to: one search for every item."""
-        self.gallery.store_scales()
+    def refresh(self) -> None:
+        """Compute the Gaussian view anew, after items came or went."""
+        with self._lock:
+            self.spaces = self.spaces.viewed()
+
+    def expecting(self, ood: float | None) -> Trust:
+        """Return the same calibration for queries of which another share is expected to be OOD; None: no discount.
+
+        It moves the ranking and the verdict. The probability stays calibrated for known queries.
+
+        Example:
+            >>> generator = np.random.default_rng(0)
+            >>> labels = np.arange(400) % 4
+            >>> h = np.eye(4)[labels] + 0.4 * generator.standard_normal((400, 4))
+            >>> trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]))
+            >>> trust.expecting(0.3).calibration.expected_ood
+            0.3
+        """
+        return replace(self, calibration=self.calibration.expecting(ood, self._num_items()))
+
+    def accepting(self, threshold: Any) -> Trust:
+        """Return the same Trust that accepts from another probability on, or as a `Guarantee` promises."""
+        value = float(getattr(threshold, "threshold", threshold))
+        if not value > 0:
+            raise ValueError(f"threshold is {threshold}: a probability above 0, or a Guarantee, is needed")
+        return replace(self, threshold=value)
+
+    def guarantee(self, queries: tuple[Any, Any], *, error: float = 0.1, confidence: float = 0.9) -> Any:
+        """Return a threshold on the probability, among the answers above which at most ``error`` are wrong.
+
+        Args:
+            queries: features (Q, H) and labels (Q,) of queries that nothing was fitted on.
+            error: the share of wrong answers that is allowed.
+            confidence: the probability, over draws of these queries, that the promise holds.
+        """
+        from laplacian_metric.trust.guarantee import Guarantee
+
+        h, labels = _pair("queries", queries)
+        answer = self(h)
+        if answer.labels is None:
+            raise ValueError("labels are needed: use Guarantee.fit with probabilities and flags of right answers")
+        return Guarantee.fit(answer.probability, _equal(answer.labels, labels), error=error, confidence=confidence)
+
+    @property
+    def calibration_error(self) -> CalibrationError | None:
+        """The calibration error to expect of known queries; None, with a `note`, after the gallery has changed."""
+        return self.calibration.error
+
+    @property
+    def note(self) -> str:
+        """Why there is no calibration error."""
+        return self.calibration.note
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write everything, the gallery too, into a folder that is there whole or not at all."""
+        """Write everything into a folder; an array gallery with it, any other by its address."""
         from laplacian_metric.trust.storage import save
 
         save(self, folder, overwrite=overwrite)
 
     @staticmethod
-    def load(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
-        """Read and check what `save` wrote; with ``mmap`` the gallery's vectors stay in their files."""
+    def load(folder: str | os.PathLike[str], *, gallery: Gallery | None = None, features: Gallery | None = None) -> Trust:
+        """Read what `save` wrote; pass galleries whose addresses need credentials, which are not saved."""
         from laplacian_metric.trust.storage import load
 
-        return load(folder, mmap=mmap)
+        return load(folder, gallery, features)
 
     def __repr__(self) -> str:
-        labels = "with" if self.gallery.labelled else "without"
-        return f"Trust({len(self.gallery)} items {labels} labels, calibration error {self.calibration_error})"
+        return f"Trust({self._num_items()} items, {self.target}, calibration error {self.calibration.error or self.note})"
 
-    def _novelty_parts(self, around: Surroundings) -> Floats:
-        return self.novelty.parts(novelty_inputs(around.h, around.queries, self.novelty.moment))
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next_id = 0
+        if isinstance(self.spaces.gallery, ArrayGallery) and len(self.spaces.gallery):
+            ids = self.spaces.gallery.items.ids
+            self._next_id = int(ids.max()) + 1 if ids.dtype.kind == "i" else 0
 
-    def _match_inputs(self, around: Surroundings) -> Floats:
-        risk = None if self.risk is None else self.risk(around.queries.rows)
-        return match_inputs(around, labelled=self.use_labels, risk=risk)
+    def _num_items(self) -> int:
+        return 0 if self.spaces.gallery is None else len(self.spaces.gallery)
 
-    def _match_signs(self) -> dict[str, int]:
-        return match_signs(labelled=self.use_labels, risk=self.risk is not None)
-
-    def _discounted(self, logits: Floats, novelty: Floats) -> Floats:
-        """Return the logits (Q,) of the probability from those of the match."""
-        if self.expected_ood is None or self.known_slope is None:
-            a, b = self.slope
-            return a + b * discounted(logits, self.novelty.log_soft_known(novelty))
-        a, b = self.known_slope
-        return discounted(a + b * logits, self.novelty.log_known(novelty, self.expected_ood))
-
-    def _answer(self, around: Surroundings) -> Answer:
-        parts = self._novelty_parts(around)
-        novelty = parts.sum(axis=1)
-        known = self.novelty.known(novelty)
-        probability = match = match_parts = labels = None
-        if self.match is not None:
-            inputs = self._match_inputs(around)
-            match_parts, logits = self.match.contributions(inputs), self.match.logit(inputs)
-            match = sigmoid(logits)
-            probability = sigmoid(self._discounted(logits, novelty))
-        if around.classes is not None:
-            labels = self.gallery.labels_of(around.classes)
-        reason = reasons(known, match)
-        because = loudest(reason, parts, match_parts, self._match_signs())
-        distance = around.z.nearest.copy()
+    def _answer(self, observed: Observed, calibration: Calibration) -> Answer:
+        missing = [name for name in calibration.match.names if name not in observed.match]
+        missing += [name for name in calibration.novelty.tails if name not in observed.novelty]
+        if missing:
+            raise ValueError(f"these responses lack {missing[0]!r}, which was calibrated with: search as for the fit")
+        inputs = np.column_stack([observed.match[name] for name in calibration.match.names])
+        logits = calibration.match.logit(inputs)
+        tails = calibration.novelty.parts(observed.novelty)
+        novelty = tails.sum(axis=1)
+        known = calibration.novelty.known(novelty)
+        probability = calibration.probability(logits, novelty)
+        verdict = verdicts(probability, known, self.threshold)
+        weighty = np.flatnonzero(np.abs(calibration.match.weights) > SMALLEST_WEIGHT)
+        names = [calibration.match.names[column] for column in weighty]
+        contributions = calibration.match.contributions(inputs)[:, weighty]
+        because = reasons(verdict, contributions, names, tails, list(calibration.novelty.tails))
         return Answer(
-            around.nearest,
-            distance,
+            probability,
+            sigmoid(logits),
             known,
             novelty,
-            reason,
+            observed.nearest,
+            observed.labels,
+            observed.distance,
+            verdict,
             because,
-            parts,
-            match_parts,
-            labels,
-            probability,
-            match,
+            None if calibration.each is None else calibration.each(observed.neighbours),
+            None if self.target == "top1" else 1 - probability,
         )
+
+
+def _fitted(
+    spaces: Spaces,
+    observed: Observed,
+    flags: Flags,
+    target: str,
+    answered: str,
+    signs: Mapping[str, int] | None,
+    expected_ood: float | None,
+    alpha: float,
+) -> Trust:
+    """Return the Trust of validation queries whose neighbours are right where the flags (Q, k) say so."""
+    kind, k = target_of(target)
+    each = flags[:, :k] if kind == "each" else None
+    calibration = calibrate(
+        observed,
+        flags[:, :k].any(axis=1),
+        signs=signs,
+        expected_ood=expected_ood,
+        alpha=alpha,
+        items=0 if spaces.gallery is None else len(spaces.gallery),
+        each_right=each,
+    )
+    inputs: dict[str, float | str] = dict(zip(calibration.match.names, calibration.match.weights.tolist(), strict=True))
+    for name in CLASS_INPUTS if observed.labels is not None else GAP_INPUTS:
+        inputs.setdefault(name, "left out: there is no view of the gallery, or no vectors are returned")
+    if LOF not in calibration.novelty.tails:
+        inputs[LOF] = "left out: no vectors are returned"
+    return Trust(spaces, calibration, target, answered, inputs=inputs)
+
+
+def _left_out(spaces: Spaces) -> tuple[list[Any], Observed]:
+    """Return the labels of up to 2,000 items and what their responses say without themselves."""
+    of_features = spaces.of_features
+    assert of_features is not None and spaces.view is not None
+    num, r = len(of_features), spaces.view.basis.shape[1]
+    ids, vectors, labels = of_features.sample(num if num < ITEMS_PER_DIMENSION * r else MOST_LEFT_OUT)
+    listed = labels.tolist()
+    rows = np.unique(np.linspace(0, len(ids) - 1, min(MOST_LEFT_OUT, len(ids))).round().astype(np.int64))
+    if num >= ITEMS_PER_DIMENSION * r:
+        return [listed[row] for row in rows], spaces.observe(vectors[rows], own=ids[rows])
+    codes = np.array([spaces.view.numbers[label] for label in listed])
+    fold = (stratified(codes, VIEW_FOLDS) + codes) % VIEW_FOLDS
+    parts, order = [], []
+    for number in range(VIEW_FOLDS):
+        some = rows[fold[rows] == number]
+        if len(some):
+            others = np.flatnonzero(fold != number)
+            view = GaussianView.of(vectors[others], [listed[row] for row in others])
+            parts.append(replace(spaces, view=view).observe(vectors[some], own=ids[some]))
+            order.append(some)
+    return [listed[row] for row in np.concatenate(order)], Observed.joined(parts)
+
+
+def _searches(gallery: Any) -> bool:
+    return hasattr(gallery, "search") and hasattr(gallery, "sample")
+
+
+def _spaces(gallery: Any, features: Gallery | None, head: Head | None) -> Spaces:
+    """Return the galleries of both spaces."""
+    if not _searches(gallery):
+        if features is not None:
+            raise ValueError("features is for a gallery that searches: arrays are the features already")
+        h, labels = _pair("gallery", gallery)
+        return Spaces.of_arrays(h, labels, head, "gallery_h")
+    if (features is None) != (head is None):
+        raise ValueError("features and encoder belong together: pass the gallery of the features and what embeds them")
+    if features is not None and head is not None and (features.dim, gallery.dim) != head.weight.shape[::-1]:
+        raise ValueError(f"encoder maps {head.width} features to {len(head.weight)} dimensions, the galleries differ")
+    return Spaces(gallery, features, head, None)
+
+
+def _width(spaces: Spaces) -> int:
+    """Return the number of features of a query."""
+    if spaces.of_features is None:
+        raise ValueError("this Trust was fitted on responses of a search: pass neighbours= to be answered")
+    return spaces.of_features.dim
+
+
+def _ids(gallery: Gallery | None) -> NDArray[Any] | None:
+    return gallery.items.ids if isinstance(gallery, ArrayGallery) else None
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Any]:
@@ -330,80 +505,30 @@ def _pair(name: str, pair: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _searches(gallery: Any) -> bool:
-    return hasattr(gallery, "surroundings")
+def _equal(answered: NDArray[Any] | None, labels: Any) -> Flags:
+    """Return whether the answered labels (Q,) are those of the queries."""
+    assert answered is not None
+    queries = as_labels("query_labels", labels, len(answered))
+    return np.array([a == b for a, b in zip(answered.tolist(), queries, strict=True)], dtype=bool)
 
 
-def _searched(name: str, gallery: Any, head: Head | None) -> SearchedGallery:
-    """Return what is searched: an engine's items as they are, or features and labels as a gallery."""
-    if _searches(gallery):
-        items: SearchedGallery = gallery
-        return items
-    h, labels = _pair(name, gallery)
-    return LabelledGallery.of(h, labels, head, name="gallery_h" if name == "gallery" else name)
+def _ids_to_remove(ids: NDArray[Any], remove: Any) -> NDArray[Any]:
+    """Return the ids of items to remove, which were given as ids or as a mask."""
+    mask = np.asarray(remove) if not isinstance(remove, (set, frozenset)) else np.asarray(list(remove))
+    if mask.dtype == np.bool_:
+        if mask.shape != ids.shape:
+            raise ValueError(f"remove has shape {mask.shape}: one boolean for each of the {len(ids)} items is needed")
+        return ids[mask]
+    return as_ids("remove", mask.tolist())
 
 
-def _vectors(name: str, h: Any, items: SearchedGallery, head: Head | None) -> tuple[Vectors, Vectors]:
-    """Return the features and the embeddings of queries."""
-    features = Vectors.of(name, h)
-    if features.rows.shape[1] != items.width:
-        raise ValueError(f"{name} has {features.rows.shape[1]} columns, the gallery has {items.width}")
-    return features, features if head is None else head.embed(features.rows)
-
-
-def _query_classes(items: SearchedGallery, labels: Any, num: int) -> NDArray[Any]:
-    if labels is None:
-        raise ValueError(
-            "queries have no labels: pass them, so that right and wrong answers can be distinguished"
-        )
-    classes, missing = items.classes_of(labels, num)
-    if missing:
-        warnings.warn(
-            f"{missing} of {num} validation queries are of classes that the gallery does not have: they count as wrong "
-            "answers and as known queries; leave them out where such queries are not usual",
-            stacklevel=3,
-        )
-    return classes
-
-
-def _check_may_leave_one_out(items: SearchedGallery, gallery_trained_head: bool | None) -> None:
-    if gallery_trained_head is None:
-        raise ValueError(
-            "without validation queries, gallery_trained_head= has to be answered: was the encoder's head trained on "
-            "the items of the gallery? Pass False where it was not, or validation queries"
-        )
-    if gallery_trained_head:
-        raise ValueError(
-            "the gallery trained the head, whose items are nearer to each other than new queries will be: a "
-            "calibration on them would trust too much. Pass queries that nothing was trained on"
-        )
-    if len(items) < LEAST_QUERIES:
-        raise ValueError(
-            f"the gallery has {len(items)} items, at least {LEAST_QUERIES} are needed to calibrate on"
-        )
-
-
-def _check_not_items(around: Surroundings) -> None:
-    """Refuse validation queries that are in the gallery, where each of them finds itself."""
-    num = len(around.queries)
-    same = int((around.h.nearest < SAME).sum())
-    if same > SAME_SHARE * num:
-        raise ValueError(
-            f"{same} of {num} validation queries are rows of the gallery, where they find themselves: a calibration "
-            "on them would trust too much. Take queries that are not in the gallery"
-        )
-    if num < LEAST_QUERIES:
-        raise ValueError(
-            f"there are {num} validation queries, at least {LEAST_QUERIES} are needed: {LEAST_QUERIES - num} are "
-            "missing"
-        )
-
-
-def _joined(parts: list[Answer]) -> Answer:
-    def joined(name: str) -> Any:
-        values = [getattr(part, name) for part in parts]
-        if values[0] is None:
-            return None
-        return list(chain(*values)) if isinstance(values[0], list) else np.concatenate(values)
-
-    return Answer(**{name: joined(name) for name in Answer.__dataclass_fields__})
+def _items_to_add(gallery: ArrayGallery, add: tuple[Any, ...], width: int, next_id: int) -> tuple[Any, Any, Any]:
+    """Return ids, features and labels of further items."""
+    if not isinstance(add, (tuple, list)) or len(add) not in (2, 3):
+        raise TypeError("add needs features (N, H) and labels (N,), and may have ids (N,)")
+    rows = check("add", add[0], "N H", H=width)
+    if len(add) == 3:
+        return as_ids("add", add[2]), rows, add[1]
+    if gallery.items.ids.dtype.kind != "i":
+        raise ValueError("add needs ids, as the third of its parts: those of the gallery are texts")
+    return np.arange(next_id, next_id + len(rows)), rows, add[1]
