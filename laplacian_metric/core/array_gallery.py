@@ -170,11 +170,12 @@ class ArrayGallery:
             self._dim = self.dim
             self._items = kept if len(kept) else None
 
-    def copy(self) -> ArrayGallery:
-        """Return a gallery of the same items, which later changes of either leave alone."""
-        other = ArrayGallery(dim=self.dim, where=self.where)
-        other._items = self._items
-        return other
+    @staticmethod
+    def of_items(items: Items, where: Where | None = None) -> ArrayGallery:
+        """Return a gallery of items that were checked already."""
+        gallery = ArrayGallery(dim=items.vectors.shape[1], where=where)
+        gallery._items = items
+        return gallery
 
     def sample(self, n: int, seed: int = 0) -> Sample:
         """Return at most n items, drawn uniformly without replacement, in the order of the gallery."""

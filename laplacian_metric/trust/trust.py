@@ -290,7 +290,8 @@ class Trust:
             gallery, features = self.spaces.gallery, self.spaces.features
             if not isinstance(gallery, ArrayGallery) or not isinstance(features, (ArrayGallery, type(None))):
                 raise TypeError("update is for galleries of arrays: add to other galleries themselves, then refresh()")
-            changed = [(part.copy(), part is gallery) for part in (gallery, features) if part is not None]
+            parts = [part for part in (gallery, features) if part is not None]
+            changed = [(ArrayGallery.of_items(part.items, part.where), part is gallery) for part in parts]
             gone = None if remove is None else _ids_to_remove(gallery.items.ids, remove)
             new = None if add is None else _items_to_add(gallery, add, _width(self.spaces), self._next_id)
             for part, is_gallery in changed:
