@@ -36,21 +36,25 @@ def imported_modules(source: str, module: str, is_package: bool) -> Iterator[tup
                 yield node.lineno, node.args[0].value
 
 
-# What each room of laplacian_metric may import, besides itself and hessians. The house is drawn from it.
-ROOMS: dict[str, tuple[str, ...]] = {"vmf": ()}
-ROOMS["core"] = ("vmf",)
-ROOMS["data"] = ROOMS["metrics"] = ("core", *ROOMS["core"])
-ROOMS["encoder"] = ("data", "metrics", *ROOMS["data"])
-ROOMS["trust"] = ("metrics", *ROOMS["metrics"])
-ROOMS["laplace"] = ("encoder", "trust", *ROOMS["encoder"])  # a model folder can hold a Trust
-ROOMS["methods"] = ("laplace", *ROOMS["laplace"])
-ROOMS["training"] = ("methods", *ROOMS["methods"])
-ROOMS["retrieval"] = ("trust", *ROOMS["trust"])
-ROOMS["runs"] = ("training", "trust", "retrieval", *ROOMS["training"])
-ROOMS["report"] = ("runs", *ROOMS["runs"])
-ROOMS["demo"] = ROOMS["integrations"] = ("report", *ROOMS["report"])
-ROOMS["serve"] = ("laplace", "retrieval", *ROOMS["laplace"])
-ROOMS["cli"] = ("demo", "integrations", "serve", *ROOMS["demo"])
+# The rooms of laplacian_metric from left to right: each may import those to its left, besides itself and hessians.
+ORDER = [
+    "vmf",
+    "core",
+    "trust",
+    "metrics",
+    "data",
+    "encoder",
+    "laplace",
+    "methods",
+    "training",
+    "galleries",
+    "report",
+    "integrations",
+    "serve",
+    "demo",
+    "cli",
+]
+ROOMS: dict[str, tuple[str, ...]] = {room: tuple(ORDER[:place]) for place, room in enumerate(ORDER)}
 OUTSIDE = ("experiments", "benchmarks")
 
 

@@ -141,12 +141,16 @@ class ArrayGallery:
         k = min(k, int(selected.sum()))
         if k == 0:
             nothing = np.full((len(queries), 1), np.nan)
-            return Neighbours(np.full((len(queries), 1), -1), np.full((len(queries), 1), np.inf), nothing, None)
+            return Neighbours(
+                np.full((len(queries), 1), -1), np.full((len(queries), 1), np.inf), nothing, None
+            )
         rows = nearest_rows(items, queries, k + NEAR_TIES, None if selected.all() else selected)
         labels = None if items.labels is None else items.labels[rows]
         return Neighbours.from_vectors(queries, items.ids[rows], items.vectors[rows], labels).first(k)
 
-    def add(self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None) -> None:
+    def add(
+        self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None
+    ) -> None:
         """Add items, or replace those of the same ids."""
         with self._lock:
             before = self._items
@@ -266,12 +270,19 @@ def _merged(
 
 
 def _items(
-    name: str, ids: Any, rows: NDArray[Any], labels: Any, columns: Mapping[str, Any] | None, before: Items | None
+    name: str,
+    ids: Any,
+    rows: NDArray[Any],
+    labels: Any,
+    columns: Mapping[str, Any] | None,
+    before: Items | None,
 ) -> Items:
     """Return new items, after they were checked beside those that are there."""
     checked_ids = as_ids("ids", ids)
     if len(checked_ids) != len(rows):
-        raise ValueError(f"ids has {len(checked_ids)} entries for {len(rows)} vectors: one for each is needed")
+        raise ValueError(
+            f"ids has {len(checked_ids)} entries for {len(rows)} vectors: one for each is needed"
+        )
     listed = None if labels is None else as_labels("labels", labels, len(rows))
     kinds = None
     if before is not None:

@@ -50,9 +50,15 @@ def check(name: str, x: Any, shape: str, **sizes: int) -> NDArray[Any]:
     if array.dtype.kind != "f":
         raise TypeError(f"{name} has dtype {array.dtype}: numbers are needed")
     for start in range(0, len(array), BLOCK):
-        finite = np.isfinite(array[start : start + BLOCK]).reshape(len(array[start : start + BLOCK]), -1).all(axis=1)
+        finite = (
+            np.isfinite(array[start : start + BLOCK])
+            .reshape(len(array[start : start + BLOCK]), -1)
+            .all(axis=1)
+        )
         if not finite.all():
-            raise ValueError(f"{name} has NaN or infinity in row {start + finite.argmin()}: leave the row out")
+            raise ValueError(
+                f"{name} has NaN or infinity in row {start + finite.argmin()}: leave the row out"
+            )
     return array
 
 
@@ -101,12 +107,17 @@ def as_labels(name: str, labels: Any, num: int) -> list[Hashable]:
     if isinstance(labels, (str, bytes, Mapping, set, frozenset)) or not isinstance(labels, Iterable):
         raise TypeError(f"{name} is a {type(labels).__name__}: a sequence of labels is needed")
     values: Iterable[Any] = labels.tolist() if hasattr(labels, "tolist") else labels
-    listed = [value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value for value in values]
+    listed = [
+        value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
+        for value in values
+    ]
     if len(listed) != num:
         raise ValueError(f"{name} has {len(listed)} entries for {num} rows: one label for each is needed")
     for row, label in enumerate(listed):
         if not _is_label(label):
-            raise TypeError(f"{name} has {label!r} in row {row}: hashable labels are needed, and no missing values")
+            raise TypeError(
+                f"{name} has {label!r} in row {row}: hashable labels are needed, and no missing values"
+            )
     return listed
 
 
@@ -172,7 +183,10 @@ def as_ids(name: str, ids: Any) -> NDArray[Any]:
         raise TypeError(f"{name} is a {type(ids).__name__}: a sequence of whole numbers or texts is needed")
     listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     listed = [value.item() if isinstance(value, np.generic) else value for value in listed]
-    whole = all(isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63 for value in listed)
+    whole = all(
+        isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+        for value in listed
+    )
     if not whole and not all(isinstance(value, str) for value in listed):
         raise TypeError(f"{name} are neither all whole numbers nor all texts: pass ids of one of these kinds")
     if len(set(listed)) < len(listed):

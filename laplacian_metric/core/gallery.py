@@ -74,7 +74,9 @@ class Gallery(Protocol):
         """
         ...
 
-    def add(self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None) -> None:
+    def add(
+        self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None
+    ) -> None:
         """Add items, or replace those of the same ids, so that a call that failed can be repeated."""
         ...
 
@@ -95,7 +97,7 @@ def open_gallery(
     address: str,
     dim: int | None = None,
     name: str = "items",
-    id: str = "id",  # noqa: A002 - the word that its users know
+    id: str = "id",
     label: str = "label",
     vector: str = "vector",
     metric: str = "cosine",
@@ -122,7 +124,9 @@ def open_gallery(
     """
     scheme = address.partition(":")[0]
     if ":" not in address or scheme not in ADAPTERS:
-        raise ValueError(f"address is {address!r}: it begins with one of {', '.join(f'{s}:' for s in ADAPTERS)}")
+        raise ValueError(
+            f"address is {address!r}: it begins with one of {', '.join(f'{s}:' for s in ADAPTERS)}"
+        )
     module = importlib.import_module(ADAPTERS[scheme])
     gallery: Gallery = module.open_address(address, dim, Fields(name, id, label, vector, metric, where))
     return gallery
@@ -153,7 +157,9 @@ def check_where(where: Where | None, kinds: Mapping[str, str]) -> dict[str, list
     asked = {}
     for column, value in where.items():
         if column not in kinds:
-            raise ValueError(f"where asks for the column {column!r}: there are {', '.join(kinds) or 'no columns'}")
+            raise ValueError(
+                f"where asks for the column {column!r}: there are {', '.join(kinds) or 'no columns'}"
+            )
         values = list(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else [value]
         values = [entry.item() if isinstance(entry, np.generic) else entry for entry in values]
         for entry in values:
@@ -168,7 +174,9 @@ def check_where(where: Where | None, kinds: Mapping[str, str]) -> dict[str, list
     return asked
 
 
-def check_columns(columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None) -> dict[str, list[Any]]:
+def check_columns(
+    columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None
+) -> dict[str, list[Any]]:
     """Return further columns of items that are added, each with one value for each item, all of one kind.
 
     Args:
@@ -184,15 +192,23 @@ def check_columns(columns: Mapping[str, Any] | None, num: int, kinds: Mapping[st
     for name, values in (columns or {}).items():
         listed = list(values.tolist() if hasattr(values, "tolist") else values)
         if len(listed) != num:
-            raise ValueError(f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed")
+            raise ValueError(
+                f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed"
+            )
         kind = kind_of(listed) if listed else (kinds or {}).get(name, "text")
         if kind == "object" or any(value != value for value in listed):
-            raise TypeError(f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools")
+            raise TypeError(
+                f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools"
+            )
         if any(isinstance(value, str) and "\0" in value for value in listed):
             raise ValueError(f"columns has NUL in {name!r}: texts must not hold it")
         if kinds is not None and kinds.get(name, kind) != kind:
-            raise TypeError(f"columns has {kind} values of {name!r}, the items that are there have {kinds[name]}")
+            raise TypeError(
+                f"columns has {kind} values of {name!r}, the items that are there have {kinds[name]}"
+            )
         checked[name] = listed
     if kinds is not None and set(checked) != set(kinds):
-        raise ValueError(f"columns has {sorted(checked)}, the items that are there have {sorted(kinds)}: pass the same")
+        raise ValueError(
+            f"columns has {sorted(checked)}, the items that are there have {sorted(kinds)}: pass the same"
+        )
     return checked

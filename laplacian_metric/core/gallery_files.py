@@ -66,7 +66,9 @@ def load(folder: str | os.PathLike[str]) -> ArrayGallery:
         if manifest.class_names is not None:
             names = as_column([from_json(name) for name in manifest.class_names])
             labels = names[opened.array(CODES, shape=(len(vectors),), mmap=False)]
-        ids = opened.array(IDS, mmap=False) if manifest.text_ids is None else as_column(list(manifest.text_ids))
+        ids = (
+            opened.array(IDS, mmap=False) if manifest.text_ids is None else as_column(list(manifest.text_ids))
+        )
         norms = opened.array(NORMS, shape=(len(vectors),), mmap=False)
     columns: dict[str, NDArray[Any]] = {name: as_column(values) for name, values in manifest.columns.items()}
     return ArrayGallery.of_items(Items(ids, vectors, norms, labels, columns))
@@ -89,7 +91,9 @@ def to_json(label: Any) -> Any:
         return {type(label).__name__: label.isoformat()}
     if isinstance(label, decimal.Decimal):
         return {"decimal": str(label)}
-    raise TypeError(f"labels have a {type(label).__name__}, which cannot be saved: use texts, numbers, dates or tuples")
+    raise TypeError(
+        f"labels have a {type(label).__name__}, which cannot be saved: use texts, numbers, dates or tuples"
+    )
 
 
 def from_json(value: Any) -> Any:

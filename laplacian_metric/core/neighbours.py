@@ -48,9 +48,15 @@ class Neighbours:
             raise ValueError("distances has NaN: mark neighbours that were not found with infinity")
         found = np.isfinite(distances)
         if (~found[:, :-1] & found[:, 1:]).any():
-            raise ValueError("distances has infinity before a neighbour that was found: such places come last")
-        if found.any() and (distances[found].min() < -ROUNDING or distances[found].max() > FARTHEST + ROUNDING):
-            raise ValueError("distances has values outside 0 to 2: pass 1 - cosine, and not similarities or L2")
+            raise ValueError(
+                "distances has infinity before a neighbour that was found: such places come last"
+            )
+        if found.any() and (
+            distances[found].min() < -ROUNDING or distances[found].max() > FARTHEST + ROUNDING
+        ):
+            raise ValueError(
+                "distances has values outside 0 to 2: pass 1 - cosine, and not similarities or L2"
+            )
         np.clip(distances, 0, FARTHEST, out=distances, where=found)
         object.__setattr__(self, "distances", distances)
         for name in ("ids", "labels"):
@@ -59,7 +65,9 @@ class Neighbours:
                 continue
             table = _table(values)
             if table.shape[:2] != distances.shape:
-                raise ValueError(f"{name} has shape {table.shape}, distances has {distances.shape}: they belong together")
+                raise ValueError(
+                    f"{name} has shape {table.shape}, distances has {distances.shape}: they belong together"
+                )
             object.__setattr__(self, name, table)
         if self.vectors is not None:
             vectors = as_array("vectors", self.vectors)
@@ -183,6 +191,8 @@ def _table(values: Any) -> NDArray[Any]:
         return as_array("labels", values)
     rows = [list(row) for row in values]
     if len({len(row) for row in rows}) > 1:
-        raise ValueError("ids or labels have rows of different lengths: one entry for each distance is needed")
+        raise ValueError(
+            "ids or labels have rows of different lengths: one entry for each distance is needed"
+        )
     column = as_column([value for row in rows for value in row])
     return column.reshape(len(rows), -1 if rows else 0)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.vector_search import BLOCK_ROWS, Floats
+from laplacian_metric.core.check import Floats
 
+BLOCK_ROWS = 8192
 RANK = 300
 ENERGY = 0.97
 MOST_EXACT = 2048  # up to so many dimensions the whole matrix is taken apart

@@ -20,7 +20,8 @@ from laplacian_metric.core import artifact
 from laplacian_metric.core.artifact import ArtifactExistsError, Manifest, MissingArtifactError
 from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.labelled_gallery import Head, LabelledGallery
+from laplacian_metric.core.array_gallery import ArrayGallery
+from laplacian_metric.trust.head import Head
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import LIBRARY, card
 from laplacian_metric.integrations.optional import require
@@ -54,17 +55,14 @@ class TrustSummary(Strict):
     @staticmethod
     def of(trust: Trust) -> TrustSummary:
         """Return the summary of a `Trust`."""
-        gallery, error = trust.gallery, trust.calibration_error
-        if not isinstance(gallery, LabelledGallery):
-            raise TypeError(
-                "the items of this Trust are in an engine: upload a posterior whose Trust has arrays, or save the "
-                "collection"
-            )
+        gallery, error = trust.spaces.gallery, trust.calibration_error
+        if not isinstance(gallery, ArrayGallery):
+            raise TypeError("trust answers from a database: upload one whose gallery is of arrays, or save it elsewhere")
         return TrustSummary(
             items=len(gallery),
-            dimensions=gallery.features.rows.shape[1],
-            has_head=trust.head is not None,
-            classes=None if gallery.names is None else len(gallery.names),
+            dimensions=gallery.dim if trust.spaces.features is None else trust.spaces.features.dim,
+            has_head=trust.spaces.head is not None,
+            classes=None if trust.spaces.view is None else len(trust.spaces.view.names),
             calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
         )
 
@@ -269,7 +267,7 @@ def _check_trust(trust: Trust | None, lam: LAM, folder: Path) -> None:
     """Refuse a calibration for another head, and to drop the one of a posterior that is replaced."""
     if trust is not None:
         head = Head.of(lam)
-        if trust.head is not None and head is not None and not np.array_equal(trust.head.weight, head.weight):
+        if trust.spaces.head is not None and head is not None and not np.array_equal(trust.spaces.head.weight, head.weight):
             raise ValueError(
                 "trust was calibrated with another head than lam's: fit it with encoder=lam.encoder"
             )

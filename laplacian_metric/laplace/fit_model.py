@@ -21,7 +21,8 @@ from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics.ranking import error_auroc
-from laplacian_metric.trust.trust import LEAST_QUERIES, Trust
+from laplacian_metric.trust.calibration import LEAST_QUERIES
+from laplacian_metric.trust.trust import Trust
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -146,7 +147,7 @@ def fit_model(
         trust = Trust.fit(
             (train_features.features.float().cpu(), class_labels(train)),
             (_needed(held_out).features.float().cpu(), class_labels(_needed(validation))),
-            lam=lam,
+            encoder=encoder,
         )
         _warn_if_few_errors(lam, _needed(held_out), train_features)
     seen = {"train": train.digests()}

@@ -54,7 +54,9 @@ class Answer:
         if len(parts) == 1:
             return parts[0]
         columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Answer)}
-        return Answer(**{name: None if some[0] is None else np.concatenate(some) for name, some in columns.items()})
+        return Answer(
+            **{name: None if some[0] is None else np.concatenate(some) for name, some in columns.items()}
+        )
 
 
 def verdicts(probability: Floats, known: Floats, threshold: float) -> NDArray[Any]:
@@ -67,7 +69,9 @@ def verdicts(probability: Floats, known: Floats, threshold: float) -> NDArray[An
     return np.where(probability >= threshold, ACCEPT, np.where(known < 1, UNLIKE, UNRELIABLE))
 
 
-def reasons(verdict: NDArray[Any], contributions: Floats, names: list[str], tails: Floats, tail_names: list[str]) -> Any:
+def reasons(
+    verdict: NDArray[Any], contributions: Floats, names: list[str], tails: Floats, tail_names: list[str]
+) -> Any:
     """Return the input that speaks most against each answer, (Q,): the largest tail, or the lowest contribution.
 
     Args:

@@ -167,12 +167,21 @@ def _usable(observed: Observed, right: Flags) -> Rows:
         f"{int((~complete & ~duplicate).sum())} have too few neighbours): {num_right} right, {len(rows) - num_right} wrong"
     )
     if len(rows) < LEAST_QUERIES or num_right == 0:
-        reason = "at least one right answer is needed" if len(rows) >= LEAST_QUERIES else f"at least {LEAST_QUERIES} are needed"
-        raise ValueError(f"queries cannot calibrate: {said}; {reason}. Are the labels of queries and items alike?")
+        reason = (
+            "at least one right answer is needed"
+            if len(rows) >= LEAST_QUERIES
+            else f"at least {LEAST_QUERIES} are needed"
+        )
+        raise ValueError(
+            f"queries cannot calibrate: {said}; {reason}. Are the labels of queries and items alike?"
+        )
     if duplicate.any():
         warnings.warn(f"duplicates of items are left out of the calibration: {said}", stacklevel=4)
     if num_right == len(rows):
-        warnings.warn(f"no validation query is answered wrongly, so the match ranks by its prior only: {said}", stacklevel=4)
+        warnings.warn(
+            f"no validation query is answered wrongly, so the match ranks by its prior only: {said}",
+            stacklevel=4,
+        )
     return rows
 
 

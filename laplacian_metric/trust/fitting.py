@@ -259,7 +259,9 @@ class CalibrationError:
         generator = np.random.default_rng(0)
         draws = generator.integers(0, len(right), (RESAMPLES, len(right)))
         chance = generator.random((RESAMPLES, len(right)))
-        high = float(np.quantile([calibration_error(probability[draw], right[draw]) for draw in draws], 0.975))
+        high = float(
+            np.quantile([calibration_error(probability[draw], right[draw]) for draw in draws], 0.975)
+        )
         by_chance = [calibration_error(probability, draw < probability) for draw in chance]
         low = 0.0 if value <= np.quantile(by_chance, 0.95) else max(0.0, 2 * value - high)
         return CalibrationError(value, low, max(value, high), len(right), items)

@@ -29,7 +29,11 @@ CLASS_INPUTS = {
     "margin in the whitened features": 1,
 }
 GAP_INPUTS = {"distance": -1, **{f"gap to neighbour {j}": 1 for j in GAPS}}
-NEAREST, TENTH, LOF = "distance in the features", "distance to the 10th in the features", "LOF in the features"
+NEAREST, TENTH, LOF = (
+    "distance in the features",
+    "distance to the 10th in the features",
+    "LOF in the features",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,9 @@ class Space:
         if neighbours.vectors is not None:
             taken = np.take_along_axis(neighbours.vectors, order[:, :, None], axis=1)
             flat = taken.reshape(-1, taken.shape[2])
-            units = (np.asarray(flat, dtype=np.float64) / norms_of("vectors", flat)[:, None]).reshape(taken.shape)
+            units = (np.asarray(flat, dtype=np.float64) / norms_of("vectors", flat)[:, None]).reshape(
+                taken.shape
+            )
         return Space(
             np.take_along_axis(neighbours.distances, order, axis=1),
             None if codes is None else np.take_along_axis(codes, order, axis=1),
@@ -73,7 +79,9 @@ class Space:
     def weights(self) -> Floats:
         """Return exp(-(d - d_1)/max(d_10 - d_1, 1e-12)), (Q, k)."""
         nearest = self.distances[:, :1]
-        weights: Floats = np.exp(-(self.distances - nearest) / np.maximum(self.tenth[:, None] - nearest, 1e-12))
+        weights: Floats = np.exp(
+            -(self.distances - nearest) / np.maximum(self.tenth[:, None] - nearest, 1e-12)
+        )
         return weights
 
     def share(self, classes: Rows) -> Floats:
@@ -93,7 +101,9 @@ class Space:
         assert self.codes is not None
         of_class = self.codes == classes[:, None]
         rows, last = np.arange(len(classes)), self.distances[:, -1]
-        nearest_other = np.where((~of_class).any(axis=1), self.distances[rows, (~of_class).argmax(axis=1)], last)
+        nearest_other = np.where(
+            (~of_class).any(axis=1), self.distances[rows, (~of_class).argmax(axis=1)], last
+        )
         nearest_same = np.where(of_class.any(axis=1), self.distances[rows, of_class.argmax(axis=1)], last)
         margin: Floats = log_distance(nearest_other) - log_distance(nearest_same if same is None else same)
         return margin
@@ -140,7 +150,12 @@ def log_share(share: Floats) -> Floats:
 
 
 def class_inputs(
-    z: Space, h: Space, classes: Rows, view: GaussianView | None, units: Floats | None, same: Floats | None = None
+    z: Space,
+    h: Space,
+    classes: Rows,
+    view: GaussianView | None,
+    units: Floats | None,
+    same: Floats | None = None,
 ) -> dict[str, Floats]:
     """Return the match inputs of labelled galleries by name, each (Q,); those that need a view only with one.
 

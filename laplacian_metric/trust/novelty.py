@@ -9,7 +9,9 @@ import numpy as np
 from laplacian_metric.core.check import Floats
 
 TAIL = 0.05  # the share of the reference beyond which a tail is exponential
-OOD_MEAN = 3.0  # the mean of the novelty's tail that is assumed for OOD queries, where that of known ones is 1
+OOD_MEAN = (
+    3.0  # the mean of the novelty's tail that is assumed for OOD queries, where that of known ones is 1
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,11 @@ def observe(
         found_h = found if feature_neighbours is None else in_h[rows].first(count[1])
         known = {} if view is None else dict(view.numbers)
         z = Space.of(found, encoded(found.labels, known) if labelled else None)
-        h = z if feature_neighbours is None else Space.of(found_h, encoded(found_h.labels, known) if labelled else None)
+        h = (
+            z
+            if feature_neighbours is None
+            else Space.of(found_h, encoded(found_h.labels, known) if labelled else None)
+        )
         some = None if units is None else units[rows]
         if labelled and labels is not None:
             first = encoded(found.labels[:, :1], known)[:, 0]

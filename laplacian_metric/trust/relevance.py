@@ -47,13 +47,16 @@ def right_of(neighbours: Neighbours, labels: Any, relevant: Any, ids: Any) -> Fl
             stacklevel=4,
         )
     return np.array(
-        [[item in some for item in row] for row, some in zip(neighbours.ids.tolist(), listed, strict=True)], dtype=bool
+        [[item in some for item in row] for row, some in zip(neighbours.ids.tolist(), listed, strict=True)],
+        dtype=bool,
     ).reshape(neighbours.distances.shape)
 
 
 def _of_labels(neighbours: Neighbours, labels: Any) -> Flags:
     if labels is None or neighbours.labels is None:
-        raise ValueError("right answers are not known: pass labels of gallery and queries, or relevant= for each query")
+        raise ValueError(
+            "right answers are not known: pass labels of gallery and queries, or relevant= for each query"
+        )
     queries = as_labels("query_labels", labels, len(neighbours))
     table = neighbours.labels.tolist()
     return np.array(
@@ -67,7 +70,9 @@ def _relevant_ids(relevant: Any, num: int, ids: Any) -> list[set[Hashable]]:
         table = np.asarray(relevant)
         if ids is None or table.shape != (num, len(ids)):
             expected = "ids or lists of ids" if ids is None else f"shape {(num, len(ids))}"
-            raise ValueError(f"relevant has shape {table.shape}: {expected} is needed, one row for each query")
+            raise ValueError(
+                f"relevant has shape {table.shape}: {expected} is needed, one row for each query"
+            )
         return [set(np.asarray(ids)[row].tolist()) for row in table]
     rows = relevant.tolist() if hasattr(relevant, "tolist") else list(relevant)
     if len(rows) != num:
@@ -76,7 +81,9 @@ def _relevant_ids(relevant: Any, num: int, ids: Any) -> list[set[Hashable]]:
     for row in rows:
         several = isinstance(row, Iterable) and not isinstance(row, (str, bytes, dict))
         if isinstance(row, dict) or row is None:
-            raise TypeError(f"relevant has a {type(row).__name__}: an id, or a list or a set of ids, is needed")
+            raise TypeError(
+                f"relevant has a {type(row).__name__}: an id, or a list or a set of ids, is needed"
+            )
         values = list(row) if several else [row]
         listed.append({value.item() if isinstance(value, np.generic) else value for value in values})
     return listed

@@ -105,7 +105,9 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
     each, view = None, None
     if calibration.each is not None:
         payloads[EACH] = _arrays(calibration.each.match)
-        each = EachEntry(k=calibration.each.k, match=_entry(calibration.each.match), slope=list(calibration.each.slope))
+        each = EachEntry(
+            k=calibration.each.k, match=_entry(calibration.each.match), slope=list(calibration.each.slope)
+        )
     if spaces.view is not None:
         payloads |= {f"{name}.npy": getattr(spaces.view, name) for name in VIEW}
         names = [gallery_files.to_json(name) for name in spaces.view.names]
@@ -149,7 +151,9 @@ def load(folder: str | os.PathLike[str], gallery: Gallery | None, features: Gall
         stored = opened.manifest
         table = opened.array(TAILS, mmap=False)
         tails = [Tail(row[2:], float(row[0]), float(row[1])) for row in table]
-        novelty = Novelty(dict(zip(stored.tails, tails[:-1], strict=True)), tails[-1], stored.limit, stored.excess)
+        novelty = Novelty(
+            dict(zip(stored.tails, tails[:-1], strict=True)), tails[-1], stored.limit, stored.excess
+        )
         logits = opened.array(LOGITS, mmap=False)
         right = opened.array(RIGHT, dtype=bool, mmap=False)
         each = None
@@ -158,8 +162,14 @@ def load(folder: str | os.PathLike[str], gallery: Gallery | None, features: Gall
         view = None
         if stored.view is not None:
             names = tuple(gallery_files.from_json(name) for name in stored.view.names)
-            view = GaussianView(*(opened.array(f"{n}.npy", mmap=False) for n in VIEW), names, stored.view.items)
-        head = Head(*(opened.array(f"{n}.npy", mmap=False) for n in HEAD)) if "weight.npy" in stored.files else None
+            view = GaussianView(
+                *(opened.array(f"{n}.npy", mmap=False) for n in VIEW), names, stored.view.items
+            )
+        head = (
+            Head(*(opened.array(f"{n}.npy", mmap=False) for n in HEAD))
+            if "weight.npy" in stored.files
+            else None
+        )
         spaces = Spaces(
             gallery if gallery is not None else _gallery(opened, GALLERY, stored.gallery),
             features if features is not None else _gallery(opened, FEATURES, stored.features),

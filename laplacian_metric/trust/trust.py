@@ -91,7 +91,9 @@ class Spaces:
 
     def _observe(self, h: NDArray[Any], answer: str, scores: Mapping[str, Any], own: Any) -> Observed:
         if self.gallery is None:
-            raise ValueError("this Trust was fitted on responses of a search: pass neighbours= to be answered")
+            raise ValueError(
+                "this Trust was fitted on responses of a search: pass neighbours= to be answered"
+            )
         units = unit_rows("h", h)
         queries = units if self.head is None else self.head.embed(h)
         k = RESPONSE + (own is not None)
@@ -179,7 +181,9 @@ class Trust:
         answered = ITEM
         if answer != ITEM:
             if answer not in (VOTE, MEAN) or target != "top1" or relevant is not None:
-                raise ValueError(f"answer is {answer!r}: 'item', or for labels and 'top1' 'vote' or 'mean', is needed")
+                raise ValueError(
+                    f"answer is {answer!r}: 'item', or for labels and 'top1' 'vote' or 'mean', is needed"
+                )
             other = spaces.observe(rows, answer, scores)
             right = _equal(other.labels, query_labels)
             if right.sum() > flags[:, 0].sum():
@@ -214,8 +218,14 @@ class Trust:
         """
         flags = np.asarray(right)
         if flags.dtype != np.bool_ or flags.ndim not in (1, 2) or len(flags) != len(neighbours):
-            raise TypeError(f"right has dtype {flags.dtype} and shape {flags.shape}: booleans are needed, one a query")
-        units = None if features is None else unit_rows("features", check("features", features, "Q H", Q=len(flags)))
+            raise TypeError(
+                f"right has dtype {flags.dtype} and shape {flags.shape}: booleans are needed, one a query"
+            )
+        units = (
+            None
+            if features is None
+            else unit_rows("features", check("features", features, "Q H", Q=len(flags)))
+        )
         observed = observe(neighbours, feature_neighbours, units, view, scores=scores)
         spaces = Spaces(None, None, None, view)
         flags = flags[:, None] if flags.ndim == 1 else flags
@@ -231,7 +241,10 @@ class Trust:
         scores: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Answer queries with features h (Q, H), or what a search returned to them, as in `fit_responses`."""
-        spaces, calibration = self.spaces, self.calibration  # one gallery and one view, whatever others do meanwhile
+        spaces, calibration = (
+            self.spaces,
+            self.calibration,
+        )  # one gallery and one view, whatever others do meanwhile
         if neighbours is not None:
             units = None if features is None else unit_rows("features", check("features", features, "Q H"))
             observed = observe(
@@ -262,14 +275,18 @@ class Trust:
         if not set(self.calibration.match.names) & set(CLASS_INPUTS):
             return changed
         if not labelled:
-            raise ValueError("labels are needed, of at least two classes: the calibration has inputs of classes")
+            raise ValueError(
+                "labels are needed, of at least two classes: the calibration has inputs of classes"
+            )
         sample, observed = _left_out(spaces)
         usable = observed.complete & ~observed.duplicate
         values = {name: column[usable] for name, column in observed.novelty.items()}
         calibration = replace(changed.calibration, novelty=Novelty.fit(values, self.calibration.alpha))
         right = _equal(observed.labels, sample)[usable]
         sizes = np.unique(np.array([hash(label) for label in sample]), return_counts=True)[1]
-        enough = min(right.sum(), (~right).sum()) >= LEAST_RIGHT_AND_WRONG and np.median(sizes) >= LEAST_CLASS_SIZE
+        enough = (
+            min(right.sum(), (~right).sum()) >= LEAST_RIGHT_AND_WRONG and np.median(sizes) >= LEAST_CLASS_SIZE
+        )
         if enough and self.target == "top1" and set(calibration.match.names) <= set(observed.match):
             inputs = np.column_stack([observed.match[name] for name in calibration.match.names])[usable]
             totals = calibration.novelty.parts(values).sum(axis=1)
@@ -289,7 +306,9 @@ class Trust:
         with self._lock:
             gallery, features = self.spaces.gallery, self.spaces.features
             if not isinstance(gallery, ArrayGallery) or not isinstance(features, (ArrayGallery, type(None))):
-                raise TypeError("update is for galleries of arrays: add to other galleries themselves, then refresh()")
+                raise TypeError(
+                    "update is for galleries of arrays: add to other galleries themselves, then refresh()"
+                )
             parts = [part for part in (gallery, features) if part is not None]
             changed = [(ArrayGallery.of_items(part.items, part.where), part is gallery) for part in parts]
             gone = None if remove is None else _ids_to_remove(gallery.items.ids, remove)
@@ -348,8 +367,12 @@ class Trust:
         h, labels = _pair("queries", queries)
         answer = self(h)
         if answer.labels is None:
-            raise ValueError("labels are needed: use Guarantee.fit with probabilities and flags of right answers")
-        return Guarantee.fit(answer.probability, _equal(answer.labels, labels), error=error, confidence=confidence)
+            raise ValueError(
+                "labels are needed: use Guarantee.fit with probabilities and flags of right answers"
+            )
+        return Guarantee.fit(
+            answer.probability, _equal(answer.labels, labels), error=error, confidence=confidence
+        )
 
     @property
     def calibration_error(self) -> CalibrationError | None:
@@ -368,7 +391,9 @@ class Trust:
         save(self, folder, overwrite=overwrite)
 
     @staticmethod
-    def load(folder: str | os.PathLike[str], *, gallery: Gallery | None = None, features: Gallery | None = None) -> Trust:
+    def load(
+        folder: str | os.PathLike[str], *, gallery: Gallery | None = None, features: Gallery | None = None
+    ) -> Trust:
         """Read what `save` wrote; pass galleries whose addresses need credentials, which are not saved."""
         from laplacian_metric.trust.storage import load
 
@@ -391,7 +416,9 @@ class Trust:
         missing = [name for name in calibration.match.names if name not in observed.match]
         missing += [name for name in calibration.novelty.tails if name not in observed.novelty]
         if missing:
-            raise ValueError(f"these responses lack {missing[0]!r}, which was calibrated with: search as for the fit")
+            raise ValueError(
+                f"these responses lack {missing[0]!r}, which was calibrated with: search as for the fit"
+            )
         inputs = np.column_stack([observed.match[name] for name in calibration.match.names])
         logits = calibration.match.logit(inputs)
         tails = calibration.novelty.parts(observed.novelty)
@@ -440,7 +467,9 @@ def _fitted(
         items=0 if spaces.gallery is None else len(spaces.gallery),
         each_right=each,
     )
-    inputs: dict[str, float | str] = dict(zip(calibration.match.names, calibration.match.weights.tolist(), strict=True))
+    inputs: dict[str, float | str] = dict(
+        zip(calibration.match.names, calibration.match.weights.tolist(), strict=True)
+    )
     for name in CLASS_INPUTS if observed.labels is not None else GAP_INPUTS:
         inputs.setdefault(name, "left out: there is no view of the gallery, or no vectors are returned")
     if LOF not in calibration.novelty.tails:
@@ -483,9 +512,13 @@ def _spaces(gallery: Any, features: Gallery | None, head: Head | None) -> Spaces
         h, labels = _pair("gallery", gallery)
         return Spaces.of_arrays(h, labels, head, "gallery_h")
     if (features is None) != (head is None):
-        raise ValueError("features and encoder belong together: pass the gallery of the features and what embeds them")
+        raise ValueError(
+            "features and encoder belong together: pass the gallery of the features and what embeds them"
+        )
     if features is not None and head is not None and (features.dim, gallery.dim) != head.weight.shape[::-1]:
-        raise ValueError(f"encoder maps {head.width} features to {len(head.weight)} dimensions, the galleries differ")
+        raise ValueError(
+            f"encoder maps {head.width} features to {len(head.weight)} dimensions, the galleries differ"
+        )
     return Spaces(gallery, features, head, None)
 
 
@@ -518,12 +551,16 @@ def _ids_to_remove(ids: NDArray[Any], remove: Any) -> NDArray[Any]:
     mask = np.asarray(remove) if not isinstance(remove, (set, frozenset)) else np.asarray(list(remove))
     if mask.dtype == np.bool_:
         if mask.shape != ids.shape:
-            raise ValueError(f"remove has shape {mask.shape}: one boolean for each of the {len(ids)} items is needed")
+            raise ValueError(
+                f"remove has shape {mask.shape}: one boolean for each of the {len(ids)} items is needed"
+            )
         return ids[mask]
     return as_ids("remove", mask.tolist())
 
 
-def _items_to_add(gallery: ArrayGallery, add: tuple[Any, ...], width: int, next_id: int) -> tuple[Any, Any, Any]:
+def _items_to_add(
+    gallery: ArrayGallery, add: tuple[Any, ...], width: int, next_id: int
+) -> tuple[Any, Any, Any]:
     """Return ids, features and labels of further items."""
     if not isinstance(add, (tuple, list)) or len(add) not in (2, 3):
         raise TypeError("add needs features (N, H) and labels (N,), and may have ids (N,)")

@@ -68,7 +68,9 @@ class GaussianView:
         codes = np.zeros(len(rows), dtype=np.int64)
         if labels is not None:
             numbers: dict[Hashable, int] = {}
-            codes = np.array([numbers.setdefault(label, len(numbers)) for label in as_labels("labels", labels, len(rows))])
+            codes = np.array(
+                [numbers.setdefault(label, len(numbers)) for label in as_labels("labels", labels, len(rows))]
+            )
             names = tuple(numbers)
         norms = norms_of("h", rows)
 
