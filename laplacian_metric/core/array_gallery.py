@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.check import (
-    Floats,
-    Rows,
-    as_column,
-    as_ids,
-    as_labels,
-    check,
-    kind_of,
-    norms_of,
-    unit_rows,
-)
-from laplacian_metric.core.gallery import Fields, Sample, Where, check_columns, check_where
+from laplacian_metric.core.check import Floats, Rows, as_column, as_ids, check, kind_of, norms_of, unit_rows
+from laplacian_metric.core.gallery import Fields, Kinds, Sample, Where, check_items, check_tenant, check_where
 from laplacian_metric.core.neighbours import Neighbours
 
 BLOCK_ROWS = 1 << 14
@@ -42,6 +32,17 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def column_kinds(self) -> dict[str, str]:
+        """The kind of each column, all of whose values have it."""
+        return {name: kind_of(values[:1].tolist()) for name, values in self.columns.items()}
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of ids, labels and columns."""
+        labels = None if self.labels is None else kind_of(self.labels.tolist())
+        return Kinds(kind_of(self.ids[:1].tolist()), labels, self.column_kinds)
 
     def take(self, rows: NDArray[Any]) -> Items:
         """Return some of the items, by number or by a mask."""
@@ -117,12 +118,6 @@ class ArrayGallery:
             raise ValueError("the gallery is empty: add items first")
         return self._items
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """The kind of each column."""
-        items = self._items
-        return {} if items is None else {name: kind_of(v[:1].tolist()) for name, v in items.columns.items()}
-
     def __len__(self) -> int:
         items = self._items
         return 0 if items is None else int(np.count_nonzero(self._selected(items, None)))
@@ -155,10 +150,13 @@ class ArrayGallery:
         with self._lock:
             before = self._items
             rows = check("vectors", vectors, "N D", D=self.dim)
-            given = {**(columns or {}), **{name: [value] * len(rows) for name, value in self.where.items()}}
+            given = check_tenant(self.where, columns, len(rows))
             more = _items("vectors", ids, rows, labels, given, before)
             if before is not None:
-                kept = before.take(~_among(before.ids, more.ids))
+                replaced = _among(before.ids, more.ids)
+                if (replaced & ~self._selected(before, None)).any():
+                    raise ValueError("ids has items which the gallery's own where leaves out: choose other ids")
+                kept = before.take(~replaced)
                 more = kept.followed_by(more) if len(kept) else more
             self._items = more
 
@@ -167,7 +165,7 @@ class ArrayGallery:
         gone = as_ids("ids", ids)
         with self._lock:
             items = self.items
-            inside = _among(gone, items.ids)
+            inside = _among(gone, items.ids[self._selected(items, None)])
             if not inside.all():
                 raise KeyError(f"ids has {gone[~inside][0]!r}: the gallery has no such item")
             kept = items.take(~_among(items.ids, gone))
@@ -193,7 +191,7 @@ class ArrayGallery:
     def _selected(self, items: Items, where: Where | None) -> NDArray[np.bool_]:
         """Return which items a filter and the gallery's own filter leave."""
         selected = np.ones(len(items), dtype=bool)
-        kinds = {name: kind_of(values[:1].tolist()) for name, values in items.columns.items()}
+        kinds = items.column_kinds
         for asked in (check_where(self.where, kinds), check_where(where, kinds)):
             for name, values in asked.items():
                 selected &= _among(items.columns[name], as_column(values))
@@ -278,28 +276,13 @@ def _items(
     before: Items | None,
 ) -> Items:
     """Return new items, after they were checked beside those that are there."""
-    checked_ids = as_ids("ids", ids)
-    if len(checked_ids) != len(rows):
-        raise ValueError(
-            f"ids has {len(checked_ids)} entries for {len(rows)} vectors: one for each is needed"
-        )
-    listed = None if labels is None else as_labels("labels", labels, len(rows))
-    kinds = None
-    if before is not None:
-        if checked_ids.dtype != before.ids.dtype:
-            raise TypeError("ids are texts where the gallery has whole numbers, or the other way round")
-        if (listed is None) != (before.labels is None):
-            raise ValueError("labels are needed where the gallery has them, and none where it has none")
-        if listed and before.labels is not None and kind_of(listed) != kind_of(before.labels[:1].tolist()):
-            raise TypeError(f"labels are of the kind {kind_of(listed)}, those of the gallery are of another")
-        kinds = {column: kind_of(values[:1].tolist()) for column, values in before.columns.items()}
-    checked = check_columns(columns, len(rows), kinds)
+    checked = check_items(ids, labels, columns, len(rows), None if before is None else before.kinds)
     return Items(
-        checked_ids,
+        checked.ids,
         rows,
         norms_of(name, rows),
-        None if listed is None else as_column(listed),
-        {column: as_column(values) for column, values in checked.items()},
+        None if checked.labels is None else as_column(checked.labels),
+        {column: as_column(values) for column, values in checked.columns.items()},
     )
 
 

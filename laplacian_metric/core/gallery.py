@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,12 +11,16 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.check import kind_of
+from laplacian_metric.core.check import as_ids, as_labels, kind_of
 from laplacian_metric.core.neighbours import Neighbours
 
 Where = Mapping[str, Any]  # column -> a value, or a list of values any of which is right
 
-# The modules that open galleries, by the scheme of the address: each has `open(address, dim, fields) -> Gallery`.
+LARGEST_NUMBER = 2**53  # up to which whole numbers and floats are the same numbers in every engine
+LONGEST_ID, LONGEST_TEXT = 1024, 65_535  # bytes in UTF-8, which every engine takes
+COLUMN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
+
+# The modules that open galleries, by the scheme of the address: each has `open_address(address, dim, fields) -> Gallery`.
 ADAPTERS = {
     "arrays": "laplacian_metric.core.array_gallery",
     "faiss": "laplacian_metric.galleries.faiss",
@@ -163,20 +168,33 @@ def check_where(where: Where | None, kinds: Mapping[str, str]) -> dict[str, list
         values = list(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else [value]
         values = [entry.item() if isinstance(entry, np.generic) else entry for entry in values]
         for entry in values:
-            if kind_of([entry]) != kinds[column] or entry != entry:
+            if kind_of([entry]) != kinds[column]:
                 raise ValueError(
                     f"where asks for {column} = {entry!r}, a {kind_of([entry])}, the column holds {kinds[column]}: "
                     "pass values of its kind"
                 )
-            if isinstance(entry, str) and "\0" in entry:
-                raise ValueError(f"where asks for {column} = {entry!r}: texts must not hold NUL")
+            check_value(f"where asks for {column} = {entry!r}", entry)
         asked[column] = values
     return asked
 
 
-def check_columns(
-    columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None
-) -> dict[str, list[Any]]:
+def check_value(start: str, value: Any, longest: int = LONGEST_TEXT) -> None:
+    """Refuse a text or a number that not every engine keeps as it is; ``start`` is how the error begins.
+
+    Example:
+        >>> check_value("label", "cat"), check_value("price", 2.5)
+        (None, None)
+    """
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError(f"{start}: texts must not hold NUL or half a surrogate pair")
+        if len(value.encode()) > longest:
+            raise ValueError(f"{start[:80]}: texts have at most {longest:,} bytes")
+    elif not abs(value) <= LARGEST_NUMBER:
+        raise ValueError(f"{start}: numbers are finite and at most 2**53, pass larger ones as texts")
+
+
+def check_columns(columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None) -> dict[str, list[Any]]:
     """Return further columns of items that are added, each with one value for each item, all of one kind.
 
     Args:
@@ -190,18 +208,17 @@ def check_columns(
     """
     checked = {}
     for name, values in (columns or {}).items():
+        if kinds is None and not (isinstance(name, str) and COLUMN_NAME.fullmatch(name)):
+            raise ValueError(f"columns has the name {name!r}: up to 60 letters, digits and _ are needed, a letter first")
         listed = list(values.tolist() if hasattr(values, "tolist") else values)
+        listed = [value.item() if isinstance(value, np.generic) else value for value in listed]
         if len(listed) != num:
-            raise ValueError(
-                f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed"
-            )
-        kind = kind_of(listed) if listed else (kinds or {}).get(name, "text")
-        if kind == "object" or any(value != value for value in listed):
-            raise TypeError(
-                f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools"
-            )
-        if any(isinstance(value, str) and "\0" in value for value in listed):
-            raise ValueError(f"columns has NUL in {name!r}: texts must not hold it")
+            raise ValueError(f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed")
+        kind = kind_of(listed)
+        if kind == "object":
+            raise TypeError(f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools")
+        for value in listed:
+            check_value(f"columns has {value!r} in {name!r}", value)
         if kinds is not None and kinds.get(name, kind) != kind:
             raise TypeError(
                 f"columns has {kind} values of {name!r}, the items that are there have {kinds[name]}"
@@ -212,3 +229,78 @@ def check_columns(
             f"columns has {sorted(checked)}, the items that are there have {sorted(kinds)}: pass the same"
         )
     return checked
+
+
+class Kinds(NamedTuple):
+    """What the items of a gallery have: the kinds of their ids, labels (None without labels) and columns."""
+
+    ids: str
+    labels: str | None
+    columns: dict[str, str]
+
+
+class Checked(NamedTuple):
+    """What is added to a gallery, checked: ids (N,), labels, columns, and the kinds of them all."""
+
+    ids: NDArray[Any]
+    labels: list[Any] | None
+    columns: dict[str, list[Any]]
+    kinds: Kinds
+
+
+def check_items(ids: Any, labels: Any, columns: Mapping[str, Any] | None, num: int, before: Kinds | None) -> Checked:
+    """Return ids, labels and columns of items that are added, which have to be like those of the items before.
+
+    Args:
+        ids: (N,), whole numbers or texts, all different.
+        labels: (N,), of any hashable kind; None where items have none.
+        columns: name -> values (N,).
+        num: N, the number of vectors.
+        before: the kinds of the items that are there; None where there are none yet.
+
+    Example:
+        >>> check_items([7, 8], ["cat", "dog"], None, 2, None).kinds
+        Kinds(ids='number', labels='text', columns={})
+    """
+    checked = as_ids("ids", ids)
+    listed = None if labels is None else as_labels("labels", labels, num)
+    if len(checked) != num:
+        raise ValueError(f"ids has {len(checked)} entries for {num} vectors: one for each is needed")
+    for name, texts, longest in (("ids", checked, LONGEST_ID), ("labels", listed or (), LONGEST_TEXT)):
+        for text in texts:
+            if isinstance(text, str):
+                check_value(f"{name} has {text!r}", text, longest)
+    if "" in checked.tolist():
+        raise ValueError("ids has an empty text: not every engine takes it")
+    given = check_columns(columns, num, None if before is None else before.columns)
+    kinds = Kinds(
+        kind_of(checked[:1].tolist()),
+        None if listed is None else kind_of(listed),
+        {name: kind_of(values[:1]) for name, values in given.items()},
+    )
+    if before is not None and kinds.ids != before.ids:
+        raise TypeError(f"ids are of the kind {kinds.ids}, those of the gallery are of the kind {before.ids}")
+    if before is not None and (kinds.labels is None) != (before.labels is None):
+        raise ValueError("labels are needed where the gallery has them, and none where it has none")
+    if before is not None and kinds.labels != before.labels:
+        raise TypeError(f"labels are of the kind {kinds.labels}, those of the gallery of the kind {before.labels}")
+    return Checked(checked, listed, given, kinds)
+
+
+def check_tenant(
+    where: Where | None, columns: Mapping[str, Any] | None, num: int
+) -> Mapping[str, Any] | None:
+    """Return the columns of items that are added to a gallery of one tenant, with those that ``where`` sets.
+
+    Example:
+        >>> check_tenant({"tenant": 7}, {"price": [1, 2]}, 2)
+        {'price': [1, 2], 'tenant': [7, 7]}
+    """
+    if not where:
+        return columns
+    for name, value in where.items():
+        if columns and name in columns:
+            raise ValueError(f"columns has {name!r}, which the gallery's own where sets: leave it out")
+        if not isinstance(value, (str, bool, int, float, np.generic)):
+            raise ValueError(f"where has several values of {name!r}: open the gallery with one value to add items")
+    return {**(columns or {}), **{name: [value] * num for name, value in where.items()}}
