@@ -55,7 +55,7 @@ class FaissGallery(ArrayGallery):
             if self._index is None:
                 return super().search(vectors, k)
             gone = np.count_nonzero(self._rows < 0)
-            most = min(k + NEAR_TIES + gone, self._index.ntotal)
+            most = min(k + NEAR_TIES + int(gone), self._index.ntotal)
             _, places = self._index.search(queries.astype(np.float32), most, params=self._parameters(native))
             rows = np.where(places < 0, -1, self._rows[places])
         k = min(k, len(items))
