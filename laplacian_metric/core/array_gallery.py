@@ -155,7 +155,9 @@ class ArrayGallery:
             if before is not None:
                 replaced = _among(before.ids, more.ids)
                 if (replaced & ~self._selected(before, None)).any():
-                    raise ValueError("ids has items which the gallery's own where leaves out: choose other ids")
+                    raise ValueError(
+                        "ids has items which the gallery's own where leaves out: choose other ids"
+                    )
                 kept = before.take(~replaced)
                 more = kept.followed_by(more) if len(kept) else more
             self._items = more

@@ -20,7 +20,7 @@ LARGEST_NUMBER = 2**53  # up to which whole numbers and floats are the same numb
 LONGEST_ID, LONGEST_TEXT = 1024, 65_535  # bytes in UTF-8, which every engine takes
 COLUMN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,59}")
 
-# The modules that open galleries, by the scheme of the address: each has `open_address(address, dim, fields) -> Gallery`.
+# The modules that open galleries, by the scheme of the address: each has `open_address(address, dim, fields)`.
 ADAPTERS = {
     "arrays": "laplacian_metric.core.array_gallery",
     "faiss": "laplacian_metric.galleries.faiss",
@@ -194,7 +194,9 @@ def check_value(start: str, value: Any, longest: int = LONGEST_TEXT) -> None:
         raise ValueError(f"{start}: numbers are finite and at most 2**53, pass larger ones as texts")
 
 
-def check_columns(columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None) -> dict[str, list[Any]]:
+def check_columns(
+    columns: Mapping[str, Any] | None, num: int, kinds: Mapping[str, str] | None
+) -> dict[str, list[Any]]:
     """Return further columns of items that are added, each with one value for each item, all of one kind.
 
     Args:
@@ -209,14 +211,20 @@ def check_columns(columns: Mapping[str, Any] | None, num: int, kinds: Mapping[st
     checked = {}
     for name, values in (columns or {}).items():
         if kinds is None and not (isinstance(name, str) and COLUMN_NAME.fullmatch(name)):
-            raise ValueError(f"columns has the name {name!r}: up to 60 letters, digits and _ are needed, a letter first")
+            raise ValueError(
+                f"columns has the name {name!r}: up to 60 letters, digits and _ are needed, a letter first"
+            )
         listed = list(values.tolist() if hasattr(values, "tolist") else values)
         listed = [value.item() if isinstance(value, np.generic) else value for value in listed]
         if len(listed) != num:
-            raise ValueError(f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed")
+            raise ValueError(
+                f"columns has {len(listed)} values of {name!r} for {num} items: one for each is needed"
+            )
         kind = kind_of(listed)
         if kind == "object":
-            raise TypeError(f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools")
+            raise TypeError(
+                f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools"
+            )
         for value in listed:
             check_value(f"columns has {value!r} in {name!r}", value)
         if kinds is not None and kinds.get(name, kind) != kind:
@@ -248,7 +256,9 @@ class Checked(NamedTuple):
     kinds: Kinds
 
 
-def check_items(ids: Any, labels: Any, columns: Mapping[str, Any] | None, num: int, before: Kinds | None) -> Checked:
+def check_items(
+    ids: Any, labels: Any, columns: Mapping[str, Any] | None, num: int, before: Kinds | None
+) -> Checked:
     """Return ids, labels and columns of items that are added, which have to be like those of the items before.
 
     Args:
@@ -283,7 +293,9 @@ def check_items(ids: Any, labels: Any, columns: Mapping[str, Any] | None, num: i
     if before is not None and (kinds.labels is None) != (before.labels is None):
         raise ValueError("labels are needed where the gallery has them, and none where it has none")
     if before is not None and kinds.labels != before.labels:
-        raise TypeError(f"labels are of the kind {kinds.labels}, those of the gallery of the kind {before.labels}")
+        raise TypeError(
+            f"labels are of the kind {kinds.labels}, those of the gallery of the kind {before.labels}"
+        )
     return Checked(checked, listed, given, kinds)
 
 
@@ -302,5 +314,7 @@ def check_tenant(
         if columns and name in columns:
             raise ValueError(f"columns has {name!r}, which the gallery's own where sets: leave it out")
         if not isinstance(value, (str, bool, int, float, np.generic)):
-            raise ValueError(f"where has several values of {name!r}: open the gallery with one value to add items")
+            raise ValueError(
+                f"where has several values of {name!r}: open the gallery with one value to add items"
+            )
     return {**(columns or {}), **{name: [value] * num for name, value in where.items()}}

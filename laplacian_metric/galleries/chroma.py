@@ -72,7 +72,9 @@ class ChromaGallery(EngineGallery):
 
     def _put(self, batch: Batch) -> None:
         metadatas = rows_of({**({self.fields.id: batch.ids} if self._whole else {}), **batch.columns})
-        self._collection.upsert([str(id_) for id_ in batch.ids], embeddings=batch.vectors, metadatas=metadatas or None)
+        self._collection.upsert(
+            [str(id_) for id_ in batch.ids], embeddings=batch.vectors, metadatas=metadatas or None
+        )
 
     def _delete(self, ids: list[Any]) -> None:
         self._collection.delete([str(id_) for id_ in ids])

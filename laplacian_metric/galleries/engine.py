@@ -29,12 +29,17 @@ from laplacian_metric.core.gallery import (
 )
 from laplacian_metric.core.neighbours import Neighbours
 
-Filters = Sequence[tuple[str, list[Any]]]  # columns with values, any of which is right; all columns have to be right
+Filters = Sequence[
+    tuple[str, list[Any]]
+]  # columns with values, any of which is right; all columns have to be right
 Native = Mapping[str, Any]
 METRICS = ("cosine", "l2", "dot")
 NUMBERS_AT_ONCE = 1 << 22  # numbers of vectors in one response
 LARGEST_FLOAT32, SMALLEST_FLOAT32 = 1e18, 1e-18  # norms between which float32 has all its digits
-NORMS_COMPARED, SAME_NORM = 256, 1e-3  # items whose norms are compared at opening, and by how much they may differ
+NORMS_COMPARED, SAME_NORM = (
+    256,
+    1e-3,
+)  # items whose norms are compared at opening, and by how much they may differ
 
 
 class WrongFieldError(ValueError):
@@ -105,7 +110,9 @@ class EngineGallery(ABC):
         if dim is not None and found.dim != dim:
             raise ValueError(f"dim is {dim}, the collection {name!r} has vectors of {found.dim}")
         if found.metric != self.fields.metric:
-            raise ValueError(f"metric is {self.fields.metric!r}, the collection {name!r} has {found.metric!r}: pass it")
+            raise ValueError(
+                f"metric is {self.fields.metric!r}, the collection {name!r} has {found.metric!r}: pass it"
+            )
         if found.metric != "cosine" and found.kinds is not None:
             norms = np.linalg.norm(self._sampled(NORMS_COMPARED, 0, []).vectors.astype(np.float64), axis=1)
             self.norm = float(norms.mean())
@@ -130,7 +137,9 @@ class EngineGallery(ABC):
         with self._calling("count"):
             return self._count(filters)
 
-    def search(self, vectors: Any, k: int, where: Where | None = None, native: Native | None = None) -> Neighbours:
+    def search(
+        self, vectors: Any, k: int, where: Where | None = None, native: Native | None = None
+    ) -> Neighbours:
         """Return the nearest items of queries, see `laplacian_metric.core.gallery.Gallery`."""
         if k < 1:
             raise ValueError(f"k is {k}: at least 1 is needed")
@@ -152,7 +161,9 @@ class EngineGallery(ABC):
         width = max((len(hit.ids) for hit in hits), default=0)
         if width == 0:
             nothing = np.full((len(queries), 1), np.nan)
-            return Neighbours(np.full((len(queries), 1), -1), np.full((len(queries), 1), np.inf), nothing, None)
+            return Neighbours(
+                np.full((len(queries), 1), -1), np.full((len(queries), 1), np.inf), nothing, None
+            )
         vectors = np.full((len(queries), width, self.dim), np.nan, dtype=np.float32)
         ids, labels = [], []
         for query, hit in enumerate(hits):
@@ -164,8 +175,12 @@ class EngineGallery(ABC):
             labels.append((hit.labels or []) + [None] * missing)
         neighbours = Neighbours.from_vectors(queries, ids, vectors, None if kinds.labels is None else labels)
         if (neighbours.counts != [len(hit.ids) for hit in hits]).any():
-            bad = next(id_ for hit in hits for id_, row in zip(hit.ids, hit.vectors, strict=True) if not np.any(row))
-            raise GalleryError(f"{self.engine} at {self.address}: the item {bad!r} has a vector without a direction")
+            bad = next(
+                id_ for hit in hits for id_, row in zip(hit.ids, hit.vectors, strict=True) if not np.any(row)
+            )
+            raise GalleryError(
+                f"{self.engine} at {self.address}: the item {bad!r} has a vector without a direction"
+            )
         if self.fields.metric != "cosine":
             norms = np.linalg.norm(vectors.astype(np.float64), axis=2)
             self._compare_norms(norms[np.isfinite(norms)])
@@ -183,13 +198,19 @@ class EngineGallery(ABC):
                     )
         for id_ in hits.ids:
             if _kind(id_) != kinds.ids:
-                raise GalleryError(f"{self.engine} at {self.address}: the id {id_!r} is not of the kind {kinds.ids}")
+                raise GalleryError(
+                    f"{self.engine} at {self.address}: the id {id_!r} is not of the kind {kinds.ids}"
+                )
 
-    def add(self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None) -> None:
+    def add(
+        self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None
+    ) -> None:
         """Add items, or replace those of the same ids; a call that failed can be repeated."""
         rows = check("vectors", vectors, "N D", D=self.dim)
         with self._writing:
-            items = check_items(ids, labels, check_tenant(self.where, columns, len(rows)), len(rows), self._kinds())
+            items = check_items(
+                ids, labels, check_tenant(self.where, columns, len(rows)), len(rows), self._kinds()
+            )
             self._check_kinds(items)
             rows = self._storable(rows)
             if self._described is None:
@@ -204,12 +225,16 @@ class EngineGallery(ABC):
     def _put_all(self, items: Checked, rows: NDArray[np.float32]) -> None:
         """Write items a batch at a time."""
         ids = items.ids.tolist()
-        columns = items.columns if items.labels is None else {**items.columns, self.fields.label: items.labels}
+        columns = (
+            items.columns if items.labels is None else {**items.columns, self.fields.label: items.labels}
+        )
         for start in range(0, len(ids), self.batch):
             some = slice(start, start + self.batch)
             try:
                 with self._calling("add items"):
-                    self._put(Batch(ids[some], rows[some], {name: values[some] for name, values in columns.items()}))
+                    self._put(
+                        Batch(ids[some], rows[some], {name: values[some] for name, values in columns.items()})
+                    )
             except GalleryError as error:
                 text = f"{error}; {start:,} of {len(ids):,} items were added: repeat the call, which completes it"
                 raise GalleryError(text) from error
@@ -218,7 +243,9 @@ class EngineGallery(ABC):
         """Refuse ids and labels that the engine does not take."""
         kinds = {_kind(label) for label in items.labels or ()}
         if kinds not in (set(), {"text"}, {"number"}):
-            raise TypeError(f"labels are {', '.join(sorted(kinds))}: {self.engine} takes all texts or all whole numbers")
+            raise TypeError(
+                f"labels are {', '.join(sorted(kinds))}: {self.engine} takes all texts or all whole numbers"
+            )
         if kinds == {"number"} and not all(-(2**63) <= label < 2**63 for label in items.labels or ()):
             raise ValueError(f"labels has whole numbers beyond 64 bits: {self.engine} does not take them")
 
@@ -236,7 +263,9 @@ class EngineGallery(ABC):
         with self._calling("look for ids"):
             others = set(self._among(ids, [])) - set(self._among(ids, self._own_filters()))
         if others:
-            raise ValueError(f"ids has {min(others)!r}, an item which the gallery's own where leaves out: choose others")
+            raise ValueError(
+                f"ids has {min(others)!r}, an item which the gallery's own where leaves out: choose others"
+            )
 
     def remove(self, ids: Any) -> None:
         """Remove items by their ids; all of them have to be there."""
@@ -272,7 +301,13 @@ class EngineGallery(ABC):
                 hits = self._read([], chosen[start : start + self.batch], vectors=True)
             if kinds is not None:
                 self._check_hits(hits, kinds)
-            found |= dict(zip(hits.ids, zip(hits.vectors, hits.labels or [None] * len(hits.ids), strict=True), strict=True))
+            found |= dict(
+                zip(
+                    hits.ids,
+                    zip(hits.vectors, hits.labels or [None] * len(hits.ids), strict=True),
+                    strict=True,
+                )
+            )
         kept = [id_ for id_ in chosen if id_ in found]  # without what was removed meanwhile
         labels = None if kinds is None or kinds.labels is None else as_column([found[id_][1] for id_ in kept])
         return Sample(as_column(kept), np.array([found[id_][0] for id_ in kept], dtype=np.float32), labels)
@@ -283,7 +318,10 @@ class EngineGallery(ABC):
 
     def _filters(self, kinds: Kinds, where: Where | None) -> Filters | None:
         """Return the gallery's own filter and another; None where no item can pass."""
-        filters = [*check_where(self.where, kinds.columns).items(), *check_where(where, kinds.columns).items()]
+        filters = [
+            *check_where(self.where, kinds.columns).items(),
+            *check_where(where, kinds.columns).items(),
+        ]
         return filters if all(values for _, values in filters) else None
 
     def _kinds(self, columns: Iterable[str] = ()) -> Kinds | None:
@@ -376,7 +414,11 @@ def kinds_of(ids: list[Any], payloads: list[dict[str, Any]], fields: Fields) -> 
     names = dict.fromkeys(name for payload in payloads for name in payload)
     columns = {name: kind_of([payload[name] for payload in payloads if name in payload]) for name in names}
     label = columns.get(fields.label)
-    kinds = {name: kind for name, kind in columns.items() if kind != "object" and name not in (fields.id, fields.label)}
+    kinds = {
+        name: kind
+        for name, kind in columns.items()
+        if kind != "object" and name not in (fields.id, fields.label)
+    }
     return Kinds(_kind(ids[0]), label, kinds)
 
 

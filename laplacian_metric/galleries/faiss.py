@@ -15,7 +15,9 @@ from laplacian_metric.core.gallery import Fields, Where
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.galleries.engine import client_of
 
-MOST_GONE = 64  # items, or one in 1,000, that the index still holds after they were removed; beyond it is built anew
+MOST_GONE = (
+    64  # items, or one in 1,000, that the index still holds after they were removed; beyond it is built anew
+)
 SEARCH_DEPTH = 64  # efSearch of graphs
 LISTS_PER_PROBE = 16  # inverted lists of which one is looked at
 
@@ -37,7 +39,9 @@ class FaissGallery(ArrayGallery):
         self._faiss = client_of("faiss", "faiss")
         self._factory = factory
         self._index: Any = None
-        self._rows = np.empty(0, dtype=np.int64)  # the item of each vector of the index, -1 for those that are gone
+        self._rows = np.empty(
+            0, dtype=np.int64
+        )  # the item of each vector of the index, -1 for those that are gone
         self._trained = 0  # the number of items when the index was trained, or could not be
         self._using = threading.RLock()
         self._empty_index()
@@ -66,7 +70,9 @@ class FaissGallery(ArrayGallery):
         labels = None if items.labels is None else items.labels[rows]
         return Neighbours.from_vectors(queries, items.ids[rows], neighbours, labels).first(k)
 
-    def add(self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None) -> None:
+    def add(
+        self, ids: Any, vectors: Any, labels: Any = None, columns: Mapping[str, Any] | None = None
+    ) -> None:
         """Add items, or replace those of the same ids."""
         checked = as_ids("ids", ids)
         with self._using:
@@ -87,7 +93,11 @@ class FaissGallery(ArrayGallery):
         if self._index is None or before is None or self._items is None:
             self._index = None
             return
-        gone = np.isin(before.ids, ids) if before.ids.dtype != object else np.array([i in set(ids) for i in before.ids])
+        gone = (
+            np.isin(before.ids, ids)
+            if before.ids.dtype != object
+            else np.array([i in set(ids) for i in before.ids])
+        )
         row_after = np.where(gone, -1, np.cumsum(~gone) - 1)
         self._rows = np.where(self._rows >= 0, row_after[self._rows], -1)
         fresh = np.arange(len(before) - np.count_nonzero(gone), len(self._items))

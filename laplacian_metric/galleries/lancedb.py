@@ -56,17 +56,29 @@ class LancedbGallery(EngineGallery):
                 kinds[field.name] = "number"
             elif types.is_boolean(field.type):
                 kinds[field.name] = "bool"
-            if field.name in (self.fields.id, self.fields.label) and not (whole or kinds.get(field.name) == "text"):
+            if field.name in (self.fields.id, self.fields.label) and not (
+                whole or kinds.get(field.name) == "text"
+            ):
                 raise WrongFieldError(f"the column {field.name!r} of {self.fields.name!r} is {field.type}")
         place = table.schema.get_field_index(self.fields.vector)
-        if place < 0 or self.fields.id not in kinds or not types.is_fixed_size_list(table.schema.field(place).type):
+        if (
+            place < 0
+            or self.fields.id not in kinds
+            or not types.is_fixed_size_list(table.schema.field(place).type)
+        ):
             raise WrongFieldError(
                 f"vector is {self.fields.vector!r}, id is {self.fields.id!r}: {self.fields.name!r} has {table.schema}"
             )
-        indexes = [table.index_stats(index.name) for index in table.list_indices() if self.fields.vector in index.columns]
+        indexes = [
+            table.index_stats(index.name)
+            for index in table.list_indices()
+            if self.fields.vector in index.columns
+        ]
         self._indexed = bool(indexes)
         metric = indexes[0].distance_type if indexes else self.fields.metric
-        others = {name: kind for name, kind in kinds.items() if name not in (self.fields.id, self.fields.label)}
+        others = {
+            name: kind for name, kind in kinds.items() if name not in (self.fields.id, self.fields.label)
+        }
         described = Kinds(kinds[self.fields.id], kinds.get(self.fields.label), others)
         return Description(table.schema.field(place).type.list_size, metric, described)
 
@@ -77,7 +89,9 @@ class LancedbGallery(EngineGallery):
         types = {self.fields.id: whole[kinds.ids], self.fields.vector: arrow.list_(arrow.float32(), dim)}
         types |= {} if kinds.labels is None else {self.fields.label: whole[kinds.labels]}
         types |= {name: columns[kind] for name, kind in kinds.columns.items()}
-        self._table = self.client.create_table(self.fields.name, schema=arrow.schema(list(types.items())), exist_ok=True)
+        self._table = self.client.create_table(
+            self.fields.name, schema=arrow.schema(list(types.items())), exist_ok=True
+        )
         self._indexed = False
 
     def _put(self, batch: Batch) -> None:
@@ -98,10 +112,15 @@ class LancedbGallery(EngineGallery):
     def _hits(self, queries: NDArray[np.float32], k: int, filters: Filters, native: Native) -> list[Hits]:
         if self.index and not self._indexed:
             self.table.create_index(
-                metric="cosine", vector_column_name=self.fields.vector, index_type=self.index, **self.index_options
+                metric="cosine",
+                vector_column_name=self.fields.vector,
+                index_type=self.index,
+                **self.index_options,
             )
             self._indexed = True
-        query = self.table.search(queries, vector_column_name=self.fields.vector).distance_type(self.fields.metric)
+        query = self.table.search(queries, vector_column_name=self.fields.vector).distance_type(
+            self.fields.metric
+        )
         query = query.limit(k).select([*self._columns(), "_distance"])
         chosen = _sql(filters, native.get("filter"))
         if chosen:
@@ -114,7 +133,9 @@ class LancedbGallery(EngineGallery):
             return [hits]
         ends = np.searchsorted(found["query_index"].to_numpy(), np.arange(len(queries) + 1))
         parts = [slice(start, end) for start, end in pairwise(ends)]
-        return [Hits(hits.ids[p], hits.vectors[p], None if hits.labels is None else hits.labels[p]) for p in parts]
+        return [
+            Hits(hits.ids[p], hits.vectors[p], None if hits.labels is None else hits.labels[p]) for p in parts
+        ]
 
     def _columns(self) -> list[str]:
         label = [self.fields.label] if self.fields.label in self.table.schema.names else []
@@ -159,7 +180,8 @@ def _sql(filters: Filters, native: str | None = None) -> str:
     parts = [] if native is None else [f"({native})"]
     for name, values in filters:
         literals = [
-            "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower() for value in values
+            "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()
+            for value in values
         ]
         parts.append(f"`{name}` IN ({', '.join(literals)})")
     return " AND ".join(parts)

@@ -55,13 +55,15 @@ class MilvusGallery(EngineGallery):
         described = self.client.describe_collection(name, timeout=SECONDS)
         fields = {field["name"]: field for field in described["fields"]}
         types = self._milvus.DataType
-        kind_of = dict.fromkeys((types.INT8, types.INT16, types.INT32, types.INT64, types.FLOAT, types.DOUBLE), "number")
+        kind_of = dict.fromkeys(
+            (types.INT8, types.INT16, types.INT32, types.INT64, types.FLOAT, types.DOUBLE), "number"
+        )
         kind_of |= {types.VARCHAR: "text", types.BOOL: "bool"}
         kinds = {field: kind_of[value["type"]] for field, value in fields.items() if value["type"] in kind_of}
         if not fields.get(self.fields.id, {}).get("is_primary") or self.fields.vector not in fields:
             raise WrongFieldError(
-                f"id is {self.fields.id!r}, vector is {self.fields.vector!r}: {name!r} has {sorted(fields)}, and ids are "
-                "its primary key"
+                f"id is {self.fields.id!r}, vector is {self.fields.vector!r}: {name!r} has {sorted(fields)}, and "
+                "ids are its primary key"
             )
         self._labelled = self.fields.label in kinds
         index = self.client.describe_index(name, self.fields.vector, timeout=SECONDS)
@@ -80,7 +82,9 @@ class MilvusGallery(EngineGallery):
         types, client = self._milvus.DataType, self._milvus.MilvusClient
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
 
-        def add(name: str, kind: str, whole: Any = types.INT64, longest: int = LONGEST_TEXT, **more: Any) -> None:
+        def add(
+            name: str, kind: str, whole: Any = types.INT64, longest: int = LONGEST_TEXT, **more: Any
+        ) -> None:
             if kind == "text":
                 schema.add_field(name, types.VARCHAR, max_length=longest, **more)
             else:
@@ -96,7 +100,9 @@ class MilvusGallery(EngineGallery):
         params: dict[str, Any] = dict(self.index_options)
         if self._in_file and params:  # milvus-lite reads them from "params", pymilvus sends them one by one
             params |= {"params": json.dumps(params)}
-        indexes.add_index(self.fields.vector, metric_type="COSINE", index_type=self.index or "FLAT", params=params)
+        indexes.add_index(
+            self.fields.vector, metric_type="COSINE", index_type=self.index or "FLAT", params=params
+        )
         self.client.create_collection(
             self.fields.name, schema=schema, index_params=indexes, consistency_level="Strong", timeout=SECONDS
         )
@@ -106,7 +112,9 @@ class MilvusGallery(EngineGallery):
         super()._check_kinds(items)
         for id_ in items.ids.tolist() if items.kinds.ids == "text" else ():
             if '"' in id_ or "\\" in id_:
-                raise ValueError(f"ids has {id_!r}: Milvus takes texts without quotation marks and backslashes")
+                raise ValueError(
+                    f"ids has {id_!r}: Milvus takes texts without quotation marks and backslashes"
+                )
 
     def _put(self, batch: Batch) -> None:
         columns = {_field(name): values for name, values in batch.columns.items()}
@@ -135,7 +143,10 @@ class MilvusGallery(EngineGallery):
             search_params={"params": {**depth, **options}},
             timeout=SECONDS,
         )
-        return [self._as_hits([{**hit["entity"], self.fields.id: hit[self.fields.id]} for hit in hits]) for hits in found]
+        return [
+            self._as_hits([{**hit["entity"], self.fields.id: hit[self.fields.id]} for hit in hits])
+            for hits in found
+        ]
 
     def _columns(self) -> list[str]:
         return [self.fields.id, self.fields.vector, *([self.fields.label] if self._labelled else [])]
@@ -168,7 +179,6 @@ class MilvusGallery(EngineGallery):
         finally:
             iterator.close()
         return self._as_hits(rows)
-
 
     def _count(self, filters: Filters) -> int:
         found = self.client.query(

@@ -86,7 +86,9 @@ class PgvectorGallery(EngineGallery):
         for name, kinds in needed if self.fields.label in self._types else needed[:1]:
             kind = KIND_OF.get(self._types.get(name, ""))
             if kind not in kinds or (kind == "number" and self._types[name] not in WHOLE):
-                raise WrongFieldError(f"{self.fields.name!r} has no column {name!r} of texts or whole numbers: {columns}")
+                raise WrongFieldError(
+                    f"{self.fields.name!r} has no column {name!r} of texts or whole numbers: {columns}"
+                )
         dims = [dim for name, kind, dim in columns if name == self.fields.vector and kind == "vector"]
         if not dims:
             raise WrongFieldError(f"vector is {self.fields.vector!r}: {self.fields.name!r} has {self._types}")
@@ -95,14 +97,19 @@ class PgvectorGallery(EngineGallery):
         metrics = [METRIC_OF.get(row[0], row[0]) for row in self._rows(INDEXES, [table])]
         self._indexed = bool(metrics)
         own = (self.fields.id, self.fields.label, self.fields.vector)
-        others = {name: KIND_OF[kind] for name, kind in self._types.items() if name not in own and kind in KIND_OF}
+        others = {
+            name: KIND_OF[kind] for name, kind in self._types.items() if name not in own and kind in KIND_OF
+        }
         label = KIND_OF[self._types[self.fields.label]] if self.fields.label in self._types else None
         metric = self.fields.metric if self.fields.metric in metrics or not metrics else metrics[0]
         return Description(dims[0], metric, Kinds(KIND_OF[self._types[self.fields.id]], label, others))
 
     def _create(self, dim: int, kinds: Kinds) -> None:
         whole = {"number": "bigint", "text": "text"}
-        columns = {self.fields.id: f"{whole[kinds.ids]} PRIMARY KEY", self.fields.vector: f"vector({dim:d}) NOT NULL"}
+        columns = {
+            self.fields.id: f"{whole[kinds.ids]} PRIMARY KEY",
+            self.fields.vector: f"vector({dim:d}) NOT NULL",
+        }
         if kinds.labels is not None:
             columns[self.fields.label] = f"{whole[kinds.labels]} NOT NULL"
         columns |= {name: f"{TYPE_OF[kind]} NOT NULL" for name, kind in kinds.columns.items()}
@@ -126,7 +133,8 @@ class PgvectorGallery(EngineGallery):
                 self._sql("{} " + kind).format(name) for name, kind in zip(names, kinds.values(), strict=True)
             ),
             "cast": self._sql(", ").join(
-                self._sql("{}::" + self._types[column]).format(name) for name, column in zip(names, kinds, strict=True)
+                self._sql("{}::" + self._types[column]).format(name)
+                for name, column in zip(names, kinds, strict=True)
             ),
             "set": self._sql(", ").join(self._sql("{0} = EXCLUDED.{0}").format(name) for name in names),
         }
@@ -137,7 +145,9 @@ class PgvectorGallery(EngineGallery):
 
         with connection.transaction():
             connection.execute(statement("CREATE TEMP TABLE incoming ({new}) ON COMMIT DROP"))
-            with connection.cursor().copy(statement("COPY pg_temp.incoming FROM STDIN (FORMAT BINARY)")) as copy:
+            with connection.cursor().copy(
+                statement("COPY pg_temp.incoming FROM STDIN (FORMAT BINARY)")
+            ) as copy:
                 copy.set_types(["bytea" if kind == "vector" else kind for kind in kinds.values()])
                 for row in zip(*values, strict=True):
                     copy.write_row(row)
@@ -158,11 +168,15 @@ class PgvectorGallery(EngineGallery):
         hits = self._found(queries, k, filters, native, exact=False)
         short = [row for row, hit in enumerate(hits) if len(hit.ids) < k]
         if self._indexed and short:  # an index stops after its candidates, of which few may pass the filter
-            for row, hit in zip(short, self._found(queries[short], k, filters, native, exact=True), strict=True):
+            for row, hit in zip(
+                short, self._found(queries[short], k, filters, native, exact=True), strict=True
+            ):
                 hits[row] = hit
         return hits
 
-    def _found(self, queries: NDArray[np.float32], k: int, filters: Filters, native: Native, exact: bool) -> list[Hits]:
+    def _found(
+        self, queries: NDArray[np.float32], k: int, filters: Filters, native: Native, exact: bool
+    ) -> list[Hits]:
         settings = {"hnsw.ef_search": min(max(2 * k, 100), MOST_CANDIDATES), "ivfflat.probes": 16}
         settings |= {name: value for name, value in native.items() if name != "filter"}
         settings |= {"enable_indexscan": "off" if exact else "on"}
@@ -186,7 +200,9 @@ class PgvectorGallery(EngineGallery):
         if self.index == "ivfflat":
             options = {"lists": max(1, self._count([]) // ROWS_PER_LIST), **options}
         given = ", ".join(f"{name} = {value}" for name, value in options.items())
-        text = "CREATE INDEX ON {table} USING {kind} ({vector} vector_cosine_ops)" + (f" WITH ({given})" if given else "")
+        text = "CREATE INDEX ON {table} USING {kind} ({vector} vector_cosine_ops)" + (
+            f" WITH ({given})" if given else ""
+        )
         self._connection().execute(self._sql(text).format(**self._names, kind=self._identifier(self.index)))
         self._indexed = True
 
@@ -196,7 +212,9 @@ class PgvectorGallery(EngineGallery):
         return Hits([row[0] for row in rows], vectors, labels)
 
     def _id(self) -> Any:
-        return self._sql("{}::text" if self._types[self.fields.id] == "uuid" else "{}").format(self._names["id"])
+        return self._sql("{}::text" if self._types[self.fields.id] == "uuid" else "{}").format(
+            self._names["id"]
+        )
 
     def _columns(self) -> Any:
         label = "{label}" if self.fields.label in self._types else "NULL"
@@ -206,7 +224,9 @@ class PgvectorGallery(EngineGallery):
         """Return the type of lists of values of a column."""
         return ("bigint" if self._types[name] in WHOLE else self._types[name]) + "[]"
 
-    def _where(self, filters: Filters, native: Any = None, among: list[Any] | None = None) -> tuple[Any, list[Any]]:
+    def _where(
+        self, filters: Filters, native: Any = None, among: list[Any] | None = None
+    ) -> tuple[Any, list[Any]]:
         parts, given = [], []
         for name, values in [*filters, *([(self.fields.id, among)] if among is not None else [])]:
             kind = COPIED_AS.get(self._types[name], "text")
@@ -220,7 +240,9 @@ class PgvectorGallery(EngineGallery):
     def _read(self, filters: Filters, among: list[Any] | None, vectors: bool) -> Hits:
         where, values = self._where(filters, among=among)
         columns = self._columns() if vectors else self._sql("{}, NULL, NULL").format(self._id())
-        return self._as_hits(self._rows("SELECT {columns} FROM {table} {where}", values, where=where, columns=columns))
+        return self._as_hits(
+            self._rows("SELECT {columns} FROM {table} {where}", values, where=where, columns=columns)
+        )
 
     def _count(self, filters: Filters) -> int:
         where, values = self._where(filters)

@@ -112,7 +112,10 @@ class QdrantGallery(EngineGallery):
         return [self._as_hits(response.points) for response in responses]
 
     def _as_hits(self, points: list[Any]) -> Hits:
-        vectors = [point.vector.get(self._vector) if self._vector and point.vector else point.vector for point in points]
+        vectors = [
+            point.vector.get(self._vector) if self._vector and point.vector else point.vector
+            for point in points
+        ]
         labels = [(point.payload or {}).get(self.fields.label) for point in points]
         return Hits([self._id_of(point) for point in points], vectors, labels)
 
@@ -123,7 +126,9 @@ class QdrantGallery(EngineGallery):
         """Return how points of some ids are called; those of somebody else's collection are looked up."""
         if not self._foreign:
             return [_point(id_) for id_ in ids]
-        there = {self._id_of(point): point.id for point in self._scroll(self._filter([(self.fields.id, ids)]))}
+        there = {
+            self._id_of(point): point.id for point in self._scroll(self._filter([(self.fields.id, ids)]))
+        }
         return [there.get(id_, _point(id_)) for id_ in ids]
 
     def _filter(self, filters: Filters, native: Any = None, points: list[Any] | None = None) -> Any:
@@ -167,7 +172,9 @@ class QdrantGallery(EngineGallery):
 
     def _count(self, filters: Filters) -> int:
         with self._turn:
-            return int(self.client.count(self.fields.name, count_filter=self._filter(filters), exact=True).count)
+            return int(
+                self.client.count(self.fields.name, count_filter=self._filter(filters), exact=True).count
+            )
 
     def close(self) -> None:
         """Close the client; a folder of the local mode can then be opened again."""
