@@ -6,8 +6,6 @@ import ctypes
 import gc
 import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -91,30 +89,11 @@ def environment() -> dict[str, Any]:
     return machine()
 
 
-def origin(package: str = "benchmarks") -> dict[str, str]:
-    """The command that is running, a module of ``package``, without its folders, and the commit of the sources."""
-    module = Path(sys.argv[0]).stem
-    arguments = [Path(argument).name if "/" in argument else argument for argument in sys.argv[1:]]
-    command = " ".join(["python", "-m", f"{package}.{module}", *arguments])
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
-    commit = subprocess.run(
-        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    changes = [
-        *git,
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-        "--",
-        "../hessians",
-        "../laplacian_metric",
-        "../experiments",
-        ".",
-    ]
-    changed = subprocess.run(changes, capture_output=True, text=True, check=False)
-    if commit.returncode:
-        return {"command": command, "commit": "unknown"}
-    return {"command": command, "commit": commit.stdout.strip() + (" with changes" if changed.stdout else "")}
+def origin() -> dict[str, str]:
+    """Return the command that is running, without its folders, and the commit of the sources."""
+    from experiments.harness import provenance
+
+    return {"command": provenance.command(), "commit": provenance.commit()}
 
 
 def mebibytes(size: int | None) -> float | None:
@@ -132,22 +111,18 @@ def show(title: str, rows: Sequence[Row]) -> None:
     Console().print(table)
 
 
-def report(
-    title: str, rows: Sequence[Row], out: Path | None, name: str, note: str = "", package: str = "benchmarks"
-) -> None:
+def report(title: str, rows: Sequence[Row], out: Path | None, name: str, note: str = "") -> None:
     """Print the rows as a table and, where there is a folder ``out``, write them there; see `save`."""
     show(title, rows)
     if out is not None:
-        for path in save(out, name, title, rows, note, package):
+        for path in save(out, name, title, rows, note):
             Console().print(f"written: {path}")
 
 
-def save(
-    out: Path, name: str, title: str, rows: Sequence[Row], note: str = "", package: str = "benchmarks"
-) -> list[Path]:
+def save(out: Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> list[Path]:
     """Write the rows as ``name.json`` (with the environment) and ``name.md`` into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    provenance = origin(package)
+    provenance = origin()
     record = {"title": title, **provenance, "environment": environment(), "rows": [dict(row) for row in rows]}
     header = list(rows[0])
     described = ", ".join(f"{key} {value}" for key, value in environment().items() if value is not None)

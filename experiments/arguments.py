@@ -1,4 +1,4 @@
-"""What commands that look further than result files are asked for: where things are, and which cells and seeds."""
+"""The command lines of the experiments: where data, networks, results and tables are, and which cells are wanted."""
 
 from __future__ import annotations
 
@@ -8,27 +8,54 @@ from pathlib import Path
 
 import torch
 
-from experiments.refusal.embedded import is_trained
-from experiments.run import CELLS
-from experiments.harness.results import read_results
+HERE = Path(__file__).resolve().parent
+CELLS = HERE / "cells"
 
 
-def add_places(parser: argparse.ArgumentParser, described: Path) -> None:
-    """The options that say where data, networks, results and cells are, and which seeds are wanted."""
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder with the networks of experiments.run"
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help shows a module's description as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=Path("figures/results"))
-    parser.add_argument("--out", type=Path, default=Path("figures"))
-    parser.add_argument("--described", type=Path, default=described)
-    parser.add_argument("--cells-dir", type=Path, default=CELLS)
-    parser.add_argument("--seeds", type=int, nargs="+", help="only these")
-    parser.add_argument("--trained", action="store_true", help="only cells whose networks are in WORK")
+
+
+def folders(
+    description: str | None, required: Iterable[str] = ("--data", "--cache", "--out")
+) -> argparse.ArgumentParser:
+    """Return a parser of folders, all of which are needed."""
+    command = parser(description)
+    for option in required:
+        command.add_argument(option, type=Path, required=True)
+    return command
+
+
+def result_folders(command: argparse.ArgumentParser) -> None:
+    """Add where results, descriptions of tables and published numbers are, and where output goes."""
+    command.add_argument("--results", type=Path, default=Path("figures/results"), help="folder of results")
+    command.add_argument("--out", type=Path, default=Path("figures"), help="folder of figures")
+    command.add_argument(
+        "--tables", type=Path, default=HERE / "tables.yaml", help="what goes into each table"
+    )
+    command.add_argument("--published", type=Path, default=HERE / "published_numbers.yaml")
+
+
+def add_places(command: argparse.ArgumentParser, described: Path) -> None:
+    """Add where data, networks, results and cells are, and which seeds are wanted."""
+    command.add_argument("--data", type=Path, help="folder of the data sets")
+    command.add_argument("--work", type=Path, required=True, help="folder with the networks of cells")
+    command.add_argument("--results", type=Path, default=Path("figures/results"))
+    command.add_argument("--out", type=Path, default=Path("figures"))
+    command.add_argument("--described", type=Path, default=described)
+    command.add_argument("--cells-dir", type=Path, default=CELLS)
+    command.add_argument("--seeds", type=int, nargs="+", help="only these")
+    command.add_argument("--trained", action="store_true", help="only cells whose networks are in WORK")
 
 
 def done(options: argparse.Namespace) -> set[tuple[str, int]]:
-    """The cells and seeds that have a result, and are wanted."""
+    """Return the cells and seeds that have a result, and are wanted."""
+    from experiments.harness.cell_fitting import is_trained
+    from experiments.harness.results import read_results
+
     finished = {
         (result.cell, result.seed)
         for result in read_results(options.results)
@@ -37,16 +64,6 @@ def done(options: argparse.Namespace) -> set[tuple[str, int]]:
     if not options.trained:
         return finished
     return {one for one in finished if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
-
-
-def folders(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the folders of data, of what is computed once, and of results, all of which are needed."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--data", "--cache", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    return parser
 
 
 def run_or_table(
@@ -59,22 +76,20 @@ def run_or_table(
     ``run`` takes the folders of data, features and results and yields the name of whatever it has finished; ``table``
     takes the last of them and returns what it wrote.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("--data", type=Path, help="folder of the data sets")
-    parser.add_argument(
+    command = parser(description)
+    command.add_argument("action", choices=["run", "table"])
+    command.add_argument("--data", type=Path, help="folder of the data sets")
+    command.add_argument(
         "--cache", type=Path, help="folder of features, that of experiments.trust if there is one"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of results and tables")
-    options = parser.parse_args()
+    command.add_argument("--out", type=Path, required=True, help="folder of results and tables")
+    options = command.parse_args()
     if options.action == "table":
         for path in table(options.out):
             print(f"written: {path}")
         return
     if options.cache is None or options.data is None:
-        parser.error("run needs --data and --cache")
+        command.error("run needs --data and --cache")
     torch.set_num_threads(1)
     for name in run(options.data, options.cache, options.out):
         print(f"finished: {name}", flush=True)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
-from experiments.run import CELLS
 from experiments import harness as runs
+from experiments.arguments import CELLS
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.vmf import projected
 
@@ -95,7 +95,7 @@ def main() -> None:
         f"Standard errors are of R, against {DRAWS:,} independent draws for every image: a root mean square of 1 is "
         "Monte Carlo error and nothing else; the largest of 10,000 is about 4 then."
     )
-    save(options.out, "kappa_check", title, rows, note, package="experiments")
+    save(options.out, "kappa_check", title, rows, note)
 
 
 if __name__ == "__main__":

@@ -358,7 +358,7 @@ def table(root: Path, cache: Path, out: Path, resamples: int = 300) -> list[Path
         ".29 and .68, HIB .28 and .69, ELK .14 and .51, MCInfoNCE on majority labels .24 and .64."
     )
     show(TITLE, rows)
-    return save(out, "cifar10h", TITLE, rows, note, package="experiments")
+    return save(out, "cifar10h", TITLE, rows, note)
 
 
 def main() -> None:

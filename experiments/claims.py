@@ -19,10 +19,10 @@ import numpy as np
 import yaml
 
 from experiments.critical_differences import RIVALS
+from experiments.harness.results import OWN, Result, read_results
+from experiments.harness.tables.table_columns import find
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
-from experiments.harness.tables.table_columns import find
-from experiments.harness.results import OWN, Result, read_results
 
 HERE = Path(__file__).resolve().parent
 Pairs = tuple[list[float], list[float], str]  # both sides, one number for each of what they are paired by

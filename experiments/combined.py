@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
+from experiments import harness as runs
 from experiments.arguments import add_places, done
 from experiments.corruptions import HIDING, corrupt
 from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
-from experiments.harness.tables.curves import band
+from experiments.harness.tables.panels import GRID, band, panels, shared_legend
 from experiments.harness.tables.seeds import spread as spread_of
-from experiments.harness.tables.styles import GRID, panels, shared_legend
-from laplacian_metric import metrics, runs
+from laplacian_metric import metrics
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.dataset import Dataset
@@ -255,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
     )
     show(TITLE, rows)
-    save(options.out, "combined", TITLE, rows, note, package="experiments")
+    save(options.out, "combined", TITLE, rows, note)
     folder = options.out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "combined.png") as temporary:

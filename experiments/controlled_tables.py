@@ -82,10 +82,8 @@ def table(out: Path) -> list[Path]:
         information.append({"D": dim} | dict(zip(names, informations(out, cells), strict=True)))
     show(INFORMATION, information)
     return [
-        *save(out, "controlled", TITLE, rows, note, package="experiments"),
-        *save(
-            out, "controlled_information", INFORMATION, information, INFORMATION_NOTE, package="experiments"
-        ),
+        *save(out, "controlled", TITLE, rows, note),
+        *save(out, "controlled_information", INFORMATION, information, INFORMATION_NOTE),
         draw(out),
     ]
 

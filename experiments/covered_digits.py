@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import save, show
-from experiments.tables import HERE
-from laplacian_metric.data import load
-from experiments.sets.n_digit_mnist import class_numbers
-from laplacian_metric.metrics.verification import pair_average_precision
+from experiments.arguments import HERE
 from experiments.harness.tables.descriptions import PublishedTable, read_published
+from experiments.sets.n_digit_mnist import class_numbers
+from laplacian_metric.data import load
+from laplacian_metric.metrics.verification import pair_average_precision
 from laplacian_metric.training.pair_streams import balanced_pairs
 
 SIDE = 28
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "error. The paper's are the greatest of its Tables 1 and 4, whose corrupt images have, by its appendix A, a "
         "square on every digit."
     )
-    save(options.out, "covered_digits", title, rows, note, package="experiments")
+    save(options.out, "covered_digits", title, rows, note)
 
 
 if __name__ == "__main__":

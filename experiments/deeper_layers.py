@@ -206,7 +206,7 @@ def main() -> None:
         joint=JOINT,
         draws=DRAWS,
     )
-    written, _ = save(options.out, "deeper_layers", TITLE, rows, note, package="experiments")
+    written, _ = save(options.out, "deeper_layers", TITLE, rows, note)
     record = json.loads(written.read_text(encoding="utf-8"))
     write_text(written, json.dumps(record | {"cells": measured_cells}, indent=2) + "\n")
 

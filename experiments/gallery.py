@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import origin, save, write_text
-from experiments.arguments import run_or_table
-from experiments.run import CELLS
-from experiments.tables import HERE
 from experiments import harness as runs
-from laplacian_metric.metrics.ranking import map_at_k
+from experiments.arguments import CELLS, HERE, run_or_table
 from experiments.harness.tables.descriptions import read_published
 from experiments.harness.tables.seeds import spread
+from laplacian_metric.metrics.ranking import map_at_k
 
 NAME = "gallery"
 KS = (1, 5, 10)
@@ -72,7 +70,7 @@ def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
             for name in ("test", "train"):
                 images = fitted.sets[name]
                 parts += [fitted.embedder.embed(images).point.cpu(), images.known_labels(by_class=False)]
-            result = {"cell": cell, "seed": seed, **origin("experiments"), "precisions": precisions(*parts)}
+            result = {"cell": cell, "seed": seed, **origin(), "precisions": precisions(*parts)}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(result, indent=2) + "\n")
             yield path.stem
@@ -100,7 +98,7 @@ def table(out: Path) -> list[Path]:
                 "seeds": "-",
             }
         )
-    return save(out, NAME, TITLE, rows, NOTE, "experiments")
+    return save(out, NAME, TITLE, rows, NOTE)
 
 
 def _row(cell: str, gallery: str, of_cell: list[dict[str, dict[str, float]]]) -> dict[str, Any]:

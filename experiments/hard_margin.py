@@ -1,20 +1,20 @@
 """The contrastive loss with a hard margin, of points off the sphere: the other baseline of the HIB paper (appendix B).
 
-Importing this makes the method "hard-margin" known to cells; `python -m experiments.run` imports it.
+Importing this makes the method "hard-margin" known to cells; `experiments.harness` imports it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from hessians import Pairs
 from laplacian_metric import methods
 from laplacian_metric.core.method import Learner, Setup, only
+from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import Balance, distances_of
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveLearner
@@ -34,14 +34,8 @@ class HardMargin(SoftContrastive):
     name: ClassVar[str] = "hard-margin"
 
     normalize: bool = False
-    margin: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.margin < math.inf:
-            raise ValueError(f"margin is {self.margin}, a positive finite number is needed")
-        if self.balance is not Balance.TYPES:
-            raise ValueError(f"balance is {self.balance.value!r}: the hard margin averages over 'types'")
+    balance: Literal[Balance.TYPES] = Balance.TYPES
+    margin: Positive = 1.0
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return HardMarginLearner(self, only(encoders, self.name), setup)

@@ -265,7 +265,7 @@ def table(out: Path) -> list[Path]:
             row["sharpness"] = " ".join(f"{one['sharpness']:g}" for one in own if "sharpness" in one) or None
             rows.append(row)
     show(TITLE, rows)
-    return save(out, "nonisotropy", TITLE, rows, NOTE, package="experiments")
+    return save(out, "nonisotropy", TITLE, rows, NOTE)
 
 
 def main() -> None:

@@ -136,7 +136,7 @@ def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any
         "seed": seed,
         "best_epoch": trained.best_epoch,
         "seconds": round(trained.seconds, 1),
-        **origin("experiments"),
+        **origin(),
         "untrained": before,
         "centres": after,
     }
@@ -183,7 +183,7 @@ def table(out: Path) -> list[Path]:
     }
     rows = [_row(method, lines[method], counts[method]) for method in lines if lines[method]]
     rows.append(_difference(counts))
-    written = save(out, NAME, TITLE, rows, NOTE.format(epochs=OPTIONS.epochs), "experiments")
+    written = save(out, NAME, TITLE, rows, NOTE.format(epochs=OPTIONS.epochs))
     path = out / "plots" / f"{NAME}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:

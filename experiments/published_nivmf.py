@@ -89,7 +89,7 @@ def main() -> None:
                 published, exact = log_masses(dim, kt, sigma)
                 rows.append({"D": dim, "kt": kt, "sigma": sigma, "published": published, "exact": exact})
     show(TITLE, rows)
-    save(out, "nivmf_mass", TITLE, rows, NOTE, package="experiments")
+    save(out, "nivmf_mass", TITLE, rows, NOTE)
 
 
 if __name__ == "__main__":

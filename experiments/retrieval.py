@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"retrieval_{name}: no result that is asked for has what it shows, left out")
             continue
         show(TITLES[name], table_rows)
-        save(options.out, f"retrieval_{name}", TITLES[name], table_rows, NOTES[name], package="experiments")
+        save(options.out, f"retrieval_{name}", TITLES[name], table_rows, NOTES[name])
     folder = options.out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in (

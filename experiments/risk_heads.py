@@ -269,7 +269,6 @@ def main() -> None:
         TITLE,
         [{name: value for name, value in row.items() if name != "seed 0"} for row in table],
         NOTE,
-        package="experiments",
     ):
         print(f"written: {path}")
 

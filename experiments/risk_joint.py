@@ -120,7 +120,7 @@ def main() -> None:
             runs.append(run(name == "stop-gradient", seed, sets, options.work))
             print(name, seed, runs[-1], flush=True)
     rows = table(results)
-    report(TITLE, rows, options.out, "risk_joint", NOTE, package="experiments")
+    report(TITLE, rows, options.out, "risk_joint", NOTE)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def main() -> None:
         f"{options.draws:,} draws, the largest of {options.sets} random triplets; errors are against the exact "
         f"probability, by Imhof's integral, of {options.exact_sets} random triplets."
     )
-    save(options.out, "triplet_tail", title, rows, note, package="experiments")
+    save(options.out, "triplet_tail", title, rows, note)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m experiments.url_small --benchmark url-small --data data --out figures
 
-reads the folder that `lam benchmark --suite url-small --out url-small` keeps. What was not run says so.
+reads the folder that `python -m experiments.harness suite --out url-small` keeps. What was not run says so.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.url_small_figures import questions, riskiest, uncertain_map
+from experiments.harness.suites import Benchmark, Row, load, rows
+from experiments.harness.suites.judging import GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST
+from experiments.harness.suites.leaderboard import first_of, frame, shown, track_text
+from experiments.harness.suites.running import V1, V2
+from experiments.harness.tables.table_text import plain_table
+from experiments.url_small_figures import questions, riskiest, scatter
 from experiments.url_small_questions import (
     RECALL,
     across_models,
@@ -24,19 +29,12 @@ from experiments.url_small_questions import (
     caching,
     caching_seconds,
     compared,
-    first_of,
     many_shot,
     mean_of,
     safe,
 )
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN
-from experiments.harness.tables.leaderboard import scatter, shown
-from experiments.harness.suites import Benchmark, Row, as_csv, load, rows
-from experiments.harness.suites.judging import GALLERY, GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST
-from experiments.harness.suites.leaderboard import NOT_RUN
-from experiments.harness.suites.measuring import BESIDE
-from experiments.harness.suites.running import V1, V2
 
 DIGITS = 4
 PAIRS = (  # first entry and score, second entry and score
@@ -52,78 +50,6 @@ PAIRS = (  # first entry and score, second entry and score
     ("joint-risk", RECALL, "joint-risk-stopped", RECALL),
 )
 JOINT = f"joint-risk: {RECALL} less joint-risk-stopped: {RECALL}"
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    parts = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return "\n".join([*parts, *("| " + " | ".join(line) + " |" for line in lines)]) + "\n"
-
-
-def of_group(listed: Sequence[Row], group: str) -> str:
-    """Return the table of one group of scores, the best R-AUROC on the main set first."""
-    chosen = [row for row in listed if row.group == group and row.seeds]
-    chosen.sort(key=lambda row: -first_of(row.r_auroc))
-    sets = list(chosen[0].recall) if chosen else []
-    header = [
-        "method",
-        "score",
-        "seeds",
-        "R@1",
-        *(f"R-AUROC {name}" for name in sets),
-        "interval",
-        "rank",
-        "within",
-    ]
-    header += ["nAUSC", "unseen/seen", "crops", "corrupted", "people", "ms"]
-    lines = []
-    for row in chosen:
-        values = [shown(row.r_auroc[name]) for name in sets]
-        values[0] += "" if math.isnan(row.spread) else f" ± {shown(row.spread)}"
-        ends = "–" if math.isnan(row.low) else f"{shown(row.low)} to {shown(row.high)}"
-        numbers = (row.within, row.nausc, row.unseen, row.crop, row.corruption, row.people)
-        score = row.score + (" (labels)" if row.labels else "")
-        lines.append(
-            [
-                *(
-                    row.title,
-                    score,
-                    str(row.seeds),
-                    shown(first_of(row.recall)),
-                    *values,
-                    ends,
-                    shown(row.rank, 1),
-                ),
-                *(*map(shown, numbers), shown(row.milliseconds, 1)),
-            ]
-        )
-    return table(header, lines)
-
-
-def choices(content: Mapping[str, Any], first: Sequence[Row], second: Sequence[Row]) -> str:
-    """Return the table of what chose the settings."""
-    others = {row.entry: row for row in second if row.group == IMAGE}
-    lines = []
-    for row in first:
-        if row.group != IMAGE or not row.seeds:
-            continue
-        settings, other = content["entries"][row.entry]["settings"], others[row.entry]
-        lines.append(
-            [
-                row.title,
-                _options(settings[row.setting]),
-                shown(first_of(row.r_auroc)),
-                _options(settings[other.setting]),
-                shown(first_of(other.r_auroc)),
-                row.note or "–",
-            ]
-        )
-    return table(["method", "setting by V1", "R-AUROC", "by V2", "R-AUROC (one seed)", "remark"], lines)
-
-
-def _options(setting: Mapping[str, Any]) -> str:
-    sections = setting["options"].values()
-    return ", ".join(f"{key} {value}" for section in sections for key, value in section.items()) or "–"
 
 
 def acceptance(listed: Sequence[Row], pairs: Mapping[str, Any], ceiling: Sequence[float]) -> list[list[str]]:
@@ -178,37 +104,30 @@ def text_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> tuple[str
     """Return the tables and answers of one track in Markdown, and what else was computed for them."""
     content = results["tracks"][track]
     first = [row for row in rows(results, "V1") if row.track == track]
-    second = [row for row in rows(results, "V2") if row.track == track]
     pairs = {
         f"{a}: {b} less {c}: {d}": compared(run, track, content["entries"], (a, b, c, d))
         for a, b, c, d in PAIRS
     }
-    missing = [row.title for row in first if row.note == NOT_RUN]
     ceiling = many_shot(run, track, run.suite.seeds) if run.suite.tracks[track].network.frozen else []
-    parts = [f"# {content['title']}\n", f"Suite {results['suite']}, version {results['version']}.\n"]
-    if missing:
-        parts.append(f"Not run: {', '.join(missing)}.\n")
-    for group in (IMAGE, BESIDE, GALLERY):
-        parts += [f"## {group.capitalize()}\n", of_group(first, group)]
-    parts += ["## What chose the settings\n", choices(content, first, second)]
+    parts = track_text(results, track)
     header = ["expected", "measured", "so"]
-    parts += ["## Expected and measured\n", table(header, acceptance(first, pairs, ceiling))]
+    parts += ["## Expected and measured\n", plain_table(header, acceptance(first, pairs, ceiling))]
     lines = [
         [name, "–" if one is None else _interval(one), "–" if one is None else str(one["seeds"])]
         for name, one in pairs.items()
     ]
     parts += [
         "## Differences over the same draws of classes: R-AUROC, or R@1 where it says so\n",
-        table(["first less second", "difference", "seeds"], lines),
+        plain_table(["first less second", "difference", "seeds"], lines),
     ]
     header = ["column", "rank correlation with R-AUROC on the main set", "p", "scores"]
-    parts += ["## Does R-AUROC rank scores as other columns do?\n", table(header, across_models(first))]
+    parts += ["## Does R-AUROC rank scores as other columns do?\n", plain_table(header, across_models(first))]
     levels = list(map(str, run.suite.tracks[track].strengths))
     parts += ["## Corruptions of growing strength, and unseen against seen classes\n"]
-    parts += [table(["method", *levels, "unseen/seen"], by_strength(content))]
+    parts += [plain_table(["method", *levels, "unseen/seen"], by_strength(content))]
     header = ["method", "score", "all", "a tenth of queries rejected", "... at random"]
     header += ["a tenth of the gallery dropped", "both", "... at random"]
-    parts += ["## R@1 of safe retrieval\n", table(header, safe(content))]
+    parts += ["## R@1 of safe retrieval\n", plain_table(header, safe(content))]
     if ceiling:
         parts += [
             "## Many-shot ceiling\n",
@@ -230,20 +149,19 @@ def files_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> dict[str
     files: dict[str, str | bytes] = {
         f"tables/url_small_{name}.md": text,
         f"results/url_small/{name}.json": json.dumps(rounded(compact), separators=(",", ":")) + "\n",
-        f"results/url_small/{name}.csv": as_csv([*first, *second]),
-        f"plots/url_small_{name}.png": scatter(listed, f"{content['title']}: scores of the image alone").png,
+        f"results/url_small/{name}.csv": frame([*first, *second]).to_csv(index=False),
+        f"plots/url_small_{name}.png": scatter(listed),
         f"plots/url_small_{name}_questions.png": questions(first, content, seconds),
     }
-    for kind, draw in (("riskiest", riskiest), ("map", uncertain_map)):
-        if (drawn := draw(run, track, content["entries"])) is not None:
-            files[f"plots/url_small_{name}_{kind}.png"] = drawn
+    if (drawn := riskiest(run, track, content["entries"])) is not None:
+        files[f"plots/url_small_{name}_riskiest.png"] = drawn
     return files
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the compact results, the tables and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--benchmark", type=Path, required=True, help="folder of `lam benchmark`")
+    parser.add_argument("--benchmark", type=Path, required=True, help="folder of the suite")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--out", type=Path, required=True, help="folder of figures")
     options = parser.parse_args(arguments)

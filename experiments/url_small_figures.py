@@ -1,27 +1,24 @@
-"""Pictures of `url-small`: the questions of the URL papers, the riskiest images, and a map with uncertainties."""
+"""Pictures of `url-small`: scores over recall, the questions of the URL papers, and the riskiest images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from experiments.harness.suites import Benchmark, Row
-from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import GALLERY_DISTANCE, MATCH_RISK
+from experiments.harness.suites.leaderboard import first_of
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import V1
 from experiments.harness.suites.sets import UNSEEN
 from experiments.harness.tables.pictures import PictureRow, extreme_pictures
-from experiments.url_small_questions import RECALL, columns, first_of, safe_means, scores_of_part, strengths
+from experiments.url_small_questions import RECALL, columns, safe_means, scores_of_part, strengths
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.report.plots import COLOURS, MARKERS, as_png
-from laplacian_metric.report.tsne import tsne_plane
 
 Look = dict[str, Any]
 AXES = {
@@ -31,8 +28,8 @@ AXES = {
     "people": "Do people rank scores as errors do?",
     "unseen/seen": "Aleatoric or epistemic? Unseen against seen",
 }
-SHOWN, SHOWN_CLASSES, PER_CLASS = 10, 10, 40
-RISK_HEAD, BASE = "risk-head", "deterministic"
+SHOWN = 10
+RISK_HEAD = "risk-head"
 
 
 def questions(
@@ -148,13 +145,9 @@ def _labelled(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _chosen_scores(run: Benchmark, track: str, entries: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    return scores_of_part(run, track, entries, RISK_HEAD, run.suite.seeds[0])
-
-
 def riskiest(run: Benchmark, track: str, entries: Mapping[str, Any]) -> bytes | None:
     """Return the surest and the riskiest images of unseen classes by three scores; None without a risk head."""
-    scores = _chosen_scores(run, track, entries)
+    scores = scores_of_part(run, track, entries, RISK_HEAD, run.suite.seeds[0])
     if scores is None:
         return None
     images = run.sets[track].images(UNSEEN + run.sets[track].track.main)
@@ -167,37 +160,17 @@ def riskiest(run: Benchmark, track: str, entries: Mapping[str, Any]) -> bytes | 
     return extreme_pictures(lines, "Unseen classes: the surest (blue) and the riskiest (red) sketches")
 
 
-def uncertain_map(run: Benchmark, track: str, entries: Mapping[str, Any]) -> bytes | None:
-    """Return t-SNE of ten unseen classes; a point is the larger and the paler, the riskier the head says it is."""
-    scores = _chosen_scores(run, track, entries)
-    if scores is None:
-        return None
-    sets = run.sets[track]
-    images = sets[UNSEEN + sets.track.main]
-    setting = entries[BASE]["chosen"][V1]["setting"]
-    embedder = run.fitting.fit(Part(track, BASE, setting, run.suite.seeds[0])).embedder
-    labels = images.known_labels()
-    classes = torch.unique(labels)
-    taken = classes[torch.arange(SHOWN_CLASSES) * len(classes) // SHOWN_CLASSES]
-    rows = torch.cat([(labels == label).nonzero()[:PER_CLASS, 0] for label in taken])
-    plane = tsne_plane(embedder.embed(images.select(rows), progress=False).point)
-    order = torch.argsort(torch.argsort(scores[OWN][rows]))
-    share = (order.double() / max(1, len(rows) - 1)).numpy()
-    figure = Figure(figsize=(8.4, 5.6), dpi=110, layout="constrained")
+def scatter(listed: Sequence[Row]) -> bytes:
+    """Return a picture of R-AUROC over R@1 of the main set, one point for each row, with intervals over classes."""
+    figure = Figure(figsize=(8.4, 4.6), dpi=110, layout="constrained")
     axes = figure.add_subplot()
-    for number, label in enumerate(taken):
-        own = (labels[rows] == label).numpy()
-        rgba = np.tile(_rgb(COLOURS[number]), (int(own.sum()), 1))
-        rgba = np.concatenate([rgba, (0.9 - 0.75 * share[own])[:, None]], axis=1)
-        axes.scatter(plane[own, 0], plane[own, 1], s=8 + 90 * share[own], color=rgba, linewidths=0)
-        axes.plot([], [], "o", color=COLOURS[number], label=f"class {int(label)}")
-    axes.axis("off")
-    axes.set_title(
-        "Ten unseen classes: large and pale where the risk head expects wrong neighbours", fontsize=9
-    )
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    for number, row in enumerate(listed):
+        x, look = first_of(row.recall), _look(number)
+        axes.plot([x, x], [row.low, row.high], color=look["color"], linewidth=0.8, alpha=0.6)
+        label = row.title.replace("$", r"\$")
+        axes.plot(x, first_of(row.r_auroc), linestyle="", label=label, markersize=6, **look)
+    axes.axhline(0.5, color="#777777", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="R@1", ylabel="R-AUROC")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=7)
     return as_png(figure)
-
-
-def _rgb(colour: str) -> list[float]:
-    return [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]

@@ -2,7 +2,7 @@
 
     python -m experiments.url_small_match --benchmark url-small --data data --out figures
 
-reads the folder that `lam benchmark --suite url-small --out url-small` keeps, with the entry `risk-head`. The match
+reads the folder that `python -m experiments.harness suite --out url-small` keeps, with the entry `risk-head`. The match
 risk of the suite is a logistic of three numbers: the risk head's uncertainty, the distance to the nearest item, and the
 gap to the tenth. Further numbers, none of which needs a label in the gallery, are added one by one: always the one that
 is best on validation classes of the frozen track (five folds by class, mean over seeds), as long as it gains 0.002.
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.common import save, show
-from laplacian_metric.core.neighbours import log_distance
-from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.metrics import statistics
 from experiments.harness.suites import Benchmark, load
 from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import Searched, intervals, normal_rank
 from experiments.harness.suites.running import V1
 from experiments.harness.suites.sets import UNSEEN, VALIDATION
+from laplacian_metric.core.neighbours import log_distance
+from laplacian_metric.core.vector_search import Floats
+from laplacian_metric.metrics import statistics
 from laplacian_metric.trust.calibration import Logistic
 
 ENTRY, SELECTING = "risk-head", "frozen"
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--benchmark", type=Path, required=True, help="folder of `lam benchmark`")
+    parser.add_argument("--benchmark", type=Path, required=True, help="folder of the suite")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the table")
     options = parser.parse_args(arguments)
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     taken, tried = selected([validation for validation, _ in by_track[SELECTING]])
     rows = table(by_track, taken, tried)
     show(TITLE, rows)
-    save(options.out, "url_small_match", TITLE, rows, NOTE, package="experiments")
+    save(options.out, "url_small_match", TITLE, rows, NOTE)
 
 
 if __name__ == "__main__":

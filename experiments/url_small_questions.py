@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from experiments.harness.suites import Benchmark, Row
 from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import IMAGE, MATCH_RISK, TRUST, Searched
+from experiments.harness.suites.leaderboard import first_of, shown
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import PARTS, SCORES, V1, WORK
 from experiments.harness.suites.sets import TRAIN, UNSEEN, TrackSets
-from experiments.harness.tables.leaderboard import shown
 from experiments.harness.work import read_json, write_json
 from laplacian_metric.core import tensor_file
 from laplacian_metric.core.dataset import Dataset
@@ -218,10 +218,6 @@ def caching(sets: TrackSets, content: Mapping[str, Any]) -> str:
         f"a cache. The risk head's fit on cached features took {fit:.0f} s, so that the cache saves a factor of "
         f"{whole / first:.1f} with the first pass counted, and {whole / fit:.0f} for every further head.\n"
     )
-
-
-def first_of(values: Mapping[str, float]) -> float:
-    return next(iter(values.values()), math.nan)
 
 
 def mean_of(values: Iterable[float | None]) -> float:

@@ -178,7 +178,7 @@ def table(out: Path) -> list[Path]:
                 }
             )
     show(TITLE, rows)
-    return save(out, "vmf_losses", TITLE, rows, NOTE, package="experiments")
+    return save(out, "vmf_losses", TITLE, rows, NOTE)
 
 
 def main() -> None:

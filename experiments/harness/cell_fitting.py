@@ -11,11 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from laplacian_metric.core.batch import map_batches
-from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.encoder import Encoder
-from experiments.harness.config import Cell, Cells, completed, differences
+from experiments.harness.config import Cell, Cells, differences
 from experiments.harness.image_sets import (
     OUT,
     TEST,
@@ -29,6 +25,10 @@ from experiments.harness.image_sets import (
     size,
 )
 from experiments.harness.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
+from laplacian_metric.core.batch import map_batches
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.training import load_best, pair_choice, train
 from laplacian_metric.training.checks import plain
 
@@ -197,7 +197,7 @@ def check_network(place: Place, cell: Cell, seed: int) -> None:
     recorded = place.work.config(cell.name, seed)
     if recorded is None:
         return
-    changes = differences(completed(recorded), cell.trained_with(place.cells.base_of(cell)))
+    changes = differences(recorded, cell.trained_with(place.cells.base_of(cell)))
     if changes:
         raise ChangedError(
             f"the network of {cell.name}, seed {seed}, has other settings: {'; '.join(changes)}"
@@ -273,6 +273,18 @@ def _trained(place: Place, cell: Cell, seed: int, learner: Learner, sets: Sets) 
         write_json(folder / TRAINED, plain(done))
     load_best(learner, folder)
     return done
+
+
+def is_trained(name: str, seed: int, *, cells_dir: Path, work: Path) -> bool:
+    """Return whether all networks that a cell embeds with are in a work folder."""
+    cells = Cells(cells_dir)
+    if name not in cells.names():
+        return False
+    cell = cells[name]
+    base = cells.base_of(cell)
+    needed = [(name, seed)] if cell.method.kind.trains else []
+    needed += [(base.name, number) for number in cell.base_seeds(seed)] if base else []
+    return all(Work(work).trained(*network) is not None for network in needed)
 
 
 def fitted(

@@ -17,13 +17,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from laplacian_metric import methods
-from laplacian_metric.core.checked import complaint, near, read_yaml
-from laplacian_metric.core.method import Start
 from experiments.harness.sections import (
-    NOT_IMPORTED,
     DataSection,
     EvaluationSection,
     LossSection,
@@ -31,6 +27,9 @@ from experiments.harness.sections import (
     NetworkSection,
     Section,
 )
+from laplacian_metric import methods
+from laplacian_metric.core.checked import complaint, near, read_yaml
+from laplacian_metric.core.method import Start
 from laplacian_metric.training import TrainingOptions
 from laplacian_metric.training.checks import plain
 
@@ -140,9 +139,7 @@ class Cell(Section):
             for key in ("data", "network", "loss", "training", "method", "base", "base_config")
             if key in whole
         }
-        kept["data"] = {
-            key: kept["data"][key] for key in kept["data"] if key not in ("out", "in_memory", "tests")
-        }
+        kept["data"] = {key: kept["data"][key] for key in kept["data"] if key not in DataSection.TESTED}
         kept["data"]["splits"] = {key: kept["data"]["splits"][key] for key in ("train", "validation")}
         if self.start is Start.NETWORKS:
             kept["members"] = self.members
@@ -166,39 +163,6 @@ def differences(recorded: Mapping[str, Any], wanted: Mapping[str, Any], prefix: 
         elif before != after:
             lines.append(f"{prefix}{key} was {before!r} and is now {after!r}")
     return lines
-
-
-def completed(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored configuration with the defaults of options that were added since."""
-    sections: dict[str, type[BaseModel]] = {"loss": LossSection, "evaluation": EvaluationSection}
-    whole = dict(recorded)
-    for key, section in sections.items():
-        if isinstance(recorded.get(key), Mapping):
-            whole[key] = {**section().model_dump(mode="json"), **recorded[key]}
-    if isinstance(recorded.get("data"), Mapping) and "splits" in recorded["data"]:
-        fields = DataSection(train=recorded["data"]["train"]).model_dump(mode="json")
-        kept = {key: value for key, value in fields.items() if key not in ("out", "in_memory", "splits")}
-        whole["data"] = {**kept, **recorded["data"]}
-    if isinstance(recorded.get("training"), Mapping):
-        whole["training"] = {**plain(asdict(TrainingOptions())), **recorded["training"]}
-    if isinstance(recorded.get("method"), Mapping):
-        try:
-            defaults = plain(asdict(methods.make(recorded["method"]["name"])))  # type: ignore[call-overload]
-            former = methods.find(recorded["method"]["name"]).former
-        except (ValueError, TypeError):
-            defaults, former = {}, {}
-        gone = {
-            key
-            for key, value in former.items()
-            if key not in defaults and recorded["method"].get(key) == value
-        }
-        whole["method"] = {
-            **defaults,
-            **{key: value for key, value in recorded["method"].items() if key not in gone},
-        }
-    if isinstance(recorded.get("base_config"), Mapping):
-        whole["base_config"] = completed(recorded["base_config"])
-    return whole
 
 
 OF_BASE = ("data", "network", "loss", "training", "evaluation", "seeds", "members")
@@ -290,7 +254,7 @@ class Cells:
         if isinstance(parent, str):
             taken = self._resolved(parent, (*below, name))
             whole = {key: value for key, value in taken.items() if key not in OWN}
-        whole = _merged(whole, own)
+        whole = merged(whole, own)
         self._raw[name] = whole
         return copy.deepcopy(whole)
 
@@ -351,15 +315,20 @@ class Cells:
             )
 
 
-def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """What the second has, on top of the first, key by key."""
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of both, key by key; the second wins, and a method of another name starts from its own.
+
+    Example:
+        >>> merged({"training": {"epochs": 3, "batch_size": 9}}, {"training": {"epochs": 5}})
+        {'training': {'epochs': 5, 'batch_size': 9}}
+    """
     whole = dict(below)
     for key, value in above.items():
         before: Any = whole.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
         if both and key == "method":
             both = value.get("name", before["name"]) == before["name"]
-        whole[key] = _merged(before, value) if both else value
+        whole[key] = merged(before, value) if both else value
     return whole
 
 
@@ -377,5 +346,6 @@ def _check_method(whole: Mapping[str, Any], path: str) -> None:
     options = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     for key in method:
         if key not in ("name", *options):
-            remedy = NOT_IMPORTED if key in kind.former else near(str(key), options)
-            raise ConfigError(f"{path}: method ({method['name']}) has no key {key!r}; {remedy}")
+            raise ConfigError(
+                f"{path}: method ({method['name']}) has no key {key!r}; {near(str(key), options)}"
+            )

@@ -9,22 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric import metrics
-from laplacian_metric.core.batch import Batch, Loader, map_batches
-from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import Embedder, Method, scores_of
-from laplacian_metric.core.dataset import Dataset, at_even_steps
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
-from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness.cell_fitting import Fitted
 from experiments.harness.image_sets import CORRUPTED, CROPPED, OUT, TEST, TRAIN, VALIDATION, Sets
 from experiments.harness.place_matching import Matching, matching
 from experiments.harness.sections import EvaluationSection
-
-EXTREMES = 16  # images with the lowest and the highest uncertainty
-LATENT_DIM = 3
-LATENT_IMAGES = 300
+from laplacian_metric import metrics
+from laplacian_metric.core.batch import Batch, Loader, map_batches
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.method import Embedder, Method, scores_of
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
+from laplacian_metric.metrics.evaluation import OWN
 
 
 def evaluate(
@@ -53,7 +49,6 @@ def evaluate(
         scores |= method_scores(embedder, sets, embedded)
     if not method.has_uncertainty if section.trivial is None else section.trivial:
         scores |= trivial_scores(fitted.encoder, sets, fitted.sets[TRAIN])
-    extremes = _extremes(scores[OWN]) if OWN in scores else None
     # Where some images are no queries, the values of queries alone.
     whose = {TEST: TEST, CROPPED: TEST, VALIDATION: VALIDATION}
     of_queries = {
@@ -77,11 +72,7 @@ def evaluate(
     record = _record(test, validation)
     record["retrieval"] |= _own_retrieval(embedder, embedded[TEST], matchings[TEST], own, section)
     record["counts"]["images"] = {name.removeprefix(OUT): len(inputs) for name, inputs in sets.items()}
-    record |= {
-        "extremes": extremes,
-        "latent": _latent(fitted, embedded[TEST], sets[TEST].labels, [OUT + label for label in out]),
-        "settings": embedder.settings(),
-    }
+    record["settings"] = embedder.settings()
     if section.verification is not None:
         from experiments.harness.verified_pairs import verify  # which takes the norms from here
 
@@ -184,43 +175,6 @@ def _own_retrieval(
             if key.startswith(("recall@", "map@", "ece@", "r_precision"))
         }
     return retrieval
-
-
-# --- pictures ---
-
-
-def _extremes(own: dict[str, Tensor]) -> dict[str, dict[str, list[int]]]:
-    """Where the images with the lowest and the highest uncertainty are, of test images and of OOD images."""
-    extremes = {}
-    for name, values in own.items():
-        if name == TEST or name.startswith(OUT):
-            order = values.double().argsort(stable=True)
-            number = min(EXTREMES, len(order))
-            extremes[name.removeprefix(OUT)] = {
-                "lowest": order[:number].tolist(),
-                "highest": order.flip(0)[:number].tolist(),
-            }
-    return extremes
-
-
-def _latent(
-    fitted: Fitted, test: StochasticEmbedding, labels: Tensor, out: list[str]
-) -> dict[str, Any] | None:
-    """Some images as they lie on a sphere that can be drawn, with their Gaussians."""
-    if test.dim > LATENT_DIM:
-        return None
-    rows = at_even_steps(len(test), LATENT_IMAGES)
-    ood = {}
-    for name in out:
-        inputs = fitted.sets[name]
-        embedding = fitted.embedder.embed(inputs.select(at_even_steps(len(inputs), LATENT_IMAGES))).to("cpu")
-        ood[name.removeprefix(OUT)] = _cloud(embedding)
-    return {**_cloud(test[rows]), "labels": labels[rows].tolist(), "ood": ood}
-
-
-def _cloud(e: StochasticEmbedding) -> dict[str, Any]:
-    covariances = None if e.gaussians is None else e.gaussians.covariance.flatten(1).tolist()
-    return {"points": e.point.tolist(), "covariances": covariances, "kappa": e.kappa.tolist()}
 
 
 def label_entropy(sets: Sets, human: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from laplacian_metric.encoder.precision import has_bfloat16
 
 ROOT = Path(laplacian_metric.__file__).resolve().parents[1]
 FRAMES = 6  # of a traceback, the innermost
-SOURCES = ("hessians", "laplacian_metric", "experiments")
+SOURCES = ("hessians", "laplacian_metric", "experiments", "benchmarks")
 
 # A path from the root of a file system, up to its last part.
 _ABSOLUTE = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?[/\\]+(?:[^\s/\\:'\",;()]+[/\\]+)+")
@@ -58,7 +58,8 @@ def command(arguments: list[str] | None = None) -> str:
     program = Path(words[0])
     inside = program.resolve().is_relative_to(ROOT) if program.is_absolute() else False
     if inside and program.suffix == ".py":
-        start = f"python -m {'.'.join(program.resolve().relative_to(ROOT).with_suffix('').parts)}"
+        parts = program.resolve().relative_to(ROOT).with_suffix("").parts
+        start = f"python -m {'.'.join(part for part in parts if part != '__main__')}"
     else:
         start = program.name
     shown = []

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
 
+from experiments.harness.config import differences
+from experiments.harness.work import RunError, write_text
 from laplacian_metric.core.checked import (
     Array,
     Labels,
@@ -22,15 +24,11 @@ from laplacian_metric.core.checked import (
     read_json,
     validated,
 )
-from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.evaluation import OWN, TEST, Evaluation
-from experiments.harness.config import completed, differences
-from experiments.harness.work import RunError
 
 __all__ = [
     "OWN",
     "Cloud",
-    "Extremes",
     "Latent",
     "Result",
     "ResultFileError",
@@ -42,7 +40,7 @@ __all__ = [
 DONE, FAILED = "done", "failed"
 AGAIN = "remove the file and run its cell again"
 DIGITS = 5  # of numbers that are drawn
-DRAWN = ("curves", "latent")
+DRAWN = ("curves",)
 
 
 class ResultFileError(RunError, ValueError):
@@ -121,15 +119,6 @@ class Latent(BaseModel):
         return {"test": {key: content[key] for key in content if key not in ("ood", "out")}, "ood": sets}
 
 
-class Extremes(BaseModel):
-    """Positions, in the order of the data set, of the images with the lowest and the highest uncertainty."""
-
-    model_config = ConfigDict(frozen=True)
-
-    lowest: tuple[StrictInt, ...]
-    highest: tuple[StrictInt, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Space:
     """Some images as mixtures of Gaussians, and the centres of all classes.
@@ -146,19 +135,6 @@ class Space:
     labels: Labels
     centres: Array
     centre_labels: Labels
-
-    def __post_init__(self) -> None:
-        if self.means.ndim != 3 or self.means.shape != self.variances.shape:
-            raise ValueError(
-                f"has variances of the shape {self.variances.shape} for means {self.means.shape}: (n, C, Z)"
-            )
-        if self.centres.ndim != 2 or self.centres.shape[1] != self.means.shape[2]:
-            raise ValueError(
-                f"has centres of {self.centres.shape[-1]} dimensions for means of {self.means.shape[2]}"
-            )
-        for name, points in (("labels", self.means), ("centre_labels", self.centres)):
-            if len(getattr(self, name)) != len(points):
-                raise ValueError(f"has {name} of {len(getattr(self, name))} entries for {len(points)} points")
 
 
 def _centres(content: Any) -> Any:
@@ -204,8 +180,6 @@ class Result(Evaluation):
     environment: Mapping[str, Any] = Field(default_factory=dict)
     seconds: Numbers = Field(default_factory=dict)
     training: Training | None = None
-    extremes: dict[str, Extremes] = Field(default_factory=dict)
-    latent: Latent | None = None
     verification: dict[str, Verification] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -295,14 +269,13 @@ class Results:
             record[key] = rounded(record.get(key))
         result = validated(Result, record, path, "this is not what a result looks like")
         ordered = {key: record[key] for key in ("cell", "seed", "status", "error", *record)}
-        with atomic_write(path) as temporary:
-            temporary.write_text(_text(ordered), encoding="utf-8")
+        write_text(path, record_text(ordered))
         return result
 
     def changes(self, cell: str, seed: int, config: Mapping[str, Any]) -> list[str]:
         """Return the keys in which a result was made with another configuration; of a failed one too."""
         result = self.read(cell, seed)
-        return [] if result is None else differences(completed(result.config), config)
+        return [] if result is None else differences(result.config, config)
 
     def remove(self, cell: str, seed: int) -> None:
         """Remove the result of one run."""
@@ -318,8 +291,8 @@ def rounded(values: Any) -> Any:
     return float(f"{values:.{DIGITS}g}") if isinstance(values, float) else values
 
 
-def _text(content: Mapping[str, Any]) -> str:
-    """JSON with a line for every key at the top and below it, so that files stay small and differences readable."""
+def record_text(content: Mapping[str, Any]) -> str:
+    """Return JSON with a line for every key at the top and below it: small files, readable differences."""
     lines = []
     for key, value in content.items():
         if isinstance(value, dict) and value:

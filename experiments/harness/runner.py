@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.sets.lookup import MissingDataError
-from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness import provenance
 from experiments.harness.cell_fitting import Place, check_network, fit
 from experiments.harness.config import Cell, Cells
@@ -29,6 +27,8 @@ from experiments.harness.measurements import evaluate, label_entropy
 from experiments.harness.provenance import failure, is_disk_full
 from experiments.harness.results import DONE, FAILED, Result, Results
 from experiments.harness.work import Busy, ChangedError, RunError, Work
+from experiments.sets.lookup import MissingDataError
+from laplacian_metric.metrics.evaluation import OWN
 
 
 @dataclass(frozen=True)

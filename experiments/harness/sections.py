@@ -11,28 +11,20 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
-from hessians.pair_loss import PairLoss
-import experiments.methods  # noqa: F401 (registers the classifiers)
 from experiments.losses import LOSSES
+from experiments.sets.lookup import MissingDataError, data_folders
+from hessians.pair_loss import PairLoss
 from laplacian_metric import methods
 from laplacian_metric.core.method import Method
 from laplacian_metric.data import registry
-from experiments.sets.lookup import MissingDataError, data_folders
 from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.zoo import check_name
-
-NOT_IMPORTED = (
-    "cells with errors of the published code need experiments.published of the repository: import it, or "
-    "lam --import experiments.published COMMAND"
-)
 
 
 def _known_data_set(name: str) -> str:
@@ -47,17 +39,6 @@ class Section(BaseModel):
     """A part of a cell; it knows its keys, and no others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    # Options that are not written where they have their default: what was made before they came stays the same.
-    later: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        content: dict[str, Any] = handler(self)
-        defaults = {
-            key: type(self).model_fields[key].get_default(call_default_factory=True) for key in self.later
-        }
-        return {key: value for key, value in content.items() if key not in defaults or value != defaults[key]}
 
 
 class VerificationSection(Section):
@@ -156,7 +137,7 @@ class DataSection(Section):
         limit: so many images of every split, at even steps, for a trial; None takes all.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("split_options", "tests", "corrupted_share")
+    TESTED: ClassVar[tuple[str, ...]] = ("out", "in_memory", "tests")  # no network depends on these
 
     train: DataSetName
     splits: Splits = Field(default_factory=Splits)
@@ -204,8 +185,6 @@ class NetworkSection(Section):
             directions, "principal", which centres training features and keeps their largest principal components, or
             "whitening", which gives these components unit variance too.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("frozen", "head")
 
     name: str
     dim: int | None = Field(default=None, ge=2)
@@ -266,8 +245,6 @@ class LossSection(Section):
         published: whether it is the published code's, with all of its errors, or with those that are switched by name.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("kind", "options", "power")
-
     kind: str = "contrastive"
     options: dict[str, Any] = Field(default_factory=dict)
     margin: float = 0.7
@@ -291,8 +268,6 @@ class LossSection(Section):
             own = {name: value for name, value in own.items() if name in wanted}
         switches = self.published if isinstance(self.published, dict) else {}
         kind = self.kind if self.published is False else "published"
-        if kind == "published" and kind not in LOSSES.names():
-            raise ValueError(f"there is no loss 'published' yet; {NOT_IMPORTED}")
         return LOSSES.make(kind, **{**own, **switches, **self.options})
 
 
@@ -311,8 +286,6 @@ class EvaluationSection(Section):
         batch_size: how many images are embedded at a time.
         verification: how pairs of test images are verified; None leaves it out.
     """
-
-    later: ClassVar[tuple[str, ...]] = ("verification",)
 
     ks: tuple[int, ...] = (1, 5, 10)
     samples: int = Field(default=100, ge=0)

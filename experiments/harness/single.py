@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from laplacian_metric.core.artifact import check_target
-from laplacian_metric.core.files import output_folder
-from laplacian_metric.core.method import PointEmbedder
-from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
-from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from experiments.harness.cell_fitting import BaseError, Fitted, fitted
 from experiments.harness.config import Cell, Cells
 from experiments.harness.image_sets import TRAIN, VALIDATION, image_sets
 from experiments.harness.single_cell import NAME, write_cells
 from experiments.harness.work import Busy, ChangedError
+from laplacian_metric.core.artifact import check_target
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.files import output_folder
+from laplacian_metric.core.method import PointEmbedder
+from laplacian_metric.encoder import Encoder, save_encoder
+from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest, check_options
+from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 
 WITHOUT_CHECKPOINT = {"config.json", "lock"}  # files beside the cells before the first checkpoint
 

@@ -11,24 +11,24 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.image_sets import TEST, TESTS
+from experiments.harness.measurements import norms
+from experiments.harness.results import rounded
+from experiments.harness.sections import VerificationSection
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.randomness import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
+    mismatch_probability,
     paired_match_probability,
     self_mismatch,
 )
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.metrics.nearest import distances, nearest, vote
 from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
-from experiments.harness.cell_fitting import Fitted
-from experiments.harness.closest_matches import closest_matches
-from experiments.harness.image_sets import TEST, TESTS
-from experiments.harness.measurements import norms
-from experiments.harness.results import rounded
-from experiments.harness.sections import VerificationSection
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 LATENT_DIM = 3
@@ -60,11 +60,8 @@ class Images(Protocol):
     def pairs(self, pairs: Tensor) -> Tensor:
         """The scores (P,) of pairs (P, 2)."""
 
-    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
-        """What scores some images, by their positions (B,), with all of a gallery, (B, M).
-
-        Minus infinity is allowed for members that are not among so many as `best` of the greatest.
-        """
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+        """Return the function that scores images, given by their positions (B,), with all of a gallery, (B, M)."""
 
     def uncertainty(self) -> Tensor | None:
         """(N,); None where there is none."""
@@ -95,9 +92,11 @@ class HedgedImages:
         ]
         return torch.cat(scores)
 
-    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, HedgedImages)
-        return closest_matches(self.first, gallery.second, self.match, best)
+        second = gallery.second
+        # The score falls with the probability of a mismatch, which keeps its digits where images are alike.
+        return lambda rows: -mismatch_probability(self.first[:, rows], second, self.match)
 
     def uncertainty(self) -> Tensor | None:
         return self_mismatch(self.first, self.second, self.match).cpu() if self.has_uncertainty else None
@@ -127,7 +126,7 @@ class EmbeddedImages:
             [self._score(self.e[rows[:, 0]], self.e[rows[:, 1]]).diagonal() for rows in pairs.split(BLOCK)]
         ).cpu()
 
-    def among(self, gallery: Images, best: int) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, EmbeddedImages)
         other = gallery.e
         return lambda rows: self._score(self.e[rows], other)
@@ -230,8 +229,7 @@ def _named(one: _Set, gallery: _Set, neighbours: int) -> tuple[Tensor, Tensor]:
             f"the test sets {one.name} and {gallery.name} have different labels, so that they are no twins: name "
             "another gallery"
         )
-    # One more, since an image itself, or its twin, is passed over.
-    score = one.images.among(gallery.images, neighbours + 1)
+    score = one.images.among(gallery.images)
     members, scores = nearest(score, number, size, neighbours, own=torch.arange(number))
     members, scores = members.cpu(), scores.cpu()
     return (vote(gallery.labels[members]) == one.labels).double(), scores[:, 0].double()

@@ -142,5 +142,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON, whole or not at all."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
     with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")

@@ -15,11 +15,10 @@ import experiments.published  # noqa: F401 (registers what cells as published ne
 import hessians
 import laplacian_metric
 from experiments import harness as runs
-from laplacian_metric.core.files import atomic_write
-from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness.image_sets import OUT, TEST, TRAIN
 from experiments.harness.measurements import method_scores, trivial_scores
-from experiments.harness.work import Work
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.metrics.evaluation import OWN
 
 FOLDER = "embedded"
 Array = NDArray[Any]
@@ -66,18 +65,6 @@ def embedded(name: str, seed: int, *, cells_dir: Path, work: Path, data: Path | 
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
     return _of(arrays)
-
-
-def is_trained(name: str, seed: int, *, cells_dir: Path, work: Path) -> bool:
-    """Whether all networks that a cell embeds with are in WORK."""
-    cells = runs.Cells(cells_dir)
-    if name not in cells.names():
-        return False
-    cell = cells[name]
-    base = cells.base_of(cell)
-    needed = [(name, seed)] if cell.method.kind.trains else []
-    needed += [(base.name, number) for number in cell.base_seeds(seed)] if base else []
-    return all(Work(work).trained(*network) is not None for network in needed)
 
 
 def sources() -> str:
@@ -138,4 +125,4 @@ def _of(arrays: dict[str, Array]) -> Embedded:
     )
 
 
-__all__ = ["FOLDER", "OWN", "Embedded", "embedded", "is_trained"]
+__all__ = ["FOLDER", "OWN", "Embedded", "embedded"]

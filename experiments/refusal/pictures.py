@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.refusal.measures import Matched
 from experiments.harness.tables.curves import band
-from laplacian_metric.report.plots import as_png
 from experiments.harness.tables.styles import GRID, panels, shared_legend, style_of
+from experiments.refusal.measures import Matched
+from laplacian_metric.report.plots import as_png
 
 Array = NDArray[np.float64]
 

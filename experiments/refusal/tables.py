@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.harness.tables.seeds import spread
 from experiments.refusal.embedded import OWN, Embedded
 from experiments.refusal.measures import (
     Matched,
@@ -21,7 +22,6 @@ from experiments.refusal.measures import (
     rejection_curve,
     safe_errors,
 )
-from experiments.harness.tables.seeds import spread
 
 DELTA = 0.1
 DRAWS = 200

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import write_text
-from experiments.run import CELLS
-from experiments.self_supervised import measure, outliers, tables
-from laplacian_metric.core.files import atomic_write
-from laplacian_metric.data.views import ImageViews
+from experiments.arguments import CELLS
 from experiments.harness.cell_fitting import Fitted, fitted
 from experiments.harness.config import Cells
 from experiments.harness.image_sets import TEST, TRAIN
 from experiments.harness.work import Work
+from experiments.self_supervised import measure, outliers, tables
+from laplacian_metric.core.files import atomic_write
+from laplacian_metric.data.views import ImageViews
 
 PICTURED = {
     "NT-Xent": ("self_supervised/nt_xent", 0),

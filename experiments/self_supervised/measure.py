@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.corruptions import corrupt
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION, spread
 from hessians import ContrastiveLoss, InfoNCELoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
-from experiments.corruptions import corrupt
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.laplace.features import collect_features
@@ -24,8 +26,6 @@ from laplacian_metric.metrics.classification import classified, clustering_nmi
 from laplacian_metric.metrics.evaluation import Evaluation, Uncertainties, evaluate_ranking
 from laplacian_metric.metrics.ranking import rank
 from laplacian_metric.metrics.resampling import Statistic, bootstrap_all
-from experiments.harness.cell_fitting import Fitted
-from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION, spread
 
 QUERIES, GALLERY, OOD_IMAGES, CALIBRATION = 4000, 5000, 1000, 300
 TEMPERATURE, BATCH = 0.1, 256

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from experiments.claims import numbers_at, of_cells, of_numbers, of_settings, of_situations, page, verdict
-from laplacian_metric.metrics.resampling import PairedComparison
 from experiments.harness.results import read_results
+from laplacian_metric.metrics.resampling import PairedComparison
 
 COMPARISON = re.compile(r"\b(ahead of|behind|better than|worse than|outperforms?|beats)\b")
 MEASURED = re.compile(r"\]\([^)]*(figures/|evidence\.md)[^)]*\)")

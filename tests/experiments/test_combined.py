@@ -13,8 +13,8 @@ import yaml
 from experiments import combined
 from experiments.combined import ALEATORIC, BOTH, CLEAN, CORRUPTED, EPISTEMIC, STRANGE, STRENGTHS, Pair, Parts
 from experiments.corruptions import HIDING
-from tests.experiments.tables.synthetic import result, write
 from tests.experiments.harness.miniature import Folder
+from tests.experiments.tables.synthetic import result, write
 
 CELLS: dict[str, dict[str, Any]] = {
     "deterministic": {

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from experiments import corruptions
-from laplacian_metric.data import load
 from experiments.corruptions import HIDING, KINDS, corrupt, corrupt_some
+from laplacian_metric.data import load
 from laplacian_metric.data.randomness import uniforms
 
 

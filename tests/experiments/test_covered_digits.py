@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from experiments import covered_digits
+from experiments.arguments import HERE
 from experiments.covered_digits import beliefs, black_tiles, chance_to_be_hidden, greatest_precision, printed
-from experiments.tables import HERE
-from laplacian_metric.data import load
 from experiments.harness.tables.descriptions import read_published
+from laplacian_metric.data import load
 from tests.experiments.sets import miniatures
 
 float64 = torch.float64

@@ -15,8 +15,8 @@ import yaml
 
 import experiments.published  # noqa: F401 (cells as published need what it registers)
 from experiments.harness import Cells
-from tests.experiments.sets import miniatures
 from tests.experiments.harness.miniature import Folder
+from tests.experiments.sets import miniatures
 
 # Miniatures have few images of a class.
 pytestmark = pytest.mark.filterwarnings("ignore:.*single image:")

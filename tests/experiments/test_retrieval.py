@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments import harness as runs
 from experiments import retrieval
+from experiments.harness.cell_fitting import is_trained
 from experiments.refusal import embedded as embedding
-from experiments.refusal.embedded import Embedded, embedded, is_trained
+from experiments.refusal.embedded import Embedded, embedded
 from experiments.refusal.measures import (
     alarms,
     coverage,
@@ -24,9 +26,8 @@ from experiments.refusal.measures import (
     safe_errors,
     split_search,
 )
-from experiments import harness as runs
-from tests.experiments.tables.synthetic import result, write
 from tests.experiments.harness.miniature import LAPLACE, folder_with
+from tests.experiments.tables.synthetic import result, write
 
 CLASSES, DIM = 5, 8
 

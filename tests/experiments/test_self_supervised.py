@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION
 from experiments.self_supervised import __main__ as command
 from experiments.self_supervised import measure, outliers, tables
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
-from experiments.harness.cell_fitting import Fitted
-from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION
 
 ISIF, UMM = "self_supervised/isif", "self_supervised/umm"
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from experiments import url_small, url_small_figures, url_small_questions
-from laplacian_metric import metrics
-from laplacian_metric.core import tensor_file
 from experiments.harness.suites import Benchmark, Row
 from experiments.harness.suites import suite as files
 from experiments.harness.suites.fitting import Part
 from experiments.harness.suites.judging import GALLERY, IMAGE, MATCH_RISK
+from experiments.harness.suites.leaderboard import of_group
 from experiments.harness.suites.running import SCORES, WORK
+from laplacian_metric import metrics
+from laplacian_metric.core import tensor_file
 from tests.experiments.harness.suites.tiny import content
 
 BASE = Row("t", "x", "X", "own", IMAGE, seeds=3, recall={"a": 0.4}, r_auroc={"a": 0.6, "b": 0.5})
@@ -52,7 +53,7 @@ def test_tables_keep_the_groups_apart_and_the_best_first() -> None:
         replace(BASE, title="Y", r_auroc={"a": 0.7, "b": 0.4}),
         replace(BASE, title="Z", group=GALLERY),
     ]
-    text = url_small.of_group(listed, IMAGE)
+    text = of_group(listed, IMAGE)
     assert text.index("| Y |") < text.index("| X |")
     assert "Z" not in text
     assert "0.600" in text
@@ -104,7 +105,7 @@ def test_every_question_has_a_panel_and_every_track_its_files(tmp_path: Path) ->
     run = Benchmark(files.parse(plan, "tiny"), tmp_path)
     assert run.run().failed == {}
     written = url_small.files_of(run, "sample", run.results())
-    kinds = ("", "_questions", "_riskiest", "_map")
+    kinds = ("", "_questions", "_riskiest")
     assert {f"plots/url_small_sample{kind}.png" for kind in kinds} <= set(written)
     assert all(written[f"plots/url_small_sample{kind}.png"][:4] == b"\x89PNG" for kind in kinds)
     text = str(written["tables/url_small_sample.md"])

@@ -1,6 +1,7 @@
 """Suites: which uncertainty still detects wrong answers on classes that were never trained on.
 
-`lam benchmark` runs a suite. To judge a network of your own take the images of a set, and write what it makes of them:
+`python -m experiments.harness suite` runs a suite. To judge a network of your own take the images of a set, and write
+what it makes of them:
 
     images = suites.images("url-small", "frozen", "unseen/quickdraw", data_dir="data")
 """
@@ -9,17 +10,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laplacian_metric.core.dataset import Dataset
-from experiments.harness.suites.leaderboard import Row, as_csv, flattened, rows
+from experiments.harness.suites.leaderboard import Row, rows
 from experiments.harness.suites.running import Benchmark
 from experiments.harness.suites.sets import TrackSets
 from experiments.harness.suites.suite import Suite, load, names
+from laplacian_metric.data import Dataset
 
-__all__ = ["Benchmark", "Row", "Suite", "as_csv", "flattened", "images", "load", "names", "rows"]
+__all__ = ["Benchmark", "Row", "Suite", "images", "load", "names", "rows"]
 
 
 def images(suite: str, track: str, name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Return the images of one set of a suite, in the order in which `lam benchmark --scores` expects their numbers.
+    """Return the images of one set of a suite, in the order in which `--scores` expects their numbers.
 
     Args:
         suite: its name.

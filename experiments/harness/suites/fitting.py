@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
-from laplacian_metric.encoder import Encoder
 from experiments.harness.image_sets import initial_head
 from experiments.harness.suites.sets import TRAIN, VALIDATION, TrackSets
 from experiments.harness.suites.suite import Options, Suite
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.encoder import Encoder
 from laplacian_metric.training import load_best, pair_choice, train
 
 

@@ -1,21 +1,25 @@
-"""From the parts of a suite to rows: means over seeds, spreads, intervals and ranks, as CSV and JSON."""
+"""From the parts of a suite to a leaderboard: means over seeds, spreads, intervals and ranks, and their tables."""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from laplacian_metric.metrics.evaluation import OWN
+import pandas as pd
+
 from experiments.harness.suites.judging import GALLERY, GALLERY_DISTANCE, IMAGE, LABELLED, MATCH_RISK, TRUST
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.sets import SEEN, UNSEEN
+from experiments.harness.tables.table_text import plain_table
+from experiments.harness.work import write_text
+from laplacian_metric.metrics.evaluation import OWN
 
-NOT_RUN = "not run"
+NOT_RUN, NAME = "not run", "leaderboard"
 SHOWN_OF_GALLERY = (GALLERY_DISTANCE, MATCH_RISK, TRUST)
 
 
@@ -175,36 +179,125 @@ def ranked(listed: Sequence[Row]) -> list[Row]:
     return done
 
 
-def as_csv(listed: Sequence[Row]) -> str:
-    """Return rows as the text of a CSV file; what is not measured is empty.
+def frame(listed: Sequence[Row]) -> pd.DataFrame:
+    """Return rows as a table, those entries that are by set each in a column of its own.
 
     Example:
-        >>> as_csv([Row("t", "x", "X", "own", IMAGE, r_auroc={"a": 0.6})]).splitlines()[1].split(",")[:5]
-        ['t', 'x', 'X', 'own', 'image alone']
+        >>> frame([Row("t", "x", "X", "own", IMAGE, r_auroc={"a": 0.6})])["r_auroc a"].tolist()
+        [0.6]
     """
-    flat = [flattened(row) for row in listed]
-    header = list(dict.fromkeys(key for row in flat for key in row))
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, header, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return stream.getvalue()
+    flat: list[dict[str, Any]] = []
+    for row in listed:
+        values: dict[str, Any] = {}
+        for name, value in vars(row).items():
+            values |= (
+                {f"{name} {key}": one for key, one in value.items()}
+                if isinstance(value, dict)
+                else {name: value}
+            )
+        flat.append(values)
+    return pd.DataFrame(flat)
 
 
-def flattened(row: Row) -> dict[str, Any]:
-    """Return the entries of a row by name, those by set each under a name of its own; None for NaN."""
-    values: dict[str, Any] = {}
-    for entry in fields(row):
-        value = getattr(row, entry.name)
-        named = (
-            {f"{entry.name} {name}": one for name, one in value.items()}
-            if isinstance(value, dict)
-            else {entry.name: value}
-        )
-        values |= {
-            name: None if isinstance(one, float) and math.isnan(one) else one for name, one in named.items()
-        }
-    return values
+# --- as text ---
+
+
+def shown(value: float | None, digits: int = 3) -> str:
+    """Return a number as text; a dash where there is none.
+
+    Example:
+        >>> shown(0.6934), shown(float("nan")), shown(1.5, 1)
+        ('0.693', '–', '1.5')
+    """
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def first_of(values: Mapping[str, float]) -> float:
+    """Return the number of the main set, which is the first; NaN where there is none."""
+    return next(iter(values.values()), math.nan)
+
+
+def of_group(listed: Sequence[Row], group: str) -> str:
+    """Return the table of one group of scores, the best R-AUROC on the main set first."""
+    chosen = [row for row in listed if row.group == group and row.seeds]
+    chosen.sort(key=lambda row: -first_of(row.r_auroc))
+    sets = list(chosen[0].recall) if chosen else []
+    header = ["method", "score", "seeds", "R@1", *(f"R-AUROC {name}" for name in sets)]
+    header += ["interval", "rank", "within", "nAUSC", "unseen/seen", "crops", "corrupted", "people", "ms"]
+    lines = []
+    for row in chosen:
+        values = [shown(row.r_auroc[name]) for name in sets]
+        values[0] += "" if math.isnan(row.spread) else f" ± {shown(row.spread)}"
+        ends = "–" if math.isnan(row.low) else f"{shown(row.low)} to {shown(row.high)}"
+        score = row.score + (" (labels)" if row.labels else "")
+        numbers = (row.within, row.nausc, row.unseen, row.crop, row.corruption, row.people)
+        line = [
+            row.title,
+            score,
+            str(row.seeds),
+            shown(first_of(row.recall)),
+            *values,
+            ends,
+            shown(row.rank, 1),
+        ]
+        lines.append([*line, *map(shown, numbers), shown(row.milliseconds, 1)])
+    return plain_table(header, lines)
+
+
+def choices(content: Mapping[str, Any], first: Sequence[Row], second: Sequence[Row]) -> str:
+    """Return the table of what chose the settings of a track, by both rules."""
+    others = {row.entry: row for row in second if row.group == IMAGE}
+    lines = []
+    for row in first:
+        if row.group != IMAGE or not row.seeds:
+            continue
+        settings, other = content["entries"][row.entry]["settings"], others[row.entry]
+        by_rule = [
+            text
+            for one in (row, other)
+            for text in (_options(settings[one.setting]), shown(first_of(one.r_auroc)))
+        ]
+        lines.append([row.title, *by_rule, row.note or "–"])
+    return plain_table(["method", "setting by V1", "R-AUROC", "by V2", "R-AUROC (one seed)", "remark"], lines)
+
+
+def _options(setting: Mapping[str, Any]) -> str:
+    sections = setting["options"].values()
+    return ", ".join(f"{key} {value}" for section in sections for key, value in section.items()) or "–"
+
+
+def track_text(results: Mapping[str, Any], track: str) -> list[str]:
+    """Return the tables of one track in Markdown: its groups of scores, and what chose the settings."""
+    content = results["tracks"][track]
+    first, second = ([row for row in rows(results, rule) if row.track == track] for rule in ("V1", "V2"))
+    parts = [f"# {content['title']}\n", f"Suite {results['suite']}, version {results['version']}.\n"]
+    if missing := [row.title for row in first if row.note == NOT_RUN]:
+        parts.append(f"Not run: {', '.join(missing)}.\n")
+    for group in (IMAGE, BESIDE, GALLERY):
+        parts += [f"## {group.capitalize()}\n", of_group(first, group)]
+    return [*parts, "## What chose the settings\n", choices(content, first, second)]
+
+
+def write(results: Mapping[str, Any], own: Sequence[Row], out: Path) -> str:
+    """Write the leaderboard as Markdown, CSV and JSON into a folder, and return the Markdown."""
+    every = [*own, *rows(results, "V1"), *(row for row in rows(results, "V2") if row.seeds)]
+    parts = []
+    if own:
+        parts += ["# Yours\n", *(of_group(own, group) for group in (IMAGE, GALLERY))]
+    for track in results["tracks"]:
+        parts += track_text(results, track)
+    parts.append(f"Commit {results['commit']}.\n")
+    table = frame(every)
+    kept = table.astype(object).where(table.notna(), None)
+    texts = {
+        "md": "\n".join(parts),
+        "csv": table.to_csv(index=False),
+        "json": json.dumps({**results, "rows": kept.to_dict("records")}, indent=1, ensure_ascii=False) + "\n",
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for suffix, text in texts.items():
+        write_text(out / f"{NAME}.{suffix}", text)
+    return texts["md"]
 
 
 def _number(value: Any) -> float:

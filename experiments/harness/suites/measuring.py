@@ -10,12 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric import metrics
-from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.second_moment import SecondMoment
-from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.data.splits import require_selectable
-from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness.measurements import method_scores, norms
 from experiments.harness.suites.fitting import Fitted
 from experiments.harness.suites.judging import (
@@ -41,6 +35,12 @@ from experiments.harness.suites.sets import (
     TrackSets,
 )
 from experiments.harness.suites.suite import Entry
+from laplacian_metric import metrics
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.second_moment import SecondMoment
+from laplacian_metric.data.splits import require_selectable
+from laplacian_metric.metrics.evaluation import OWN
 
 Scores = dict[str, dict[str, Tensor]]
 BESIDE = "beside the method"  # scores of its network that need no method

@@ -11,9 +11,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import near
-from experiments.sets.lookup import MissingDataError
 from experiments.harness import provenance
 from experiments.harness.config import differences
 from experiments.harness.provenance import failure, is_disk_full
@@ -25,6 +22,9 @@ from experiments.harness.suites.sets import VALIDATION, TrackSets
 from experiments.harness.suites.submission import Submission, judge, judge_model
 from experiments.harness.suites.suite import Suite
 from experiments.harness.work import RunError, read_json, write_json
+from experiments.sets.lookup import MissingDataError
+from laplacian_metric.core import tensor_file
+from laplacian_metric.core.checked import near
 
 LOGGER = logging.getLogger(__name__)
 
@@ -120,9 +120,15 @@ class Benchmark:
             (part, choosing) for part, choosing in self._all() if not self._file(part, choosing).is_file()
         ]
 
-    def minutes(self, parts: Sequence[tuple[Part, bool]]) -> float:
-        """Return how long parts take by the suite's own figures, which are of one busy core."""
-        return sum(self.suite.tracks[part.track].seconds[1 - choosing] for part, choosing in parts) / 60
+    def announcement(self) -> str:
+        """Return how much there is to do, and how long it takes by the suite's own figures, on one core."""
+        missing = self.plan()
+        trials = sum(choosing for _, choosing in missing)
+        minutes = sum(self.suite.tracks[part.track].seconds[1 - choosing] for part, choosing in missing) / 60
+        return (
+            f"{len(missing)} parts to do: {trials} settings to try and {len(missing) - trials} parts to measure; about "
+            f"{minutes:.0f} minutes on one core that is free. Everything done is kept in {self.out}."
+        )
 
     def _all(self) -> Iterator[tuple[Part, bool]]:
         for track in self.tracks:

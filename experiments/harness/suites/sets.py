@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric import data
-from laplacian_metric.core.batch import Batch
-from laplacian_metric.core.progress import track as progress_bar
 from experiments.corruptions import corrupt
-from laplacian_metric.core.dataset import Dataset, at_even_steps
-from experiments.sets.lookup import MissingDataError, data_folders
-from laplacian_metric.data.splits import Split
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.model_folder import ModelFolder
 from experiments.harness.image_sets import CROP, kept_features
 from experiments.harness.suites.judging import Searched
 from experiments.harness.suites.suite import SetOf, Track
+from experiments.sets.lookup import MissingDataError, data_folders
+from laplacian_metric import data
+from laplacian_metric.core.batch import Batch
+from laplacian_metric.core.dataset import Dataset, at_even_steps
+from laplacian_metric.core.progress import track as progress_bar
+from laplacian_metric.data.splits import Split
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.model_folder import ModelFolder
 
 TRAIN, VALIDATION, SEEN, PEOPLE, CLEAN, CROPPED = "train", "validation", "seen", "people", "clean", "cropped"
 CHOICE, UNSEEN, CORRUPTED = "choice/", "unseen/", "corrupted/"

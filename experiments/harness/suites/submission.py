@@ -11,10 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.methods.laplace.embedder import LAMEmbedder
-from laplacian_metric.metrics.evaluation import OWN
 from experiments.harness.single import bound_to
 from experiments.harness.suites.fitting import Fitted
 from experiments.harness.suites.judging import GALLERY, IMAGE, GalleryScores, Searched, retrieval_numbers
@@ -22,6 +18,10 @@ from experiments.harness.suites.leaderboard import Row, row_of
 from experiments.harness.suites.measuring import compared_intervals, measured
 from experiments.harness.suites.sets import UNSEEN, VALIDATION, TrackSets
 from experiments.harness.suites.suite import Entry, Suite
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.model_folder import ModelFolder
+from laplacian_metric.methods.laplace.embedder import LAMEmbedder
+from laplacian_metric.metrics.evaluation import OWN
 
 NEEDED = ("embeddings", "labels", "uncertainty")
 MINE = "yours"

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
+from experiments.corruptions import KINDS
+from experiments.harness.config import merged
+from experiments.harness.sections import LossSection, MethodSection, NetworkSection, Section
 from laplacian_metric import methods
 from laplacian_metric.core.checked import complaint, near, read_yaml
 from laplacian_metric.core.method import Start
 from laplacian_metric.data import registry
-from experiments.corruptions import KINDS
 from laplacian_metric.data.splits import Role, parse_split
-from experiments.harness.sections import LossSection, MethodSection, NetworkSection, Section
-from experiments.harness.single_cell import merged
 from laplacian_metric.training import TrainingOptions
 
 FOLDER = "experiments.harness.suites"

@@ -1,4 +1,4 @@
-"""What goes into tables and figures: the rows in their order, the columns, and what is published beside them."""
+"""What goes into tables: the rows in their order, the columns, and what is published beside them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from laplacian_metric.core.checked import near, read_yaml, validated
+from experiments.harness.results import OWN
 from experiments.harness.tables import table_columns
 from experiments.harness.tables.seeds import TRIVIAL
 from experiments.harness.tables.table_columns import Column
-from experiments.harness.results import OWN
+from laplacian_metric.core.checked import read_yaml, validated
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -26,17 +26,13 @@ class Description(BaseModel):
 
 
 class RowDescription(Description):
-    """A cell in a table, by one of its scores; `published` is the row of the published table, if it is there.
-
-    `style` is what decides its colour in figures: the method's name, or by default the label.
-    """
+    """A cell in a table, by one of its scores; `published` is the row of the published table, if there is one."""
 
     label: Text
     cell: Text
     score: str = OWN
     published: str = ""
     group: str = ""
-    style: str = ""
 
 
 class PairDescription(Description):
@@ -113,31 +109,6 @@ class TableDescription(Description):
         return tuple(dict.fromkeys([*(row.cell for row in self.rows), *pairs]))
 
 
-class FigureDescription(Description):
-    """A figure of the cells of some tables, by the title of their panel.
-
-    `metric` is the validation metric of training curves, `seed` picks the network where only one is shown, `rows` picks
-    rows by their labels, all if it is empty.
-    """
-
-    name: str
-    kind: Literal["summary", "calibration", "roc", "sparsification", "training", "latent", "extremes"]
-    title: Text
-    panels: Annotated[dict[str, str], Field(min_length=1)]
-    columns: tuple[str, ...] = ()
-    metric: str = "map@5"
-    seed: int | None = None
-    rows: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _known_columns(self) -> FigureDescription:
-        if self.kind == "summary" and not self.columns:
-            raise ValueError("'columns' are missing")
-        for column in self.columns:
-            table_columns.find(column, out="any")
-        return self
-
-
 def _column(entry: object, out: str) -> Column:
     one = validated(ColumnDescription, {"metric": entry} if isinstance(entry, str) else entry, "a column")
     return table_columns.find(one.metric, one.out or out, one.title)
@@ -171,34 +142,6 @@ def read_tables(path: Path, only: Sequence[str] = ()) -> list[TableDescription]:
         if name not in names:
             raise ValueError(f"no table is called {name!r}; there are: {', '.join(names)}")
     return [table for table in tables if not only or table.name in only]
-
-
-def parse_figure(name: str, content: Any, tables: Sequence[TableDescription]) -> FigureDescription:
-    """Return a figure out of what its YAML says; its panels are names of tables with rows.
-
-    Example:
-        >>> row = {"label": "PFE", "cell": "mnist/pfe"}
-        >>> table = parse_table("t", {"title": "T", "columns": ["ECE"], "rows": [row]})
-        >>> parse_figure("f", {"kind": "calibration", "title": "F", "panels": {"t": "MNIST"}}, [table]).panels
-        {'t': 'MNIST'}
-    """
-    figure = validated(FigureDescription, _named(name, content), f"figure {name}")
-    with_rows = {table.name: table for table in tables if table.rows}
-    for panel in figure.panels:
-        if panel not in with_rows:
-            raise ValueError(
-                f"figure {name}: no table with rows is called {panel!r}; {near(panel, with_rows)}"
-            )
-        if figure.kind in ("roc", "summary") and not with_rows[panel].out:
-            raise ValueError(
-                f"figure {name}: table {panel} does not say which set is out of the distribution: give 'out'"
-            )
-    # Figures may share one list, of which each takes what its tables have.
-    row_labels = {row.label for table in tables for row in table.rows}
-    for label in figure.rows:
-        if label not in row_labels:
-            raise ValueError(f"figure {name}: no table has a row {label!r}")
-    return figure
 
 
 def _named(name: str, content: Any) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from experiments.harness.results import Result
+from experiments.harness.tables.seeds import Cell, seeds_in_words
 from laplacian_metric.core.method import Method, Start
 from laplacian_metric.encoder.precision import Precision
 from laplacian_metric.methods import find, names
-from experiments.harness.tables.seeds import Cell, seeds_in_words
-from experiments.harness.results import Result
 
 
 class Precisions:

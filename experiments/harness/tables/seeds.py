@@ -116,19 +116,6 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(mean, math.sqrt(squares / (number - 1)), number)
 
 
-def group(results: Iterable[Result], seeds: Sequence[int] | None = None) -> dict[str, Cell]:
-    """The results by cell; `seeds` are those that each should have, by default those that any has.
-
-    Example:
-        >>> cells = group([Result(cell="a", seed=0), Result(cell="a", seed=1), Result(cell="b", seed=0)])
-        >>> len(cells["a"].done), cells["b"].missing
-        (2, (1,))
-    """
-    every = sorted(results, key=lambda result: (result.cell, result.seed))
-    wanted = sorted({result.seed for result in every} if seeds is None else set(seeds))
-    return {name: pick(every, name, wanted) for name in dict.fromkeys(result.cell for result in every)}
-
-
 def pick(results: Iterable[Result], name: str, seeds: Sequence[int]) -> Cell:
     """One cell with the given seeds out of all results; it may be there in part or not at all."""
     mine = {result.seed: result for result in results if result.cell == name and result.seed in seeds}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from experiments.harness.tables.panels import GRID, SMALL, panels, shared_legend  # noqa: F401 (until the report draws its own)
 from experiments.harness.tables.seeds import Cell
 
 # Colours that are told apart with any colour vision (most by Paul Tol); markers and dashes differ as well.
@@ -43,8 +41,6 @@ _KNOWN = {
 _FURTHER = ("#ff8c1a", "#009988", "#882255", "#332288", "#ddaa33", "#bb5566", "#88ccee", "#117733")
 _MARKERS = "hpX>d8H"
 _DASHES = ("-", (0, (6, 2)), (0, (2, 1)), (0, (4, 1, 1, 1)))
-GRID = 0.3
-SMALL = 8
 
 
 @dataclass(frozen=True)
@@ -83,16 +79,6 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     return looks
 
 
-def panels(number: int, width: float, height: float, columns: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure of as many axes, each of the given size in inches."""
-    if number < 1:
-        raise ValueError("there is no panel to draw: none of the cells has what the figure shows")
-    columns = min(number, columns)
-    rows = math.ceil(number / columns)
-    figure = Figure(figsize=(width * columns, height * rows), dpi=130, layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(number)]
-
-
 def say_absent(axes: Axes, label: str, cell: Cell, has: Sequence[object]) -> bool:
     """Whether there is nothing to draw for a cell; the legend then says why."""
     if has:
@@ -105,25 +91,6 @@ def say_absent(axes: Axes, label: str, cell: Cell, has: Sequence[object]) -> boo
 def named(label: str, cell: Cell, drawn: int) -> str:
     """The label, with the number of seeds where some are not there."""
     return label if drawn == cell.expected else f"{label} ({drawn} of {cell.expected} seeds)"
-
-
-def shared_legend(figure: Figure, every: Sequence[Axes], columns: int = 5, marker_scale: float = 1.0) -> None:
-    """One legend for all panels, each label once."""
-    entries: dict[str, Line2D | Any] = {}
-    for axes in every:
-        handles, labels = axes.get_legend_handles_labels()
-        for handle, label in zip(handles, labels, strict=True):
-            entries.setdefault(label, handle)
-    figure.legend(
-        list(entries.values()),
-        list(entries),
-        loc="outside lower center",
-        ncols=min(columns, len(entries)),
-        fontsize=SMALL,
-        frameon=False,
-        handlelength=2.4,
-        markerscale=marker_scale,
-    )
 
 
 def style_of(label: str, looks: Mapping[str, Style] | None, labels: Iterable[str]) -> Style:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from experiments.harness.results import OWN, Result
+from experiments.harness.tables.seeds import Cell
 from laplacian_metric.core.checked import near
 from laplacian_metric.metrics.evaluation import Score
-from experiments.harness.tables.seeds import Cell
-from experiments.harness.results import OWN, Result
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ no number says why it has none.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from laplacian_metric.metrics.resampling import compare_paired
+from experiments.harness import provenance
+from experiments.harness.results import Result
 from experiments.harness.tables.descriptions import (
     PairDescription,
     PublishedTable,
@@ -18,39 +21,53 @@ from experiments.harness.tables.descriptions import (
     TableDescription,
 )
 from experiments.harness.tables.precisions import Precisions
-from experiments.harness.tables.seeds import Cell, Spread, pick, seeds_in_words, spread
+from experiments.harness.tables.seeds import (
+    TRIVIAL,
+    Cell,
+    Spread,
+    cells_record,
+    cells_sentence,
+    pick,
+    seeds_in_words,
+    spread,
+)
 from experiments.harness.tables.table_columns import Column
-from experiments.harness.results import Result
+from experiments.harness.tables.table_text import Entry, Line, ResultTable, markdown
+from experiments.harness.work import write_text
+from laplacian_metric.metrics.resampling import compare_paired
 
 FAILED, MISSING, NONE = "failed", "missing", "–"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What stands in one place of a table."""
-
-    text: str
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row: its label and entries. One of a published table is set apart, and so is the heading of a group."""
-
-    label: str
-    entries: tuple[Entry, ...] = ()
-    kind: str = "ours"  # or "published", "group"
-
-
-@dataclass(frozen=True)
-class ResultTable:
-    """A table ready to be written; `notes` are sentences with code in backticks."""
-
-    name: str
-    title: str
-    header: tuple[str, ...]
-    lines: tuple[Line, ...]
-    notes: tuple[str, ...]
+def write_table(
+    description: TableDescription,
+    results: Sequence[Result],
+    published: Mapping[str, PublishedTable],
+    folder: Path,
+) -> bool:
+    """Write <name>.md and <name>.json, which has the origin of every cell; return False if no cell has been made."""
+    cells = cells_of(description, results)
+    # The cell that lends its trivial scores alone makes no table.
+    own = {row.cell for row in description.rows if row.score not in TRIVIAL} or set(cells)
+    if not any(cells[name].done or cells[name].failed for name in own):
+        return False
+    origin = {"command": provenance.command(), "commit": provenance.commit()}
+    source = f"Made by `{origin['command']}` at commit {origin['commit']}. {cells_sentence(cells.values())}"
+    table = build_table(description, results, published)
+    table = replace(table, notes=(*table.notes, source))
+    record = {
+        "title": table.title,
+        **origin,
+        "environment": provenance.machine(),
+        "header": table.header,
+        "rows": [asdict(line) for line in table.lines],
+        "notes": table.notes,
+        "cells": cells_record(cells.values()),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / f"{table.name}.md", markdown(table))
+    write_text(folder / f"{table.name}.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return True
 
 
 def build_table(

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from laplacian_metric import data
 from experiments.corruptions import corrupt, corrupt_some
-from laplacian_metric.data.splits import Role
 from experiments.harness.image_sets import (
     CORRUPTIONS,
     CROP,
@@ -20,6 +18,8 @@ from experiments.harness.image_sets import (
     spread,
 )
 from experiments.harness.sections import DataSection
+from laplacian_metric import data
+from laplacian_metric.data.splits import Role
 from tests.experiments.sets.miniatures import write_image
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
-from laplacian_metric import data, runs
+from experiments import harness as runs
+from experiments.convert import convert_work
 from experiments.harness.image_sets import spread
 from experiments.harness.work import CONFIG
+from laplacian_metric import data, metrics
 from tests.experiments.harness.miniature import LAPLACE, folder_with
 
 
@@ -19,8 +22,8 @@ def test_the_embedder_of_a_finished_cell_is_the_one_that_was_measured(tmp_path: 
     weights = (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes()
     cell = runs.fitted("mini/laplace", 0, cells_dir=folder.cells, work=folder.work)
     e = cell.embedder.embed(cell.sets["test"])
-    lowest = folder.result("mini/laplace")["extremes"]["test"]["lowest"]
-    assert e.uncertainty.double().argsort(stable=True)[: len(lowest)].tolist() == lowest
+    measured = folder.result("mini/laplace")["scores"]["own"]["r_auroc"]
+    assert metrics.r_auroc(e.point, cell.sets["test"].labels, e.uncertainty) == pytest.approx(measured)
     assert bool(torch.isfinite(e.kappa).all())
     assert (folder.work / "mini" / "deterministic" / "seed0" / "best.safetensors").read_bytes() == weights
 
@@ -37,7 +40,7 @@ def test_images_are_embedded_where_the_embedder_takes_features(tmp_path: Path) -
             torch.testing.assert_close(e.kappa, expected.kappa, rtol=1e-3, atol=0)
 
 
-def test_a_network_from_before_an_option_existed_is_still_that_network(tmp_path: Path) -> None:
+def test_a_network_that_an_earlier_version_trained_is_converted(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, laplace=LAPLACE)
     assert folder.run(["mini/deterministic"]).ok
     path = folder.work / "mini" / "deterministic" / "seed0" / CONFIG
@@ -45,5 +48,8 @@ def test_a_network_from_before_an_option_existed_is_still_that_network(tmp_path:
     del config["training"]["clip_norm"], config["loss"]["published"]
     path.write_text(json.dumps(config), encoding="utf-8")
     weights = path.with_name("best.safetensors").stat().st_mtime_ns
+    with pytest.raises(runs.RunError, match="other settings"):
+        folder.run()
+    assert convert_work(folder.work) == 1
     assert folder.run().done == ["mini/laplace, seed 0"]
     assert path.with_name("best.safetensors").stat().st_mtime_ns == weights

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from laplacian_metric import data, metrics
-from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.data.splits import Split
-from laplacian_metric.metrics.nearest import rank_by
 from experiments.harness.image_sets import image_sets
 from experiments.harness.place_matching import by_place, matching, places
 from experiments.harness.sections import DataSection
+from laplacian_metric import data, metrics
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.data.splits import Split
+from laplacian_metric.metrics.nearest import rank_by
 from tests.experiments.sets import miniatures
 
 RADIUS = 10.0
@@ -158,14 +158,6 @@ def test_options_of_one_split(tmp_path: Path) -> None:
     assert len(sets["train"].labels.unique()) > 1
     assert matching(sets.images["test"]).by_distance
     assert matching(sets.images["test"]).queries is not None
-
-
-def test_options_that_came_later_are_not_written_at_their_defaults() -> None:
-    plain = DataSection(train="msls").model_dump(mode="json")
-    assert "split_options" not in plain
-    some = DataSection(train="msls", split_options={"test": {"cities": ["cph"]}})
-    assert some.model_dump(mode="json")["split_options"] == {"test": {"cities": ["cph"]}}
-    assert DataSection.model_validate(some.model_dump()) == some
 
 
 def test_a_ranking_in_a_database_says_what_is_wrong() -> None:

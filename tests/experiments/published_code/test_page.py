@@ -68,7 +68,7 @@ def test_every_link_inside_the_page_leads_somewhere(page: str) -> None:
     }
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= titles
     for target in re.findall(r"\]\(([\w./]+\.md)\)", page):
-        assert (FOLDER.parents[1] / "docs" / target).exists(), target
+        assert (FOLDER.parents[2] / "docs" / target).exists(), target
 
 
 def test_every_option_exists(page: str) -> None:

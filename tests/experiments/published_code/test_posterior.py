@@ -13,7 +13,14 @@ from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.posthoc import LAM
-from tests.experiments.published_code.reference import LastLayer, encoder_of, every_triplet, float64, generator, normal
+from tests.experiments.published_code.reference import (
+    LastLayer,
+    encoder_of,
+    every_triplet,
+    float64,
+    generator,
+    normal,
+)
 
 close = torch.testing.assert_close
 

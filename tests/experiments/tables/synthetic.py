@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -87,11 +86,6 @@ def result(cell: str, seed: int, level: float = 0.8, noise: float = 0.01) -> dic
                 "random": [level] * 100,
             },
         },
-        "extremes": {
-            name: {"lowest": [seed + i for i in range(8)], "highest": [100 + seed + i for i in range(8)]}
-            for name in ("test", *OUT)
-        },
-        "latent": latent(seed, 3),
         "verification": {
             name: verification(seed, near)
             for name in ("test", "mixed", "corrupt", "unseen", "unseen corrupt")
@@ -147,31 +141,6 @@ def bins(level: float, draw: random.Random) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def latent(seed: int, dim: int, number: int = 40) -> dict[str, Any]:
-    """Points around the axes, with diagonal covariances."""
-    draw = random.Random(seed)
-
-    def cloud() -> dict[str, Any]:
-        labels = [draw.randrange(dim) for _ in range(number)]
-        points = []
-        for label in labels:
-            point = [draw.gauss(0, 0.25) + (axis == label) for axis in range(dim)]
-            length = math.sqrt(sum(x * x for x in point))
-            points.append([x / length for x in point])
-        spreads = [draw.uniform(0.002, 0.02) for _ in range(number)]
-        covariances = [[s if i == j else 0.0 for i in range(dim) for j in range(dim)] for s in spreads]
-        return {
-            "points": points,
-            "covariances": covariances,
-            "kappa": [1 / s for s in spreads],
-            "labels": labels,
-        }
-
-    own, other = cloud(), cloud()
-    del other["labels"]
-    return {**own, "out": {"mnist": other}}
 
 
 def failure(cell: str, seed: int, error: str = "the loss is not finite") -> dict[str, Any]:

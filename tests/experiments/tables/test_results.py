@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.harness.tables.seeds import Cell, group, spread, tidy
-from experiments.harness.tables.table_columns import find, names
 from experiments.harness.results import Result, ResultFileError, read_result, read_results
-from tests.experiments.tables.synthetic import failure, latent, result, write
+from experiments.harness.tables.seeds import Cell, pick, spread, tidy
+from experiments.harness.tables.table_columns import find, names
+from tests.experiments.tables.synthetic import failure, result, write
 
 
 def test_a_result_is_read_whole(tmp_path: Path) -> None:
@@ -38,34 +38,16 @@ def test_a_result_is_read_whole(tmp_path: Path) -> None:
         == content["curves"]["roc"]["mnist"]["true_positive_rate"]
     )
     assert record.curves.sparsification["own"].tolist() == content["curves"]["sparsification"]["own"]
-    assert record.extremes["mnist"].highest == tuple(content["extremes"]["mnist"]["highest"])
     assert record.training is not None
     assert record.training.best_epoch == 7
     assert record.training.history[2].loss == content["training"]["history"][2]["loss"]
     assert set(record.training.history[2].validation) == {"map@1", "map@5"}
-    assert record.latent is not None
-    assert record.latent.test.covariances is not None
-    assert record.latent.test.covariances.shape == (40, 3, 3)
-    assert record.latent.ood["mnist"].labels is None
-    np.testing.assert_array_equal(
-        record.latent.test.covariances[5].ravel(), content["latent"]["covariances"][5]
-    )
-
-
-def test_covariances_may_be_nested(tmp_path: Path) -> None:
-    content = result("a", 0)
-    flat = content["latent"]["covariances"]
-    content["latent"]["covariances"] = np.reshape(flat, (40, 3, 3)).tolist()
-    latent_numbers = read_result(write(tmp_path, content)).latent
-    assert latent_numbers is not None
-    assert latent_numbers.test.covariances is not None
-    np.testing.assert_array_equal(latent_numbers.test.covariances.reshape(40, 9), flat)
 
 
 def test_what_a_method_does_not_have_may_be_null(tmp_path: Path) -> None:
-    content = result("a", 0) | {"training": None, "calibration": None, "latent": None, "extremes": {}}
+    content = result("a", 0) | {"training": None, "calibration": None}
     record = read_result(write(tmp_path, content))
-    assert (record.training, record.calibration, record.latent) == (None, None, None)
+    assert (record.training, record.calibration) == (None, None)
     assert math.isnan(find("ECE").value(record))
 
 
@@ -99,12 +81,6 @@ def change(*place: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (change("retrieval", "test", to=KeyError), "retrieval.test is missing"),
         (change("curves", "roc", "mnist", "true_positive_rate", to=[0.0, 1.0]), "51 false .* for 2 true"),
         (change("curves", "sparsification", "own", to=[[1.0], [1.0, 2.0]]), "rows differ in length"),
-        (change("latent", "kappa", to=[1.0]), "latent.test has kappa of 1 entries for 40 points"),
-        (
-            change("latent", "covariances", to=[[1.0] * 4] * 40),
-            r"latent.test has covariances of the shape \(40, 4\)",
-        ),
-        (change("latent", "labels", to=[None] * 40), "latent.test.labels has an entry that is no number"),
         (change("calibration", "table", to=[{"low": 0.0}]), r"calibration.table\[0\].high is missing"),
         (change("training", "history", 0, "epoch", to=1.5), "epoch is 1.5"),
     ],
@@ -162,15 +138,15 @@ def test_cells_keep_what_failed_and_what_is_missing(tmp_path: Path) -> None:
         failure("a", 1, "no /some/where/file.npz"),
     ):
         write(tmp_path, content)
-    cells = group(read_results(tmp_path))
-    assert [one.seed for one in cells["b"].done] == [0, 2]
-    assert cells["b"].said() == "seed 1 is missing"
-    assert (
-        cells["a"].said()
-        == "seed 0 failed: the loss is not finite; seed 1 failed: no file.npz; seed 2 is missing"
+    results = read_results(tmp_path)
+    first, second = (pick(results, name, (0, 1, 2)) for name in ("a", "b"))
+    assert [one.seed for one in second.done] == [0, 2]
+    assert second.said() == "seed 1 is missing"
+    assert first.said() == (
+        "seed 0 failed: the loss is not finite; seed 1 failed: no file.npz; seed 2 is missing"
     )
-    assert cells["a"].expected == 3
-    assert group(read_results(tmp_path), seeds=[0])["b"].said() == ""
+    assert first.expected == 3
+    assert pick(results, "b", (0,)).said() == ""
     assert Cell("c", (), missing=(0, 1)).said() == "no result yet"
     both = Cell("d", (), failed=tuple(Result(cell="d", seed=seed, error="x") for seed in (0, 1)))
     assert both.said() == "seeds 0, 1 failed: x"
@@ -226,7 +202,3 @@ def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
 def test_a_metric_of_strangers_needs_their_name() -> None:
     with pytest.raises(ValueError, match="AUPRC needs to know which set"):
         find("AUPRC")
-
-
-def test_the_latent_helper_makes_unit_vectors() -> None:
-    np.testing.assert_allclose(np.linalg.norm(latent(0, 2)["points"], axis=1), 1.0)

@@ -1,4 +1,4 @@
-"""Tables: numbers recomputed by hand, the rule for bold, what is not there, Markdown and LaTeX."""
+"""Tables: numbers recomputed by hand, the rule for bold, what is not there, Markdown."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.metrics.evaluation import Score
+from experiments.harness.results import Epoch, Result, Training, read_results
 from experiments.harness.tables.descriptions import (
     PublishedNumber,
     PublishedTable,
     TableDescription,
     parse_table,
-    read_published,
 )
 from experiments.harness.tables.precisions import Precisions
 from experiments.harness.tables.seeds import TRIVIAL
 from experiments.harness.tables.table_columns import find
-from experiments.harness.tables.table_text import latex, markdown
-from experiments.harness.tables.tables import Entry, Line, ResultTable, build_table
-from experiments.harness.results import Epoch, Result, Training, read_results
+from experiments.harness.tables.table_text import Entry, Line, ResultTable, markdown
+from experiments.harness.tables.tables import build_table
+from laplacian_metric.metrics.evaluation import Score
 from tests.experiments.tables.synthetic import failure, result, write
 
 T = {1: 12.706204736432095, 2: 4.302652729911275}  # Student's 97.5 % quantiles for 1 and 2 degrees of freedom
@@ -70,10 +68,6 @@ def test_numbers_by_hand(tmp_path: Path) -> None:
     expected = [f"{statistics.mean(v):.3f} ± {statistics.stdev(v):.3f}" for v in values]
     assert line(built, "method m/a") == [*expected, "11.0 ± 1.0", "3"]
     assert built.header == ("mAP@5 ↑", "AUROC ↑", "ECE ↓", "seconds, training ↓", "seeds")
-
-
-def test_one_seed_has_no_deviation() -> None:
-    assert line(build_table(table("a"), of("a", [0.5])), "method a") == ["0.500", "1"]
 
 
 def trained(cell: str, seed: int, precision: str, has: bool | None, base: str = "") -> Result:
@@ -185,7 +179,6 @@ def test_what_is_not_there_is_seen_and_said(tmp_path: Path) -> None:
     assert "`half`: seed 1 failed: the loss is not finite; seed 2 is missing." in notes
     assert "`absent`: no result yet." in notes
     assert "method gap: R-AUROC is defined for 2 of 3 seeds only." in notes
-    assert "failed: it | diverged" in latex(built).replace(r"\textbar{}", "|")
     assert r"it \| diverged" in markdown(built)
 
 
@@ -219,11 +212,6 @@ def test_bold_is_what_the_intervals_separate() -> None:
     assert bold(build_table(table("a", "b"), of("a", low) + of("b", near))) == []
     apart = [value - 0.1 + 2 * reach + 1e-4 for value in high]
     assert bold(build_table(table("a", "b"), of("a", low) + of("b", apart))) == ["method b"]
-
-
-def test_a_third_row_can_keep_the_best_from_being_bold() -> None:
-    three = of("a", [0.50, 0.51, 0.52]) + of("b", [0.60, 0.61, 0.62]) + of("c", [0.58, 0.60, 0.62])
-    assert bold(build_table(table("a", "b", "c"), three)) == []
 
 
 @pytest.mark.parametrize(
@@ -334,31 +322,6 @@ def test_pairs_with_few_seeds(before: list[float], after: list[float], expected:
     assert bold(built) == []
 
 
-def check_latex(text: str) -> None:
-    """Braces and environments are closed in order, no special sign is bare, and all rows are as wide."""
-    plain = re.sub(r"\\[\\&%$#_{}]", "", text.replace(r"\\", " NEWLINE "))
-    depth = 0
-    for sign in plain:
-        depth += (sign == "{") - (sign == "}")
-        assert depth >= 0
-    assert depth == 0
-    assert plain.count("$") % 2 == 0
-    assert not re.search(r"[%#_^~<>|]", re.sub(r"\$[^$]*\$", "", plain).replace("|", ""))
-    opened: list[str] = []
-    for kind, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", text):
-        if kind == "begin":
-            opened.append(name)
-        else:
-            assert opened.pop() == name
-    assert opened == []
-    columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)
-    assert columns is not None
-    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
-    for row in body.splitlines():
-        if row.endswith(r"\\") and not row.startswith(r"\multicolumn"):
-            assert len(re.findall(r"(?<!\\)&", row)) == len(columns[1]) - 1
-
-
 @settings(max_examples=50)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=30))
 def test_no_text_becomes_markup(text: str) -> None:
@@ -370,73 +333,26 @@ def test_no_text_becomes_markup(text: str) -> None:
     built = ResultTable(
         "a_b", text, (text, "n"), lines, (text.replace("`", "'"), f"by `{text.replace('`', '')}` now")
     )
-    check_latex(latex(built))
     rows = [row for row in markdown(built).split("\n") if row.startswith("|")]
     assert len(rows) == 5
     # Signs that are escaped do not end a place of the row.
     assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 4 for row in rows)
 
 
-def test_latex_of_a_whole_table(tmp_path: Path) -> None:
-    for seed in range(3):
-        write(tmp_path, result("m/a_b", seed))
-        write(tmp_path, failure("m/c", seed, "50% of {x} & $y$ #1 ~ ^ \\ <z>"))
-    built = build_table(table("m/a_b", "m/c", trivial="m/a_b"), read_results(tmp_path))
-    text = latex(built)
-    check_latex(text)
-    assert r"method m/a\_b & " in text
-    assert r"\texttt{m/c}" in text
-    assert r"50\% of \{x\} \& \$y\$ \#1" in text
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"columns": ["ECE"]}, "table t: title is missing"),
-        ({"title": "T", "columns": ["ECE"]}, "table t: either 'rows' or 'pairs'"),
-        (
-            {"title": "T", "columns": ["EZE"], "rows": []},
-            "table t: no metric is called 'EZE'; did you mean 'ECE'",
-        ),
-        ({"title": "T", "columns": ["AUROC"], "rows": []}, "table t: AUROC needs to know which set"),
-        (
-            {"title": "T", "columns": ["ECE"], "row": []},
-            "table t: there is no key 'row'; did you mean 'rows'",
-        ),
-        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x"}]}, "table t: rows[0].cell is missing"),
-        (
-            {"title": "T", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}] * 2},
-            "two rows are called 'x'",
-        ),
-        (
-            {"title": "T", "columns": ["ECE"], "pairs": [{"label": "x"}]},
-            "table t: pairs[0].before is missing",
-        ),
-        ({"title": "T", "columns": ["ECE"], "rows": ["a"]}, "table t: rows[0] is 'a'"),
+        ({"columns": ["ECE"]}, "title"),
+        ({"title": "T", "columns": ["ECE"]}, "rows"),
+        ({"title": "T", "columns": ["EZE"], "rows": []}, "EZE"),
+        ({"title": "T", "columns": ["AUROC"], "rows": []}, "AUROC"),
+        ({"title": "T", "columns": ["ECE"], "row": []}, "row"),
+        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x"}]}, "rows[0].cell"),
+        ({"title": "T", "columns": ["ECE"], "rows": [{"label": "x", "cell": "a"}] * 2}, "'x'"),
+        ({"title": "T", "columns": ["ECE"], "pairs": [{"label": "x"}]}, "pairs[0].before"),
+        ({"title": "T", "columns": ["ECE"], "rows": ["a"]}, "rows[0]"),
     ],
 )
-def test_a_wrong_description_is_said(content: dict[str, Any], message: str) -> None:
+def test_a_wrong_description_is_named(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_table("t", content)
-
-
-def test_yaml_that_says_something_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.yaml"
-    for text, message in (
-        ("a: 1\na: 2", "'a' is there twice"),
-        ("a: [", "cannot be read"),
-        ("- 1", "no mapping"),
-    ):
-        path.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=message):
-            read_yaml(path)
-
-
-def test_wrong_published_numbers_are_said(tmp_path: Path) -> None:
-    path = tmp_path / "p.yaml"
-    path.write_text("p: {source: s, rows: {a: {ECE: '0.1 +- 0.2'}}}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"p: rows.a.ECE: '0.1 \+- 0.2' is not a number like"):
-        read_published(path)
-    path.write_text("p: {rows: {}}", encoding="utf-8")
-    with pytest.raises(ValueError, match="p: source is missing"):
-        read_published(path)

@@ -13,11 +13,10 @@ from matplotlib.collections import EllipseCollection, LineCollection
 from matplotlib.figure import Figure
 from PIL import Image
 
-from experiments.harness.tables.plane import bin_curves, draw_plane, own_bins, plane_maps
-from experiments.harness.tables.seeds import Cell
-from experiments.harness.tables.table_columns import find
 from experiments.harness.results import Result, ResultFileError, Space, read_result
-from tests.experiments.tables.synthetic import failure, result, write
+from experiments.harness.tables.plane import draw_plane, plane_maps
+from experiments.harness.tables.table_columns import find
+from tests.experiments.tables.synthetic import result, write
 
 
 def a_result(folder: Path, **change: Any) -> Result:
@@ -68,20 +67,6 @@ def test_a_damaged_part_is_named(change: dict[str, Any], said: str | None, tmp_p
         return
     with pytest.raises(ResultFileError, match=said):
         a_result(tmp_path, **change)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("variances", [[[1.0, 1.0]]], r"space has variances of the shape \(1, 1, 2\) for means \(30, 2, 2\)"),
-        ("labels", [1], "space has labels of 1 entries for 30 points"),
-        ("centres", {"labels": [1], "points": [[0.0]]}, "space has centres of 1 dimensions for means of 2"),
-    ],
-)
-def test_a_damaged_space_is_named(key: str, value: Any, said: str, tmp_path: Path) -> None:
-    space = result("n_digit/x", 0)["verification"]["test"]["space"]
-    with pytest.raises(ResultFileError, match=said):
-        a_result(tmp_path, space={**space, key: value})
 
 
 # --- pictures ---
@@ -144,16 +129,3 @@ def test_maps_are_drawn(tmp_path: Path) -> None:
         plane_maps({"A": {"test": space(dim=3)}})
     with pytest.raises(ValueError, match="no plane to draw"):
         plane_maps({})
-
-
-def test_bins_are_drawn(tmp_path: Path) -> None:
-    record = a_result(tmp_path)
-    failed = read_result(write(tmp_path, failure("n_digit/y", 0)))
-    cells = {"A": Cell("n_digit/x", (record,)), "B": Cell("n_digit/y", (), (failed,))}
-    assert size(bin_curves({"G": cells}, {"test": "clean", "corrupt": "corrupt"}, title="T"))[0] > 100
-    numbers = own_bins(record, "test", "knn")
-    assert numbers is not None
-    assert len(numbers) == 20
-    assert own_bins(record, "nothing", "knn") is None
-    with pytest.raises(ValueError, match="no bins to draw"):
-        bin_curves({}, {"test": "clean"})

@@ -7,9 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from laplacian_metric import metrics
-from laplacian_metric.metrics import statistics
-from laplacian_metric.metrics.resampling import bootstrap_all
 from experiments.harness.suites.judging import (
     GALLERY_DISTANCE,
     MATCH_RISK,
@@ -21,6 +18,9 @@ from experiments.harness.suites.judging import (
     retrieval_numbers,
 )
 from experiments.harness.suites.measuring import safe_retrieval
+from laplacian_metric import metrics
+from laplacian_metric.metrics import statistics
+from laplacian_metric.metrics.resampling import bootstrap_all
 
 LABELS = torch.arange(12).repeat_interleave(20)
 

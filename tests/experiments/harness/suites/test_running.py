@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from laplacian_metric.data.splits import TestDataError
-from experiments.harness.suites import Benchmark, as_csv, rows
+from experiments.harness.suites import Benchmark, rows
 from experiments.harness.suites import suite as files
 from experiments.harness.suites.fitting import Part
+from experiments.harness.suites.leaderboard import frame
 from experiments.harness.suites.measuring import chosen_by
 from experiments.harness.suites.running import choice_of
 from experiments.harness.suites.sets import UNSEEN, VALIDATION, TrackSets
 from experiments.harness.work import RunError
+from laplacian_metric.data.splits import TestDataError
 from tests.experiments.harness.suites.tiny import content
 
 TIMES = ("seconds", "ms")
@@ -101,7 +102,7 @@ def test_the_results_have_every_entry_seed_and_group(whole: Benchmark) -> None:
     assert 0 <= own.crop <= 1
     assert own.parameters > 1e4
     assert "unseen/clothes" in results["digests"]["sample"]
-    assert as_csv(listed).count("\n") == len(listed) + 1
+    assert len(frame(listed)) == len(listed)
 
 
 def test_an_entry_that_was_not_run_says_so(tmp_path: Path) -> None:

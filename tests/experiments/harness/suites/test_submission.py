@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from laplacian_metric import metrics
 from experiments.harness.suites.submission import Submission, judge
+from laplacian_metric import metrics
 
 ROWS = 90
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from laplacian_metric.data.splits import Role
 from experiments.harness import suites
 from experiments.harness.suites import suite as files
 from experiments.harness.suites.sets import TrackSets, held_out, rows_per_class
+from laplacian_metric.data.splits import Role
 from tests.experiments.harness.suites.tiny import content
 
 TEST = {"data": "sample-mnist", "split": "test"}
@@ -126,8 +126,8 @@ def test_features_of_a_frozen_network_are_kept(tmp_path: Path, caplog: pytest.Lo
     again.encoder.backbone.register_forward_pre_hook(lambda *_: pytest.fail("the features are there"))
     assert all(torch.equal(again[name].inputs, rows) for name, rows in features.items())
 
-    payload = tmp_path / "clean" / "features.bin"
-    payload.write_bytes(payload.read_bytes()[::-1])
+    payload = next((tmp_path / "clean").rglob("features.bin"))
+    payload.write_bytes(payload.read_bytes()[:-1])
     assert torch.equal(TrackSets(track, None, tmp_path, progress=False)["clean"].inputs, features["clean"])
     assert "computed again" in caplog.text
 

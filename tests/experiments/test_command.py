@@ -1,0 +1,232 @@
+"""The command line of the harness: cells, tables and suites, and the committed results that it makes tables of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import harness
+from experiments.convert import convert_results, converted
+from experiments.harness.__main__ import main
+from experiments.harness.results import read_results
+from experiments.harness.tables.descriptions import read_published, read_tables
+from experiments.harness.tables.table_columns import find
+from hessians import ContrastiveLoss
+from laplacian_metric import LAM, Encoder, data
+from laplacian_metric.laplace.model_folder import ModelFolder
+from tests.experiments.harness.miniature import LAPLACE, Folder, folder_with
+
+EXPERIMENTS = Path(harness.__file__).parents[1]
+REGENERATED = ("cifar10", "cifar10_unsquared", "corrections", "n_digit_n2_d2", "grocery")
+
+
+def called(folder: Folder, *options: str) -> int:
+    places = {"--cells-dir": folder.cells, "--work": folder.work, "--results": folder.results}
+    return main(["run", *options, *(str(part) for pair in places.items() for part in pair)])
+
+
+def test_cells_are_run_listed_and_put_into_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, laplace=LAPLACE)
+
+    def states() -> list[str]:
+        assert called(folder, "--list") == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert states() == ["to", "to"]
+    assert called(folder, "--cells", "mini/det*") == 0
+    printed = capsys.readouterr().out
+    assert "mini/deterministic, seed 0: recall@1 0." in printed
+    assert states() == ["done", "to"]
+    (tmp_path / "tables.yaml").write_text(
+        "tables: {mini: {title: M, columns: [mAP@1], rows: [{label: Point, cell: mini/deterministic}]}}"
+    )
+    tables = ["tables", "--results", str(folder.results), "--tables", str(tmp_path / "tables.yaml")]
+    assert main([*tables, "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "tables" / "mini.md").read_text(encoding="utf-8")
+    value = folder.result("mini/deterministic")["retrieval"]["test"]["map@1"]
+    assert f"| Point | {value:.3f} | 1 |" in text
+    record = json.loads((tmp_path / "tables" / "mini.json").read_text(encoding="utf-8"))
+    assert [(one["cell"], one["status"]) for one in record["cells"]] == [("mini/deterministic", "done")]
+    assert str(tmp_path) not in json.dumps(record)
+    assert main([*tables, "--only", "maxi"]) == 1
+
+
+def test_mistakes_and_failures_give_a_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_with(tmp_path, bad={"inherit": "mini/deterministic", "training": {"learning_rate": 1e30}})
+    assert called(folder, "--cells", "mini/bad") == 1
+    assert "mini/bad, seed 0: failed" in capsys.readouterr().out
+    folder.write("mini/wrong", {**LAPLACE, "trainig": {}})
+    assert called(folder) == 1
+    assert "trainig" in capsys.readouterr().err
+
+
+def test_an_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(harness, "run", interrupted)
+    assert called(folder_with(tmp_path)) == 130
+
+
+def test_every_cell_can_be_run_and_says_where_its_settings_come_from() -> None:
+    cells = harness.Cells(EXPERIMENTS / "cells")
+    for name in cells.names():
+        assert cells.config(name)["name"] == name
+        assert cells[name].title, name
+        assert cells[name].notes, name
+
+
+def test_the_cells_of_your_own_on_the_page_run(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (root / "experiments" / "README.md").read_text(encoding="utf-8")
+    files = re.findall(r"`(mine[\w/]*\.yaml)`[^\n]*:\n\n```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert [name for name, _ in files] == [
+        "mine/own/deterministic.yaml",
+        "mine/own/laplace.yaml",
+        "mine.yaml",
+    ]
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        few = text.replace("{train: sample-fashion-mnist,", "{train: sample-fashion-mnist, limit: 100,")
+        (tmp_path / name).write_text(few, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(
+        r"python -m experiments\.harness ((?:run --cells-dir|tables --tables) mine.*)\n", page
+    )
+    assert len(commands) == 2
+    for options in commands:
+        assert main(options.split()) == 0
+    table = (tmp_path / "found" / "tables" / "own.md").read_text(encoding="utf-8")
+    assert re.search(r"\| LAM, low rank \|( 0\.\d+ ± 0\.\d+ \|){3} 2 \|", table)
+
+
+# --- committed results ---
+
+
+def test_committed_tables_are_made_again(root: Path, tmp_path: Path) -> None:
+    results = root / "figures" / "results"
+    options = ["--results", str(results), "--out", str(tmp_path), "--only", *REGENERATED]
+    assert main(["tables", *options]) == 0
+    for name in REGENERATED:
+        made, committed = (
+            (folder / "tables" / f"{name}.md").read_text(encoding="utf-8").splitlines()
+            for folder in (tmp_path, root / "figures")
+        )
+        assert [line for line in made if not line.startswith("- Made by")] == [
+            line for line in committed if not line.startswith("- Made by")
+        ]
+
+
+def test_committed_results_have_the_settings_of_their_cells(root: Path) -> None:
+    cells, results = harness.Cells(EXPERIMENTS / "cells"), harness.Results(root / "figures" / "results")
+    for name in cells.matching(["*/laplace_diag", "hessian/*", "n_digit/*", "self_supervised/*"]):
+        for seed in cells[name].seeds:
+            assert results.changes(name, seed, cells.config(name)) == []
+
+
+def test_earlier_results_are_converted_once(root: Path, tmp_path: Path) -> None:
+    content = json.loads((root / "figures/results/cifar10/pfe/seed0.json").read_text(encoding="utf-8"))
+    before = {**content, "config": json.loads(json.dumps(content["config"]))}
+    del before["config"]["loss"]["power"]
+    del before["config"]["base_config"]["network"]["frozen"]
+    path = tmp_path / "cifar10" / "pfe" / "seed0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(before), encoding="utf-8")
+    assert convert_results(tmp_path) == 1
+    assert json.loads(path.read_text(encoding="utf-8")) == content
+    assert convert_results(tmp_path) == 0
+    left = converted({"method": {"name": "laplace", "score": "confidence", "structure": "diag"}})["method"]
+    assert left["score"] == "confidence"  # an option that did something is kept
+
+
+def test_the_tables_are_described_rightly(root: Path) -> None:
+    tables = read_tables(EXPERIMENTS / "tables.yaml")
+    published = read_published(EXPERIMENTS / "published_numbers.yaml")
+    cells = {result.cell for result in read_results(root / "figures" / "results")}
+    for table in tables:
+        assert cells & set(table.cells()) or table.name == "lfw"
+        if table.published:
+            assert all(row.published in (*published[table.published].rows, "") for row in table.rows)
+        # A table of uncertainties carries the scores that need no method.
+        if table.rows and any(column.about_uncertainty for column in table.columns):
+            assert {"feature norm", "embedding norm", "nearest distance"} <= {row.score for row in table.rows}
+    for numbers in (row for table in published.values() for row in table.rows.values()):
+        for metric, number in numbers.items():
+            name, _, out = metric.partition("/")
+            assert find(name, out).metric == name
+            assert 0 <= abs(number.mean) <= 1
+
+
+# --- suites ---
+
+
+def scores(folder: Path) -> Path:
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 20)
+    embeddings = np.eye(8)[labels] + 0.4 * generator.standard_normal((120, 8))
+    np.savez(folder / "mine.npz", embeddings=embeddings, labels=labels, uncertainty=generator.random(120))
+    return folder / "mine.npz"
+
+
+def model(folder: Path) -> Path:
+    train = data.load("sample-fashion-mnist", "train").select(list(range(0, 2500, 20)))
+    lam = LAM(Encoder.from_name("fashion-mnist", dim=4, seed=0), ContrastiveLoss()).fit(train)
+    lam.encoder.recipe = {"name": "fashion-mnist", "dim": 4}
+    ModelFolder(lam, train.preparation, {}, train.class_names, {}, {}).save(folder / "model")
+    return folder / "model"
+
+
+@pytest.mark.parametrize("judged", [scores, model])
+def test_your_own_are_judged(judged: Callable[[Path], Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    mine = judged(tmp_path)
+    kind = "--scores" if mine.suffix else "--encoder"
+    assert main(["suite", "--suite", "quick", kind, str(mine), "--out", str(out)]) == 0
+    rows = json.loads((out / "leaderboard.json").read_text(encoding="utf-8"))["rows"]
+    own = next(row for row in rows if row["score"] == "own")
+    assert own["title"] == mine.stem
+    assert all(0 <= value <= 1 for name, value in own.items() if name.startswith("recall"))
+    if kind == "--encoder":
+        assert {row["score"] for row in rows} >= {"own", "gallery distance", "match risk"}
+    assert "# Yours" in (out / "leaderboard.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--suite", "url-smal"), "url-small"),
+        (("--suite", "quick", "--method", "laplac"), "laplace"),
+        (("--suite", "quick", "--track", "smaple"), "sample"),
+        (("--suite", "quick", "--seed", "5"), "5"),
+        (("--scores", "none.npz"), "none.npz"),
+        (("--encoder", "none"), "none"),
+        (("--scores", "a.npz", "--method", "pfe"), "--method"),
+    ],
+)
+def test_wrong_options_of_suites_are_named(
+    tmp_path: Path, arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["suite", *arguments, "--out", str(tmp_path / "out")]) == 1
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_quick_suite_from_an_empty_folder_and_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows() -> list[dict[str, object]]:
+        assert main(["suite", "--suite", "quick", "--threads", "1", "--out", str(tmp_path)]) == 0
+        return list(json.loads((tmp_path / "leaderboard.json").read_text(encoding="utf-8"))["rows"])
+
+    first = rows()
+    assert {row["group"] for row in first} == {"image alone", "beside the method", "image and gallery"}
+    assert "parts to do" in capsys.readouterr().out
+    assert "What chose the settings" in (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+    assert rows() == first
+    assert capsys.readouterr().out.startswith("0 parts to do")
