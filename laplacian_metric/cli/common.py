@@ -12,28 +12,28 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.cells import cell_len
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 INTERRUPTED = 130
 PROGRESS = "laplacian_metric.progress"
 LONGEST = 2000
 AFTER_THE_FIRST = slice(1, None)
-# What the library calls an argument, and what the command line calls it.
+# The library's name of an argument and the option of the command line.
 FLAGS = {
     "overwrite=True": "--force",
     "lower n_effective": "raise --temperature",
     "skip_unreadable=True": "--skip-broken",
-    "pass the architecture that the weights were saved from": "pass the --encoder that the weights were saved from",
-    ", or prefix= to pick those whose names begin with it": "",
-    ', or part="backbone" to leave the head out': "",
 }
 # What the library raises for wrong input, damaged files and missing resources. Everything else is a defect.
 MISTAKES = (ValueError, TypeError, OSError, ImportError, RuntimeError, ArithmeticError, MemoryError)
 MISTAKES_BY_NAME = ("SafetensorError",)  # importing their modules takes long
+WIDE = 10_000  # columns of a table that no terminal shows
 
 
 class Commands(TyperGroup):
@@ -197,37 +197,35 @@ def check_new(path: Path, force: bool) -> None:
         raise FileExistsError(f"{path} is there already: --force replaces it, or name another file")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: slice = AFTER_THE_FIRST) -> str:
-    """Return a table as text; the ``numeric`` columns are flush right, and an empty header is left out.
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: slice = AFTER_THE_FIRST) -> Table:
+    """Return a table for `show`; the ``numeric`` columns are flush right, and an empty header is left out.
 
     Example:
-        >>> print(table(("metric", "value"), [("recall@1", "0.9"), ("ausc", "0.95")]))
+        >>> show(table(("metric", "value"), [("recall@1", "0.9"), ("ausc", "0.95")]))
         metric    value
-        --------  -----
         recall@1    0.9
         ausc       0.95
     """
-    lines = [[printable(cell) for cell in row] for row in rows]
-    if any(header):
-        lines.insert(0, list(header))
-    widths = [max((cell_len(line[column]) for line in lines), default=0) for column in range(len(header))]
-    if any(header):
-        lines.insert(1, ["-" * width for width in widths])
+    from rich.table import Table
+
     right = range(len(header))[numeric]
-    return "\n".join(
-        "  ".join(
-            " " * (width - cell_len(cell)) + cell
-            if column in right
-            else cell + " " * (width - cell_len(cell))
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    text = Table(box=None, show_header=any(header), header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column, name in enumerate(header):
+        text.add_column(printable(name), justify="right" if column in right else "left")
+    for row in rows:
+        text.add_row(*map(printable, row))
+    return text
 
 
-def show(*parts: str) -> None:
+def show(*parts: str | Table) -> None:
     """Print a result for people: lines and tables."""
-    typer.echo("\n".join(printable(part) for part in parts))
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDE
+    for part in parts:
+        console.print(printable(part) if isinstance(part, str) else part)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Files of evaluate --out, or result files of runs.")],
+    results: Annotated[list[Path], typer.Argument(help="Files of evaluate --out.")],
     name: Annotated[
         list[str] | None,
-        typer.Option(help="A name for each file, in their order; files of one name are its seeds."),
+        typer.Option(help="A name for each file, in their order; files that share a name count as seeds."),
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Show this metric; may be repeated.")] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals of differences.")] = 0.95,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare results: means and spreads over seeds, and differences from the first, with intervals.
+    """Compare evaluations: means and spreads over seeds, and differences from the first, with intervals.
 
     Differences are paired by seed. With a single seed the intervals come from a bootstrap over queries, which takes the
     same queries for both files if both were evaluated on the same images.
@@ -34,21 +34,19 @@ def compare(
     """
     from laplacian_metric.report import comparing
 
-    measured = [comparing.read_result(path) for path in results]
-    stems = [path.stem for path in results]
-    same = len({(one.name, one.seed) for one in measured}) < len(measured)
-    # Two models on one data set have results of one name: then the files' names tell them apart.
-    names = name or (stems if same and len(set(stems)) == len(stems) else [])
-    groups = comparing.grouped(measured, names)
+    groups = comparing.read_results(results, name or [])
     metrics = comparing.metrics_of(groups, metric or [])
     differences = comparing.differences(groups, metrics, level)
     if as_json:
-        values = [{one: _spread(group, one) for one in metrics} for group in groups]
         common.print_json(
             {
                 "results": [
-                    {"name": group.name, "seeds": group.seeds, "values": spreads}
-                    for group, spreads in zip(groups, values, strict=True)
+                    {
+                        "name": group.name,
+                        "seeds": group.seeds,
+                        "values": {one: _spread(group, one) for one in metrics},
+                    }
+                    for group in groups
                 ],
                 "differences": [asdict(difference) for difference in differences],
             }
@@ -59,12 +57,11 @@ def compare(
     common.show(common.table(("", *(group.name for group in groups)), rows))
     if differences:
         header = ("", "metric", "difference", f"{level:.0%} interval", "over")
-        common.show(
-            f"\nDifferences from {groups[0].name}", common.table(header, map(_row, differences), slice(2, 4))
-        )
+        table = common.table(header, map(_row, differences), slice(2, 4))
+        common.show(f"\nDifferences from {groups[0].name}", table)
 
 
-def _spread(group: Group, metric: str) -> dict[str, float | None] | None:
+def _spread(group: Group, metric: str) -> dict[str, float] | None:
     spread = group.spread(metric)
     return None if spread is None else {"mean": spread[0], "deviation": spread[1]}
 
@@ -77,8 +74,7 @@ def _cell(group: Group, metric: str) -> str:
 def _row(difference: Difference) -> tuple[str, str, str, str, str]:
     bounds = difference.paired or difference.interval
     interval = "-" if bounds is None else f"{bounds.low:+.4f} to {bounds.high:+.4f}"
-    seeds = ", ".join(map(str, difference.seeds))
-    over = f"seeds {seeds}" if difference.paired is not None else f"seed {seeds}"
+    over = f"{'seeds' if difference.paired else 'seed'} {', '.join(map(str, difference.seeds))}"
     if difference.interval is not None:
         over += ", the same queries" if difference.same_queries else ", queries drawn apart"
     return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, over

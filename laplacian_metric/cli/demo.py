@@ -29,8 +29,7 @@ def demo(
 
     Example: lam demo --out demo-report
     """
-    from laplacian_metric.demo.compute import EPOCHS, REPORT_NAME
-    from laplacian_metric.demo.page import run_demo
+    from laplacian_metric.demo.compute import EPOCHS, REPORT_NAME, run_demo
 
     result = run_demo(
         out,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,8 @@ import typer
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.metrics import Evaluation
+    from rich.table import Table
+
     from laplacian_metric.report.model_evaluation import ModelEvaluation
 
 MEANINGS = {
@@ -30,11 +30,10 @@ MEANINGS = {
     "brier": "mean squared error of that probability (0 is best)",
     "retrieval_ece": "calibration error of joint samples (0 is best)",
 }
-
-OOD_MEANINGS = (  # of each set of OOD images
-    ("auroc", "AUROC", "OOD images are less certain (0.5 is chance)"),
-    ("open_set_auroc", "open-set AUROC", "right answers are more certain than wrong ones and OOD images"),
-)
+OOD_MEANINGS = {  # of each set of OOD images
+    "auroc": ("AUROC", "OOD images are less certain (0.5 is chance)"),
+    "open_set_auroc": ("open-set AUROC", "right answers are more certain than wrong ones and OOD images"),
+}
 
 
 def evaluate(
@@ -43,12 +42,7 @@ def evaluate(
     images: options.LabelledImages,
     evaluating: options.Evaluating,
     output: options.Output,
-    gallery: Annotated[
-        str | None,
-        typer.Option(
-            help="Labelled images to search instead of the other images of the same data, such as those of your index."
-        ),
-    ] = None,
+    gallery: options.Gallery = None,
     out: Annotated[Path | None, typer.Option(help="A result file for compare, JSON.")] = None,
     name: Annotated[
         str | None, typer.Option(help="The result's name in compare; by default the data's name.")
@@ -72,7 +66,7 @@ def evaluate(
         loaded,
         images.open(data, loaded),
         evaluating.open_ood(images, loaded),
-        gallery=None if gallery is None else images.open_other(gallery, loaded, "train"),
+        gallery=images.open_gallery(gallery, loaded),
         name=name,
         samples=evaluating.samples,
         resamples=evaluating.resamples,
@@ -88,33 +82,43 @@ def evaluate(
     where = "" if gallery is None else f" among the {result.data['items']} of {result.data['gallery']}"
     common.show(
         f"{result.data['name']}: {counts.answerable} of {counts.queries} images have another of their class{where}",
-        common.table(("metric", "value", "95 % interval", "meaning"), _metrics(result), numeric=slice(1, 3)),
+        _metrics(result),
         "\nBeside scores that need no method (AUROC of wrong answers and of OOD images):",
-        _score_table(result),
+        _scores(result),
         "\nIf the least certain queries are refused:",
-        _refusal_table(result),
+        _refusals(result),
     )
 
 
-def _metrics(result: ModelEvaluation) -> list[tuple[str, ...]]:
+def _metrics(result: ModelEvaluation) -> Table:
     """Return a row for each metric: its name, value, interval and meaning."""
     from laplacian_metric.metrics.evaluation import OWN, ood_name
 
     named = [(name, name, MEANINGS[name]) for name in result.values if name in MEANINGS]
-    for kind, label, meaning in OOD_MEANINGS:
+    for kind, (label, meaning) in OOD_MEANINGS.items():
         if kind == "auroc" or "probability_ece" in result.values:
             named += [(f"{label} {ood}", ood_name(kind, ood), meaning) for ood in result.scores[OWN].ood]
-    return [(label, *_with_interval(result, name), meaning) for label, name, meaning in named]
+    rows = [
+        (label, common.number(result[name]), _interval(result, name), meaning)
+        for label, name, meaning in named
+    ]
+    return common.table(("metric", "value", "95 % interval", "meaning"), rows, numeric=slice(1, 3))
 
 
-def _score_table(result: ModelEvaluation) -> str:
+def _interval(result: ModelEvaluation, name: str) -> str:
+    bounds = result.intervals.get(name)
+    return "-" if bounds is None else f"{common.number(bounds.low)} to {common.number(bounds.high)}"
+
+
+def _scores(result: ModelEvaluation) -> Table:
     """Return how the model's uncertainty and other scores detect wrong answers and OOD images."""
     from laplacian_metric.metrics.evaluation import OWN
+    from laplacian_metric.report.texts import score_name
 
     ood = list(result.scores[OWN].ood)
     rows = [
         (
-            "the model's uncertainty" if name == OWN else name,
+            score_name(name),
             common.number(score.values.get("r_auroc")),
             *(common.number(score.ood[label].get("auroc")) for label in ood),
         )
@@ -123,32 +127,20 @@ def _score_table(result: ModelEvaluation) -> str:
     return common.table(("score", "wrong answers", *ood), rows)
 
 
-def _refusal_table(result: ModelEvaluation) -> str:
+def _refusals(result: ModelEvaluation) -> Table:
     """Return the share of wrong answers, and of refused OOD images, where a share of the queries is refused."""
     from laplacian_metric.metrics.evaluation import OWN
+    from laplacian_metric.report.texts import share
 
     ood = list(result.scores[OWN].ood)
     rows = [
         (
-            f"{row.share:.1%}",
-            f"{row.error:.1%}",
-            "{:.1%} to {:.1%}".format(*row.interval),
-            *(f"{row.ood[label]:.1%}" for label in ood),
+            share(row.share),
+            share(row.error),
+            " to ".join(map(share, row.interval)),
+            *(share(row.ood[o]) for o in ood),
         )
         for row in result.refusals
     ]
-    header = (
-        "least certain refused",
-        "wrong answers",
-        "95 % interval",
-        *(f"of {label} refused" for label in ood),
-    )
+    header = ("refused", "wrong answers", "95 % interval", *(f"refused of {label}" for label in ood))
     return common.table(header, rows)
-
-
-def _with_interval(evaluation: Evaluation, name: str) -> tuple[str, str]:
-    interval = evaluation.intervals.get(name)
-    text = "-"
-    if interval is not None and math.isfinite(interval.low):
-        text = f"{common.number(interval.low)} to {common.number(interval.high)}"
-    return common.number(evaluation[name]), text

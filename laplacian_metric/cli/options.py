@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -92,6 +91,12 @@ Device = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random choices.")]
 Model = Annotated[Path, typer.Argument(help="A model folder, made by fit or train.")]
+Gallery = Annotated[
+    str | None,
+    typer.Option(
+        help="Labelled images to search, such as those of your index; by default the others of the data."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,10 @@ class LabelledImages(Images):
         """Open further data, which the file with the labels does not belong to."""
         return replace(self, labels=None).open(place, model, split, every_image)
 
+    def open_gallery(self, place: str | None, model: ModelFolder) -> Dataset | None:
+        """Open the training split of the images that are searched, if they are named."""
+        return None if place is None else self.open_other(place, model, "train")
+
 
 @dataclass(frozen=True)
 class Evaluating:
@@ -157,9 +166,7 @@ class Evaluating:
     ood: Annotated[
         list[str] | None,
         typer.Option(
-            "--ood",
-            "--strangers",
-            help="Out-of-distribution images, which a good uncertainty detects; may be repeated.",
+            "--ood", help="Out-of-distribution images, which a good uncertainty detects; may be repeated."
         ),
     ] = None
     samples: Annotated[
@@ -236,30 +243,30 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         a True
     """
     hints = get_type_hints(function, include_extras=True)
-    parameters, shared = [], []
-    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        types = get_type_hints(groups[name], include_extras=True)
-        shared += [
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    for group in groups.values():
+        types = get_type_hints(group, include_extras=True)
+        parameters += [
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=field.default,
                 annotation=types[field.name],
             )
-            for field in fields(groups[name])
+            for field in fields(group)
         ]
 
-    @functools.wraps(function)
     def command(**values: Any) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         function(**values)
 
-    signature = inspect.Signature([*parameters, *shared])
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    command.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

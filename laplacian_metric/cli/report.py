@@ -19,18 +19,15 @@ def report(
     images: options.LabelledImages,
     evaluating: options.Evaluating,
     output: options.Output,
+    gallery: options.Gallery = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     thumbnails: Annotated[
-        bool,
-        typer.Option(
-            "--images/--no-images",
-            help="Include small pictures of the images in the page, for everybody who receives it.",
-        ),
+        bool, typer.Option("--images/--no-images", help="Include small pictures of the images in the page.")
     ] = True,
 ) -> None:
-    """Write one HTML page: which images cannot be trusted, and how many errors refusing avoids.
+    """Write one HTML page: how many errors refusing avoids, and which images cannot be trusted.
 
-    Example: lam report model photos:test --ood holiday --out photos-report
+    Example: lam report model photos:test --gallery photos:train --ood holiday --out photos-report
     """
     from laplacian_metric.core.files import output_folder
 
@@ -44,6 +41,7 @@ def report(
             loaded,
             source,
             evaluating.open_ood(images, loaded),
+            gallery=images.open_gallery(gallery, loaded),
             title=title,
             thumbnails=thumbnails,
             samples=evaluating.samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from torch import Tensor, nn
 from torch.func import jacrev
 
 from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
-from laplacian_metric import LAM, Encoder, Trust, data, methods, metrics
-from laplacian_metric.core.method import Setup
+from laplacian_metric import LAM, Encoder, Trust, __version__, data, methods, metrics
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.files import output_folder
+from laplacian_metric.core.method import Setup
+from laplacian_metric.demo.page import Queries, Shown, demo_page
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Evaluation, Uncertainties
+from laplacian_metric.report.texts import share
 from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
 from laplacian_metric.training import Trained, TrainingOptions, train
 from laplacian_metric.trust import Answer
@@ -123,14 +127,13 @@ ALPHA, DELTA = 0.1, 0.1  # at most this share of the answers is wrong, but for t
 PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
 
 COMPARED_IMAGES = 24
-EXAMPLES = 6  # images shown for each reason
 NEIGHBOURS = 5
 
 REPORT_NAME = "report.html"
 
 
 LOGGER = logging.getLogger(__name__)
-OOD = "MNIST"
+OOD = "digits"
 
 OnStage = Callable[[str], None]
 
@@ -357,3 +360,100 @@ def _evaluate(
         generator=torch.Generator().manual_seed(seed),
         drawn=("refusals",),
     )
+
+
+def shown(result: DemoResult) -> Shown:
+    """Return what the page shows, in plain values."""
+    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
+    return Shown(
+        intro=f"A small network learned to put images of the same kind of clothing close together, from "
+        f"{len(result.gallery):,} images in {result.trained.seconds:.0f} seconds. Each of {len(result.test.images):,} "
+        "new images of clothes is a query: its answer is the nearest training image, right if both show the same "
+        f"kind of clothing. {len(result.ood.images):,} handwritten digits are queries too; every answer to a digit is "
+        "wrong. Trust gives each answer the probability that it is right.",
+        items=result.gallery.images[:, 0].numpy(),
+        item_labels=result.gallery.label_names.tolist(),
+        known=_queries("clothes", result.test, right(result.test)),
+        ood=_queries(OOD, result.ood, np.zeros(len(result.ood.images), dtype=bool)),
+        evaluation=result.evaluation,
+        promise=_promise(result),
+        training=[
+            ("Nearest pixels are right", share(result.pixel_recall)),
+            (f"Nearest embeddings of {DIM} dimensions are right", share(result.evaluation["recall@1"])),
+            ("Images, epochs", f"{len(result.gallery):,}, {result.epochs}"),
+            ("Seconds of training, of everything", f"{result.trained.seconds:.1f}, {result.seconds:.1f}"),
+            ("Parameters of the network", f"{parameters:,}"),
+            ("Validation images that calibrated the probability", f"{result.calibrating:,}"),
+        ],
+        curvature=[
+            (
+                one.approximation,
+                1000 * one.seconds,
+                float((one.diagonal < 0).double().mean()),
+                one.deviation,
+            )
+            for one in result.curvatures
+        ],
+        diagnostics=result.diagnostics,
+        about=[
+            ("laplacian_metric", __version__),
+            ("PyTorch", str(torch.__version__)),
+            ("Python", platform.python_version()),
+            ("Threads", str(torch.get_num_threads())),
+            ("Seed", str(result.seed)),
+        ],
+        credits=[
+            f"{images.citation} Licence of the images: {images.licence}."
+            for images in (result.test.images, result.ood.images)
+        ],
+    )
+
+
+def _queries(name: str, answered: Answered, correct: NDArray[np.bool_]) -> Queries:
+    answer = answered.answer
+    return Queries(
+        name=name,
+        images=answered.images.images[:, 0].numpy(),
+        labels=answered.images.label_names.tolist(),
+        right=correct,
+        probability=answer.probability,
+        verdict=np.where(answer.reason == "trusted", "accept", answer.reason),
+        because=answer.because,
+        neighbours=answered.neighbours.numpy(),
+        similarities=answered.similarities.numpy(),
+    )
+
+
+def _promise(result: DemoResult) -> str:
+    text = (
+        f"{PROMISING} validation images choose the smallest probability at which at most {share(ALPHA)} of the answers "
+        f"are wrong, with probability {share(1 - DELTA)} over such images. "
+    )
+    accepted = result.share_answered(result.test)
+    if result.threshold is None or accepted is None:
+        return f"{text}Here none can be guaranteed: {result.reason}."
+    error = "none" if result.answered_error is None else share(result.answered_error)
+    return (
+        f"{text}It is {1 - result.threshold.value:.2f}: {share(accepted)} of the clothes are answered, {error} of the "
+        f"answers are wrong, and {share(result.share_answered(result.ood) or 0.0)} of the digits are answered. The "
+        "guarantee is about clothes."
+    )
+
+
+def run_demo(
+    out: Path, force: bool = False, seed: int = 0, epochs: int = EPOCHS, on_stage: OnStage = LOGGER.info
+) -> DemoResult:
+    """Run the demo and write `out`/report.html; nothing is left in `out` unless all of it succeeded.
+
+    Args:
+        out: a folder that is new or empty.
+        force: accept a folder that is not empty; only its report.html is replaced.
+        seed: of the initial weights, the order of the images and the split of the validation images.
+        epochs: passes over the training images.
+        on_stage: called with the name of every stage when it begins.
+    """
+    with output_folder(out, force) as folder:
+        result = compute(seed, epochs, on_stage)
+        on_stage("writing the report")
+        (folder / REPORT_NAME).write_text(demo_page(shown(result)).html(), encoding="utf-8")
+    return result

@@ -1,347 +1,205 @@
-"""The demo from end to end, and its page: which answers can be trusted first, then how that was done."""
+"""The demo's page: how many errors refusing avoids first, then examples, then how it was done."""
 
 from __future__ import annotations
 
-import logging
-import platform
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from laplacian_metric import __version__
-from laplacian_metric.core.files import output_folder
-from laplacian_metric.demo.compute import (
-    ALPHA,
-    BATCH_SIZE,
-    COMPARED_IMAGES,
-    DELTA,
-    DIM,
-    EPOCHS,
-    EXAMPLES,
-    LEARNING_RATE,
-    MARGIN,
-    OOD,
-    PROMISING,
-    REPORT_NAME,
-    Answered,
-    DemoResult,
-    OnStage,
-    compute,
-    right,
+from laplacian_metric.laplace.diagnostics import Diagnostics
+from laplacian_metric.metrics import Evaluation
+from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.plots import share_bars
+from laplacian_metric.report.sections import (
+    diagnostics_table,
+    error_section,
+    reliability_picture,
+    scores_section,
 )
-from laplacian_metric.metrics.evaluation import ood_name
-from laplacian_metric.report import Block, Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.blocks import Card, Gallery, Neighbour, RefusalSlider
-from laplacian_metric.report.blocks.gallery import encode
-from laplacian_metric.report.blocks.texts import share
-from laplacian_metric.report.plots import loss_curve, share_bars, signed_histograms
-from laplacian_metric.report.run_sections import better_scores, diagnostics_table, reliability
+from laplacian_metric.report.texts import number, share
+from laplacian_metric.report.thumbnails import encode
 
-LOGGER = logging.getLogger(__name__)
-
-REASONS = ("trusted", "no reliable match", "unlike anything seen")
-PART_COLOURS = (
-    "#1b7837",
-    "#b4301f",
-    "#8a5a00",
-    "#5d6570",
-)  # trusted and right, and wrong; no match; unlike anything
-SIDE = 64
-SCORES = {"own": "Trust: 1 - probability", "novelty": "Trust: novelty, which ranks OOD images"}
+VERDICTS = ("accept", "no reliable match", "unlike anything seen")
+# Accepted and right, accepted and wrong, no reliable match, unlike anything seen.
+COLOURS = ("#1b7837", "#b4301f", "#8a5a00", "#5d6570")
+EXAMPLES = 3  # images of each kind
 
 
-def demo_page(result: DemoResult) -> Page:
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Q queries of one kind and the answers to them.
+
+    Attributes:
+        name: of the kind, "clothes".
+        images: (Q, h, w), uint8.
+        labels: the name of each query's class.
+        right: (Q,), whether the nearest item is of its class.
+        probability, verdict, because: (Q,), of `Trust`.
+        neighbours: (Q, k), rows of the nearest items.
+        similarities: (Q, k), their cosines.
+    """
+
+    name: str
+    images: NDArray[np.uint8]
+    labels: Sequence[str]
+    right: NDArray[np.bool_]
+    probability: NDArray[np.float64]
+    verdict: NDArray[Any]
+    because: NDArray[Any]
+    neighbours: NDArray[np.int64]
+    similarities: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What the page shows.
+
+    Attributes:
+        intro: what was done, in a few sentences.
+        items: (N, h, w), uint8, the images that are searched; ``item_labels`` are the names of their classes.
+        known, ood: the queries.
+        evaluation: of both.
+        promise: a threshold with a guarantee, in words.
+        training: the run as pairs of name and value; ``about`` has versions and settings.
+        curvature: for each approximation its name, milliseconds, share of negative entries and deviation from autograd.
+        diagnostics: of the Laplace posterior.
+        credits: of the data sets.
+    """
+
+    intro: str
+    items: NDArray[np.uint8]
+    item_labels: Sequence[str]
+    known: Queries
+    ood: Queries
+    evaluation: Evaluation
+    promise: str
+    training: Sequence[tuple[str, str]]
+    curvature: Sequence[tuple[str, float, float, float]]
+    diagnostics: Diagnostics
+    about: Sequence[tuple[str, str]]
+    credits: Sequence[str]
+
+
+def demo_page(shown: Shown) -> Page:
     """Return the whole page."""
+    errors = error_section(shown.evaluation.refusals)
+    known = shown.known
+    reliability = reliability_picture(known.probability, known.right, shown.evaluation)
+    training = Table("The run in numbers", ("What", "Value"), shown.training, numeric=frozenset({1}))
+    about = Table("Versions and settings", ("What", "Value"), shown.about)
     return Page(
         "laplacian_metric: which answers can be trusted",
         [
-            _trusted(result),
-            _examples(result),
-            _refusing(result),
-            reliability(result.evaluation),
-            _comparison(result),
-            _training(result),
-            _posterior(result),
-            _about(result),
+            Section(errors.title, [Paragraph(shown.intro), *errors.blocks, Paragraph(shown.promise)]),
+            _verdicts(shown),
+            _examples(shown),
+            Section("Is the probability right?", [reliability]),
+            scores_section(shown.evaluation, [shown.ood.name]),
+            Section("How it was done", [training]),
+            _posterior(shown),
+            Section("About this run", [about, *map(Paragraph, shown.credits)]),
         ],
     )
 
 
-def _trusted(result: DemoResult) -> Section:
-    test, ood, wrong = result.test, result.ood, ~right(result.test)
+def _verdicts(shown: Shown) -> Section:
+    known, ood = shown.known, shown.ood
     rows = []
-    for reason in REASONS:
-        here = test.answer.reason == reason
-        error = share(float(wrong[here].mean())) if here.any() else "–"
+    for verdict in VERDICTS:
+        here = known.verdict == verdict
+        error = share(float(1 - known.right[here].mean())) if here.any() else "–"
         rows.append(
-            (reason, share(float(here.mean())), error, share(float((ood.answer.reason == reason).mean())))
+            (verdict, share(float(here.mean())), error, share(float((ood.verdict == verdict).mean())))
         )
-    rows.append(("all", share(1.0), share(float(wrong.mean())), share(1.0)))
+    header = ("Verdict", known.name.capitalize(), f"Wrong among these {known.name}", ood.name.capitalize())
     return Section(
-        "Which answers can be trusted",
+        "Verdicts",
         [
-            Paragraph(
-                f"A small network learned to put images of the same kind of clothing close together, from "
-                f"{len(result.gallery):,} images in {result.trained.seconds:.0f} seconds. Each of {len(test.images):,} "
-                "new images of clothes is a query: its answer is the nearest training image, and the answer is right "
-                f"if both show the same kind of clothing. {len(ood.images):,} handwritten digits are queries too. "
-                "Nothing here has ever seen a digit, so every answer to a digit is wrong. Trust says for each query "
-                "how probable it is that its answer is right, and why not."
-            ),
             Picture(
-                share_bars({"clothes": _shares(test, ~wrong), "digits": _shares(ood, None)}, PART_COLOURS),
-                alt="For clothes and for digits, the shares of the queries that Trust trusts and rejects.",
-                caption="The decision for each kind of query. Every answer to a digit is wrong.",
+                share_bars({queries.name: _shares(queries) for queries in (known, ood)}, COLOURS),
+                alt=f"For {known.name} and for {ood.name}, the shares of the queries with each verdict.",
+                caption=f"Every answer to one of the {ood.name} is wrong.",
             ),
-            Table(
-                "What Trust says about clothes and digits",
-                ("Reason", "Clothes", "Wrong among these clothes", "Digits"),
-                rows,
-                numeric=frozenset({1, 2, 3}),
-            ),
+            Table("The verdicts of Trust", header, rows, numeric=frozenset({1, 2, 3})),
         ],
     )
 
 
-def _shares(queries: Answered, correct: NDArray[np.bool_] | None) -> dict[str, float]:
-    """Return which shares of the queries are trusted, rightly or not, and which are not, by reason."""
-    reason = queries.answer.reason
-    trusted = reason == REASONS[0]
-    well = np.zeros_like(trusted) if correct is None else correct
+def _shares(queries: Queries) -> dict[str, float]:
+    """Return which shares of the queries are accepted, rightly or not, and which are refused, by verdict."""
+    accepted = queries.verdict == VERDICTS[0]
     parts = {
-        "trusted, and right": trusted & well,
-        "trusted, and wrong": trusted & ~well,
-        **{name: reason == name for name in REASONS[1:]},
+        "accepted, and right": accepted & queries.right,
+        "accepted, and wrong": accepted & ~queries.right,
+        **{verdict: queries.verdict == verdict for verdict in VERDICTS[1:]},
     }
     return {name: float(part.mean()) for name, part in parts.items()}
 
 
-def _examples(result: DemoResult) -> Section:
-    clothes, digits, correct = result.test, result.ood, right(result.test)
-    reason, probability = clothes.answer.reason, clothes.answer.probability
+def _examples(shown: Shown) -> Section:
+    known, ood = shown.known, shown.ood
+    accepted = known.verdict == VERDICTS[0]
     galleries = [
-        ("Unlike anything seen: digits", digits, _first(digits.answer.reason == REASONS[2])),
-        ("No reliable match: clothes", clothes, _first(reason == REASONS[1])),
-        ("Trusted and right", clothes, _first((reason == REASONS[0]) & correct)),
-        (
-            "Trusted and wrong, the most probable first",
-            clothes,
-            _first((reason == REASONS[0]) & ~correct, order=-probability),
-        ),
+        ("Accepted and right", known, np.flatnonzero(accepted & known.right)),
+        ("Accepted and wrong", known, np.flatnonzero(accepted & ~known.right)),
+        ("No reliable match", known, np.flatnonzero(known.verdict == VERDICTS[1])),
+        (f"Unlike anything seen: {ood.name}", ood, np.flatnonzero(ood.verdict == VERDICTS[2])),
     ]
-    blocks: list[Block] = [
-        Gallery(title, "Each query with its nearest training images.", _cards(result, queries, rows))
-        for title, queries, rows in galleries
-        if len(rows)
-    ]
-    return Section("Examples", blocks)
-
-
-def _first(chosen: NDArray[np.bool_], order: NDArray[np.float64] | None = None) -> list[int]:
-    rows = np.flatnonzero(chosen)
-    if order is not None:
-        rows = rows[np.argsort(order[rows], kind="stable")]
-    return [int(row) for row in rows[:EXAMPLES]]
-
-
-def _cards(result: DemoResult, queries: Answered, rows: list[int]) -> list[Card]:
-    names, is_known = result.gallery.class_names, queries is result.test
-    answer, cards = queries.answer, []
-    for row in rows:
-        label = int(queries.images.labels[row])
-        neighbours = []
-        for item, cosine in zip(
-            queries.neighbours[row].tolist(), queries.similarities[row].tolist(), strict=True
-        ):
-            other = int(result.gallery.labels[item])
-            same = is_known and other == label
-            picture = encode(result.gallery.images[item][0].numpy(), SIDE)
-            neighbours.append(Neighbour(names[other], same, min(cosine, 1.0), picture))
-        cards.append(
-            Card(
-                queries.images.class_names[label]
-                if is_known
-                else f"the digit {queries.images.class_names[label]}",
-                f"the nearest image is a {names[int(result.gallery.labels[queries.neighbours[row, 0]])]}",
-                neighbours[0].right,
-                (
-                    f"{answer.reason[row]} ({answer.because[row]})",
-                    f"probability that the answer is right: {answer.probability[row]:.2f}",
-                ),
-                encode(queries.images.images[row][0].numpy(), SIDE),
-                neighbours=neighbours,
+    return Section(
+        "Examples",
+        [
+            Gallery(
+                title,
+                "Each query with its nearest training images.",
+                [_card(shown, queries, int(row)) for row in rows[:EXAMPLES]],
             )
-        )
-    return cards
-
-
-def _refusing(result: DemoResult) -> Section:
-    promise = (
-        f"{PROMISING} validation images choose the smallest probability at which at most {ALPHA:.0%} of the answers "
-        f"are wrong, with probability {1 - DELTA:.0%} over such images. "
-    )
-    accepted = result.share_answered(result.test)
-    if result.threshold is None or accepted is None:
-        promise += f"Here none can be promised: {result.reason}."
-    else:
-        error = "none" if result.answered_error is None else share(result.answered_error)
-        promise += (
-            f"It is {1 - result.threshold.value:.2f}: {share(accepted)} of the clothes are answered, {error} of the "
-            f"answers are wrong, and {share(result.share_answered(result.ood) or 0.0)} of the digits are answered. The "
-            "promise is about clothes; digits play no part in it."
-        )
-    return Section(
-        "Refusing",
-        [
-            Paragraph(promise),
-            RefusalSlider("Refusing the least probable answers", result.evaluation.refusals),
+            for title, queries, rows in galleries
+            if len(rows)
         ],
     )
 
 
-def _comparison(result: DemoResult) -> Section:
-    rows = []
-    for name, score in result.evaluation.scores.items():
-        detection = score.ood[OOD]
-        values = (score.values["r_auroc"], detection["auroc"], detection["open_set_auroc"])
-        rows.append((SCORES.get(name, name), *(f"{value:.3f}" for value in values)))
-    return Section(
-        "Compared with scores that cost nothing",
-        [
-            Paragraph(
-                "Three questions, each an AUROC (0.5 is chance, 1 is perfect). Wrong answers: are the wrong answers to "
-                "clothes less certain than the right ones? OOD: are digits less certain than clothes? Both: are right "
-                "answers more certain than everything else, clothes and digits in equal weight?"
-            ),
-            Paragraph(better_scores(result.evaluation, [OOD])),
-            Table(
-                "Higher is better",
-                ("Score", "Wrong answers", "OOD", "Both"),
-                rows,
-                numeric=frozenset({1, 2, 3}),
-            ),
-        ],
-    )
-
-
-def _training(result: DemoResult) -> Section:
-    history = result.trained.history
-    losses = [epoch["loss"] for epoch in history]
-    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
-    rows = [
-        ("Recall at 1, pixels", f"{result.pixel_recall:.3f}"),
-        (f"Recall at 1, embedding of {DIM} dimensions", f"{result.evaluation['recall@1']:.3f}"),
+def _card(shown: Shown, queries: Queries, row: int) -> Card:
+    neighbours = [
+        Neighbour(
+            shown.item_labels[item],
+            queries is shown.known and shown.item_labels[item] == queries.labels[row],
+            float(cosine),
+            encode(shown.items[item]),
+        )
+        for item, cosine in zip(queries.neighbours[row], queries.similarities[row], strict=True)
+    ]
+    return Card(
+        queries.labels[row],
+        f"the nearest image is a {neighbours[0].label}",
+        bool(queries.right[row]),
         (
-            "Images, epochs, seconds",
-            f"{len(result.gallery):,}, {result.epochs}, {result.trained.seconds:.1f}",
+            f"{queries.verdict[row]} ({queries.because[row]})",
+            f"probability that the answer is right: {number(float(queries.probability[row]))}",
         ),
-        ("Validation images that calibrated the probability", f"{result.calibrating:,}"),
-        ("Its expected calibration error", str(result.trust.calibration_error)),
-        ("All computations", f"{result.seconds:.1f} s"),
-    ]
-    return Section(
-        "How it was done",
-        [
-            Table("The run in numbers", ("What", "Value"), rows, numeric=frozenset({1})),
-            Picture(
-                loss_curve(losses, 1),
-                alt=f"The mean training loss falls from {losses[0]:.3f} to {losses[-1]:.3f}.",
-                caption=f"Mean loss of every epoch: contrastive, margin {MARGIN}, all pairs of batches of {BATCH_SIZE} "
-                f"images, AdamW from the learning rate {LEARNING_RATE:g}. Three convolutions and a linear layer, "
-                f"{parameters:,} parameters. Nothing was chosen on the test images or the digits.",
-            ),
-        ],
+        encode(queries.images[row]),
+        neighbours=neighbours,
     )
 
 
-def _posterior(result: DemoResult) -> Section:
+def _posterior(shown: Shown) -> Section:
     rows = [
-        (
-            one.approximation,
-            f"{one.seconds * 1e3:,.0f}",
-            share(float((one.diagonal < 0).double().mean())),
-            f"{one.deviation:.1e}",
-        )
-        for one in result.curvatures
+        (name, f"{milliseconds:,.0f}", share(negative), f"{deviation:.1e}")
+        for name, milliseconds, negative, deviation in shown.curvature
     ]
-    pairs = len(result.gallery) * (len(result.gallery) - 1) // 2
+    header = ("Approximation", "Time (ms)", "Negative entries", "Largest relative deviation from autograd")
     return Section(
         "The Laplace posterior",
         [
             Paragraph(
                 "The library also computes the exact Laplace posterior of the last layer, from the curvature of the "
                 "loss over all pairs of training images. It makes every embedding a distribution; Trust does not need "
-                f"it. The curvature is a closed form. For {COMPARED_IMAGES} images it is compared with automatic "
-                "differentiation in double precision."
+                "it. The curvature is a closed form, compared here with automatic differentiation on a few images."
             ),
-            Table(
-                f"The curvature over {pairs:,} pairs",
-                (
-                    "Approximation",
-                    "Time (ms)",
-                    "Negative entries",
-                    "Largest relative deviation from autograd",
-                ),
-                rows,
-                numeric=frozenset({1, 2, 3}),
-            ),
-            Picture(
-                signed_histograms(
-                    {one.approximation: one.diagonal for one in result.curvatures}, "curvature"
-                ),
-                alt="Histograms of the curvature of the weights for each approximation.",
-                caption="How the curvature is distributed over the weights; its axis is logarithmic on both sides of "
-                "zero. Red is negative; a posterior sets negative entries to zero.",
-            ),
-            diagnostics_table(result.diagnostics),
+            Table("The curvature over all pairs", header, rows, numeric=frozenset({1, 2, 3})),
+            diagnostics_table(shown.diagnostics),
         ],
     )
-
-
-def _about(result: DemoResult) -> Section:
-    interval = result.evaluation.intervals[ood_name("open_set_auroc", OOD)]
-    rows = [
-        ("laplacian_metric", __version__),
-        ("PyTorch", str(torch.__version__)),
-        ("Python", platform.python_version()),
-        ("Threads", str(torch.get_num_threads())),
-        ("Seed", str(result.seed)),
-        (
-            "AUROC of the probability, 95 % interval",
-            f"{interval.low:.3f} to {interval.high:.3f} (clothes and digits)",
-        ),
-    ]
-    return Section(
-        "About this run",
-        [
-            Table("Versions and settings", ("What", "Value"), rows),
-            *(
-                Paragraph(f"{images.citation} Licence of the images: {images.licence}.")
-                for images in (result.test.images, result.ood.images)
-            ),
-        ],
-    )
-
-
-def run_demo(
-    out: Path, force: bool = False, seed: int = 0, epochs: int = EPOCHS, on_stage: OnStage = LOGGER.info
-) -> DemoResult:
-    """Run the demo and write `out`/report.html; nothing is left in `out` unless all of it succeeded.
-
-    Args:
-        out: a folder that is new or empty.
-        force: accept a folder that is not empty; only its report.html is replaced.
-        seed: of the initial weights, the order of the images and the split of the validation images.
-        epochs: passes over the training images.
-        on_stage: called with the name of every stage when it begins.
-
-    Raises:
-        OutputFolderError: `out` cannot be written to.
-    """
-    with output_folder(out, force) as folder:
-        result = compute(seed, epochs, on_stage)
-        on_stage("writing the report")
-        (folder / REPORT_NAME).write_text(demo_page(result).html(), encoding="utf-8")
-    return result

@@ -1,11 +1,10 @@
-"""Reports: plots, the self-contained HTML page that they are put into, and the report of a run.
+"""One page: an evaluation, drawn. Its figures, its cards of images, and the comparison of several evaluations.
 
-The last is `laplacian_metric.report.run_report`, which loads matplotlib.
+`laplacian_metric.report.run_report` makes the page of a run; it loads matplotlib.
 """
 
 from __future__ import annotations
 
-from laplacian_metric.core.files import OutputFolderError, output_folder
-from laplacian_metric.report.page import Block, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.page import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
 
-__all__ = ["Block", "OutputFolderError", "Page", "Paragraph", "Picture", "Section", "Table", "output_folder"]
+__all__ = ["Card", "Gallery", "Neighbour", "Page", "Paragraph", "Picture", "Section", "Table"]

@@ -1,4 +1,4 @@
-"""The evaluation of a model folder on labelled and on out-of-distribution (OOD) images, and the page about it."""
+"""The evaluation of a model folder on labelled and on out-of-distribution (OOD) images."""
 
 from __future__ import annotations
 
@@ -9,44 +9,41 @@ from itertools import tee
 from typing import Any, Final, Literal
 
 import torch
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictInt
 from torch import Tensor
 
 import laplacian_metric
 from laplacian_metric import metrics
-from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
-from laplacian_metric.metrics.evaluation import OWN, TEST
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.query_records import QueryRecord, images_digest
-from laplacian_metric.report.evaluated import Evaluated, measure
+from laplacian_metric.report.evaluated import Evaluated, Images, measure
+from laplacian_metric.report.sections import SHARES
 from laplacian_metric.trust import Answer
 
 LOGGER = logging.getLogger(__name__)
 FORMAT: Final = "laplacian_metric evaluation"
-SHARES = (0, 10, 20, 30, 50)  # in percent, of refused queries
-CONSEQUENCE = "numbers on new images will be worse"
-OF_RETRIEVAL = ("recall@", "map@", "r_precision")
 
 
 class ModelEvaluation(Evaluation):
-    """What `lam evaluate --out` writes: an evaluation, and of what it is.
+    """What `lam evaluate --out` writes: an evaluation, and of which model and images it is.
 
     Its ``refusals`` are those of 0, 10, 20, 30 and 50 %. ``queries`` has what was measured of each query, by which two
-    models are compared on the same images. Files of version 1 are read as well.
+    models are compared on the same images.
 
     Example:
-        >>> file = {"name": "a", "seed": 0, "values": {"recall@1": 0.5}, "strangers": {}}
+        >>> file = {"name": "a", "seed": 0, "retrieval": {"test": {"recall@1": 0.5}}}
         >>> ModelEvaluation.model_validate(file)["recall@1"]
         0.5
     """
 
     format: Literal["laplacian_metric evaluation"] = FORMAT
-    version: Literal[2] = 2
+    version: Literal[1] = 1
     name: str
     seed: StrictInt
     data: Mapping[str, Any] = Field(default_factory=dict)
@@ -54,54 +51,6 @@ class ModelEvaluation(Evaluation):
     made_with: Mapping[str, str] = Field(default_factory=dict)
     settings: Mapping[str, int] = Field(default_factory=dict)
     queries: QueryRecord | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _version_1(cls, content: Any) -> Any:
-        """The first version had the numbers of the method's uncertainty only, and called OOD images strangers."""
-        if not isinstance(content, Mapping) or "strangers" not in content:
-            return content
-        if not isinstance(content.get("values"), Mapping):
-            raise ValueError("values are missing")
-        values = dict(content["values"])
-        retrieval = {name: values.pop(name) for name in list(values) if name.startswith(OF_RETRIEVAL)}
-        ece = values.pop("retrieval_ece", None)
-        ood = {
-            label: {name.removeprefix("ood_"): value for name, value in images["values"].items()}
-            for label, images in content["strangers"].items()
-        }
-        own_keys = ("name", "seed", "data", "model", "made_with", "settings", "intervals", "counts")
-        return {
-            **{key: content[key] for key in own_keys if key in content},
-            "retrieval": {TEST: retrieval},
-            "scores": {OWN: {**values, "ood": ood}},
-            "calibration": None if ece is None else {"ece": ece},
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class Images:
-    """Embedded images of one source, on the CPU, and what a calibrated `Trust` answers about them."""
-
-    source: Dataset
-    features: Dataset
-    embedding: StochasticEmbedding
-    answer: Answer | None = None
-
-    @staticmethod
-    def of(model: ModelFolder, source: Dataset, progress: bool | None = None) -> Images:
-        features = features_of(model.encoder, source, progress=progress)
-        return Images(source, features, model.lam.embed_features(features).to("cpu"))
-
-    @property
-    def rows(self) -> Tensor:
-        """The features (N, H) in float32 on the CPU."""
-        return self.features.features.float().cpu()
-
-    def answered(self, answer: Answer) -> Images:
-        """Return the images with answers; their uncertainty is 1 - probability."""
-        uncertainty = 1 - torch.from_numpy(answer.probability)
-        return replace(self, embedding=replace(self.embedding, uncertainty=uncertainty), answer=answer)
 
 
 def evaluate(
@@ -123,61 +72,45 @@ def evaluate(
         source: labelled images; each is searched for among the others.
         ood: out-of-distribution images.
         gallery: labelled images that are searched in place of the others, as an index of them would be.
-        name: what the result is called where several are compared; by default the name of the data.
+        name: of the result where several are compared; by default the name of the data.
         samples: joint samples for the calibration error; 0 leaves it out.
         resamples: of the bootstrap; 0 leaves the intervals out.
         seed: of both.
         progress: whether to show bars.
     """
-    source.require_classes("an evaluation")
-    seen = warn_if_seen(model, source, CONSEQUENCE)
-    if gallery is not None:
-        gallery.require_classes("an evaluation")
-    embedded = _evaluated(
-        model, source, ood, seen, gallery=gallery, samples=samples, seed=seed, progress=progress
+    run = evaluated(
+        model, source, ood, gallery=gallery, thumbnails=False, samples=samples, seed=seed, progress=progress
     )
-    measured = measure(embedded, resamples=resamples, seed=seed)
+    measured = measure(run, resamples=resamples, seed=seed)
     if measured.ranking is None:
         raise ValueError(f"{source.title} cannot be evaluated: {measured.reason}")
-    numbers = dict(measured.evaluation) | {
-        "curves": None,
-        "refusals": tuple(measured.evaluation.refusals[share] for share in SHARES),
-    }
-    others = {name: _which(images) for name, images in titled(ood).items()}
+    digests = [_digest(images) for images in (source, *([] if gallery is None else [gallery]))]
     queries = QueryRecord.of(
-        _which(source) if gallery is None else images_digest([_which(source), _which(gallery)]),
+        digests[0] if gallery is None else images_digest(digests),
         measured.ranking,
-        measured.uncertainty,
-        embedded.probability,
-        {name: (digest, measured.ood[name].uncertainty) for name, digest in others.items()},
+        run.queries.uncertainty,
+        run.probability,
+        {title: (_digest(images), run.ood[title].uncertainty) for title, images in titled(ood).items()},
     )
+    of_gallery = {} if gallery is None else {"gallery": gallery.title, "items": len(gallery)}
+    refusals = tuple(measured.evaluation.refusals[share] for share in SHARES)
     return ModelEvaluation(
-        **numbers,
+        **{**dict(measured.evaluation), "refusals": refusals},
         queries=queries,
         name=name or source.name,
-        seed=seed_of(model),
-        data={
-            "name": source.title,
-            "images": len(source),
-            "seen": seen,
-            **({} if gallery is None else {"gallery": gallery.title, "items": len(gallery)}),
-        },
+        seed=int(dict(model.about.get("settings", {})).get("seed", 0) or 0),
+        data={"name": source.title, "images": len(source), **of_gallery},
         model={"fingerprint": model.lam.fingerprint(), "about": dict(model.about)},
         made_with={"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
         settings={"samples": samples, "resamples": resamples, "seed": seed},
     )
 
 
-def _which(source: Dataset) -> str:
+def _digest(source: Dataset) -> str:
     """Return a digest of which images these are: by their content, of features by their ids where these were given."""
     by_id = source.holds_features and source.ids != tuple(map(str, range(len(source))))
     ids = source.ids if by_id else [f"{digest:x}" for digest in source.digests().tolist()]
     return images_digest(ids, None if source.labels is None else source.label_names.tolist())
-
-
-def seed_of(model: ModelFolder) -> int:
-    """Return the seed that a model was fitted with."""
-    return int(dict(model.about.get("settings", {})).get("seed", 0) or 0)
 
 
 def titled(sources: Sequence[Dataset]) -> dict[str, Dataset]:
@@ -186,15 +119,123 @@ def titled(sources: Sequence[Dataset]) -> dict[str, Dataset]:
     for source in sources:
         name = source.name if source.name not in named else source.title
         if name in named:
-            raise ValueError(f"{source.title} is given twice as OOD images")
+            raise ValueError(f"ood has {source.title} twice")
         named[name] = source
     return named
 
 
+@dataclass(frozen=True, eq=False)
+class _Embedded:
+    """Embedded images of one source, on the CPU, and what a calibrated `Trust` answers about them."""
+
+    source: Dataset
+    features: Dataset
+    embedding: StochasticEmbedding
+
+    @staticmethod
+    def of(model: ModelFolder, source: Dataset, progress: bool | None) -> _Embedded:
+        features = features_of(model.encoder, source, progress=progress)
+        return _Embedded(source, features, model.lam.embed_features(features).to("cpu"))
+
+    @property
+    def rows(self) -> Tensor:
+        """The features (N, H) in float32 on the CPU."""
+        return self.features.features.float().cpu()
+
+    def images(self, thumbnails: bool, answer: Answer | None, labels: Tensor | None = None) -> Images:
+        """Return the images of a page; with an answer their uncertainty is 1 - probability."""
+        embedding = self.embedding
+        if answer is not None:
+            embedding = replace(embedding, uncertainty=1 - torch.from_numpy(answer.probability))
+        return Images(embedding, labels, self.source.thumbnails() if thumbnails else None, self.source.ids)
+
+
+def evaluated(
+    model: ModelFolder,
+    source: Dataset,
+    ood: Sequence[Dataset] = (),
+    *,
+    gallery: Dataset | None = None,
+    title: str | None = None,
+    thumbnails: bool = True,
+    samples: int = 100,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Evaluated:
+    """Return what `laplacian_metric.report.run_report.run_report` makes a page of.
+
+    Args:
+        model: what is evaluated.
+        source: labelled images.
+        ood: out-of-distribution images.
+        gallery: labelled images that are searched; by default each image is searched for among the others.
+        title: of the page.
+        thumbnails: whether the page gets small pictures of the images.
+        samples: joint samples for the calibration.
+        seed: of these.
+        progress: whether to show bars.
+    """
+    for labelled in (source, gallery):
+        if labelled is not None:
+            labelled.require_classes("an evaluation")
+    seen = warn_if_seen(model, source, "numbers on new images will be worse")
+    inside = _Embedded.of(model, source, progress)
+    items = None if gallery is None else _Embedded.of(model, gallery, progress)
+    outside = {name: _Embedded.of(model, images, progress) for name, images in titled(ood).items()}
+    answer, ood_answers = _answers(model, inside, items, outside)
+    labels, class_names, item_labels = _labels(source, gallery)
+    return Evaluated(
+        title=title or f"Which images of {source.name} can be trusted",
+        queries=inside.images(thumbnails, answer, labels),
+        class_names=class_names,
+        gallery=None if items is None else items.images(thumbnails, None, item_labels),
+        ood={name: images.images(thumbnails, ood_answers.get(name)) for name, images in outside.items()},
+        probability=None if answer is None else torch.from_numpy(answer.probability),
+        consensus=_consensus(model, inside, items, labels, item_labels, samples, seed),
+        diagnostics=model.lam.diagnostics(),
+        scores=_scores(model, inside, items, outside, answer, ood_answers),
+        provenance=_provenance(model, source, seen),
+    )
+
+
+def _answers(
+    model: ModelFolder, inside: _Embedded, items: _Embedded | None, outside: Mapping[str, _Embedded]
+) -> tuple[Answer | None, dict[str, Answer]]:
+    """Return what the model's `Trust` answers about the queries and about each set of OOD images."""
+    if model.trust is None:
+        return None, {}
+    searched = inside if items is None else items
+    calibrated_over = len(model.trust.gallery)
+    if 2 * len(searched.rows) < calibrated_over:
+        LOGGER.warning(
+            "the probability was calibrated over %d images and is judged here among %d, where neighbours are further"
+            " away: evaluate on more, or search a gallery",
+            calibrated_over,
+            len(searched.rows),
+        )
+    trust = model.trust.with_gallery(searched.rows, class_labels(searched.source))
+    answer = trust.items() if items is None else trust(inside.rows)
+    return answer, {name: trust(images.rows) for name, images in outside.items()}
+
+
+def _labels(source: Dataset, gallery: Dataset | None) -> tuple[Tensor, Sequence[str] | None, Tensor | None]:
+    """Return the labels of queries (N,) and items (M,), equal for the same class, and the names of the classes."""
+    if gallery is None:
+        return source.known_labels(), source.class_names or None, None
+    if not source.class_names and not gallery.class_names:
+        return source.known_labels(), None, gallery.known_labels()
+    names = sorted({*class_labels(source), *class_labels(gallery)})
+    numbers = {name: number for number, name in enumerate(names)}
+    of_queries, of_items = (
+        torch.tensor([numbers[name] for name in class_labels(images)]) for images in (source, gallery)
+    )
+    return of_queries, names, of_items
+
+
 def _consensus(
     model: ModelFolder,
-    inside: Images,
-    items: Images | None,
+    inside: _Embedded,
+    items: _Embedded | None,
     labels: Tensor,
     item_labels: Tensor | None,
     samples: int,
@@ -204,178 +245,66 @@ def _consensus(
     if not samples or not bool((Positives.from_labels(labels, item_labels).counts > 0).any()):
         return None
     generator = torch.Generator(model.lam.head.weight.device).manual_seed(seed)
+    rows = inside.features.features
+    if items is not None:
+        rows = torch.cat([rows, items.features.features])
+    drawn = model.lam.sample_embeddings(rows, samples, generator=generator)
+    both = (z.cpu().split([len(labels), len(rows) - len(labels)]) for z in drawn)
     if items is None:
-        embeddings = model.lam.sample_embeddings(inside.features, samples, generator=generator)
-        return metrics.consensus((z.cpu() for z in embeddings), labels)
-    rows = torch.cat([inside.features.features, items.features.features])
-    both = (
-        z.cpu().split([len(labels), len(rows) - len(labels)])
-        for z in model.lam.sample_embeddings(rows, samples, generator=generator)
-    )
+        return metrics.consensus((z for z, _ in both), labels)
     queries, searched = tee(both)
     return metrics.consensus(
         (z for z, _ in queries), labels, database=(z for _, z in searched), database_labels=item_labels
     )
 
 
-def evaluated(
-    model: ModelFolder,
-    source: Dataset,
-    ood: Sequence[Dataset] = (),
-    *,
-    title: str | None = None,
-    thumbnails: bool = True,
-    samples: int = 100,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Evaluated:
-    """Return what `laplacian_metric.report.run_report.run_report` makes a page of; arguments as for `evaluate`.
-
-    Args:
-        model: what is evaluated.
-        source: labelled images.
-        ood: out-of-distribution images.
-        title: of the page.
-        thumbnails: whether the page gets small pictures of the images.
-        samples: joint samples for the calibration.
-        seed: of these.
-        progress: whether to show bars.
-    """
-    source.require_classes("a report")
-    seen = warn_if_seen(model, source, CONSEQUENCE)
-    return _evaluated(
-        model,
-        source,
-        ood,
-        seen,
-        title=title,
-        thumbnails=thumbnails,
-        samples=samples,
-        seed=seed,
-        progress=progress,
-    )
-
-
-def _evaluated(
-    model: ModelFolder,
-    source: Dataset,
-    ood: Sequence[Dataset],
-    seen: dict[str, int],
-    *,
-    samples: int,
-    seed: int,
-    progress: bool | None,
-    gallery: Dataset | None = None,
-    title: str | None = None,
-    thumbnails: bool = False,
-) -> Evaluated:
-    inside = Images.of(model, source, progress)
-    items = None if gallery is None else Images.of(model, gallery, progress)
-    outside = {name: Images.of(model, other, progress) for name, other in titled(ood).items()}
-    searched = inside if items is None else items
-    item_names = class_labels(searched.source)
-    if model.trust is not None:
-        calibrated_over = len(model.trust.gallery)
-        if 2 * len(searched.rows) < calibrated_over:
-            LOGGER.warning(
-                "the probability was calibrated over %d images and is judged here among %d, where neighbours are"
-                " further away: it is less well calibrated than in an index of as many images; evaluate on more, or"
-                " search a gallery",
-                calibrated_over,
-                len(searched.rows),
-            )
-        trust = model.trust.with_gallery(searched.rows, item_names)
-        inside = inside.answered(trust.items() if items is None else trust(inside.rows))
-        outside = {name: images.answered(trust(images.rows)) for name, images in outside.items()}
-    labels, item_labels = source.known_labels(), None
-    if items is not None:
-        item_labels = _same_numbers(source, item_names)
-    return Evaluated(
-        title=title or f"Which images of {source.name} can be trusted",
-        embedding=inside.embedding,
-        labels=labels,
-        class_names=source.class_names,
-        thumbnails=source.thumbnails() if thumbnails else None,
-        file_names=source.ids,
-        ood={
-            name: (images.embedding, images.source.thumbnails() if thumbnails else None)
-            for name, images in outside.items()
-        },
-        consensus=_consensus(model, inside, items, labels, item_labels, samples, seed),
-        diagnostics=model.lam.diagnostics(),
-        probability=None if inside.answer is None else torch.from_numpy(inside.answer.probability),
-        scores=_scores(model, inside, outside, (searched.rows, item_names), of_items=items is None),
-        provenance=_provenance(model, source, seen),
-        gallery=None if items is None or item_labels is None else (items.embedding, item_labels),
-    )
-
-
-def _same_numbers(source: Dataset, names: Sequence[str]) -> Tensor:
-    """Return the number in ``source`` of each item's class (M,); classes that it does not have get further numbers."""
-    numbers = dict(zip(class_labels(source), source.known_labels().tolist(), strict=True))
-    first = max(numbers.values()) + 1
-    further = {name: first + number for number, name in enumerate(sorted(set(names) - set(numbers)))}
-    return torch.tensor([(numbers | further)[name] for name in names])
-
-
 def _scores(
     model: ModelFolder,
-    inside: Images,
-    outside: Mapping[str, Images],
-    gallery: tuple[Tensor, Sequence[str]],
-    *,
-    of_items: bool,
+    inside: _Embedded,
+    items: _Embedded | None,
+    outside: Mapping[str, _Embedded],
+    answer: Answer | None,
+    ood_answers: Mapping[str, Answer],
 ) -> dict[str, Uncertainties]:
-    """Return what the model's uncertainty is compared with: its other scores, and those that cost nothing.
-
-    With ``of_items`` the images are the gallery, and each is searched for among the others.
-    """
+    """Return what the model's uncertainty is compared with: its other scores, and those that cost nothing."""
     scores = {}
-    if inside.answer is not None:
-        novelty = {
-            name: images.answer.novelty for name, images in outside.items() if images.answer is not None
-        }
+    if answer is not None:
         scores["novelty"] = Uncertainties(
-            torch.from_numpy(inside.answer.novelty),
-            {name: torch.from_numpy(values) for name, values in novelty.items()},
+            torch.from_numpy(answer.novelty),
+            {name: torch.from_numpy(one.novelty) for name, one in ood_answers.items()},
         )
-    if inside.answer is not None or model.lam.confidence is not None:
         scores["1/kappa"] = Uncertainties(
             inside.embedding.kappa.reciprocal(),
             {name: images.embedding.kappa.reciprocal() for name, images in outside.items()},
         )
-    if len(gallery[1]) < 2:
+    searched = inside if items is None else items
+    gallery = (searched.rows, class_labels(searched.source))
+    if len(searched.rows) < 2:
         return scores
-    trivial = metrics.trivial_scores(gallery, None if of_items else inside.rows, encoder=model.encoder)
+    free = metrics.trivial_scores(gallery, None if items is None else inside.rows, encoder=model.encoder)
     of_ood = {
         name: metrics.trivial_scores(gallery, images.rows, encoder=model.encoder)
         for name, images in outside.items()
     }
     return scores | {
-        f"{name}, no method": Uncertainties(values, {ood: images[name] for ood, images in of_ood.items()})
-        for name, values in trivial.items()
+        name: Uncertainties(values, {label: images[name] for label, images in of_ood.items()})
+        for name, values in free.items()
     }
 
 
 def _provenance(model: ModelFolder, source: Dataset, seen: dict[str, int]) -> list[tuple[str, str]]:
     data, lam = dict(model.about.get("data", {})), model.lam
     fitted = [f"{data[name]}{unit}" for name, unit in (("train", ""), ("images", " images")) if name in data]
-    rows = [
+    trust = "1/kappa" if model.trust is None else "1 - probability of Trust"
+    return [
         ("Images", source.title),
-        ("Fitted to", ", ".join(fitted) or "not said"),
-        ("Images that were fitted to or calibrated by", str(sum(seen.values()))),
-        ("Posterior's form", f"{lam.structure.value}, {lam.approximation.value}"),
+        ("Fitted to", ", ".join(fitted) or "unknown"),
+        ("Images that the model was fitted to or calibrated by", str(sum(seen.values()))),
+        ("Form of the posterior", f"{lam.structure.value}, {lam.approximation.value}"),
         ("Prior precision", f"{lam.prior_precision:.4g}"),
-        ("Uncertainty", _uncertainty(model)),
+        ("Uncertainty", trust),
         ("Loss", ", ".join(f"{name} {value}" for name, value in _of_loss(lam.loss).items())),
     ]
-    return rows
-
-
-def _uncertainty(model: ModelFolder) -> str:
-    if model.trust is not None:
-        return f"1 - probability of Trust, whose calibration error was {model.trust.calibration_error}"
-    return "1/kappa" if model.lam.confidence is None else "1 - confidence in the match"
 
 
 def _of_loss(loss: Any) -> dict[str, Any]:

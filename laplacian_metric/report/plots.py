@@ -1,14 +1,22 @@
-"""The plots. Each takes tensors and gives a PNG; none of them touches matplotlib's global state."""
+"""The pictures of a page, as PNGs; none of them touches matplotlib's global state."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from laplacian_metric.metrics.out_of_distribution import Roc
+from laplacian_metric.metrics.sparsification import Refusal, wilson
+from laplacian_metric.report.texts import number, plain
+
+Array = npt.NDArray[np.float64]
 
 COLOURS = (
     "#4477aa",
@@ -22,7 +30,7 @@ COLOURS = (
     "#000000",
     "#ff8c1a",
 )
-# Of classes: hues far apart first; 10 colours and 7 shapes repeat together only after 70 classes.
+# Of classes: 10 hues and 7 shapes repeat together only after 70 classes.
 CLASSES = (
     "#1f6fb4",
     "#b4301f",
@@ -36,110 +44,192 @@ CLASSES = (
     "#4a4fc4",
 )
 MARKERS = "os^DvPp"
-_BELOW, _AROUND, _ABOVE = "#c1272d", "#9aa5b1", "#2f6f9f"
+OOD_MARKERS = "x+1234"
+ACCENT, GREY = "#1f5f99", "#999999"
+NAMED = 12  # classes that the legend of the map names
+BINS = 10
 
 
 def as_png(figure: Figure) -> bytes:
-    """Draw a figure; the same figure gives the same bytes with the same release of matplotlib."""
+    """Return a figure as a PNG; the same figure gives the same bytes with the same release of matplotlib."""
     stream = io.BytesIO()
     FigureCanvasAgg(figure).print_png(stream)
     return stream.getvalue()
 
 
-def loss_curve(losses: Sequence[float], steps_per_epoch: int) -> bytes:
-    """The training loss of every step over the epochs."""
-    if not losses:
-        raise ValueError("losses is empty; there is nothing to draw")
-    if steps_per_epoch < 1:
-        raise ValueError(f"steps_per_epoch is {steps_per_epoch}; it must be at least 1")
-    figure = Figure(figsize=(8.0, 2.8), dpi=110, layout="constrained")
+def drawable(text: object) -> str:
+    """Return a name as matplotlib draws it: no formula, and not left out of the legend for its first letter.
+
+    Example:
+        >>> drawable("_a $x$")
+        ' _a \\\\$x\\\\$'
+    """
+    line = plain(text).replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(np.arange(1, len(losses) + 1) / steps_per_epoch, losses, color=_ABOVE, linewidth=1.2)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss of the batch")
-    axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def error_curve(rows: Sequence[Refusal]) -> bytes:
+    """Draw the error among the answers over the share of answered queries, with Wilson's 95 % intervals."""
+    figure, axes = _figure(5.6, 3.4)
+    first = rows[0]
+    answered = [100 * (1 - row.share) for row in rows]
+    # Known errors are refused first.
+    oracle = [max(0, first.wrong - first.total + row.answered) / row.answered for row in rows]
+    low, high = (100 * np.array(bound) for bound in zip(*(row.interval for row in rows), strict=True))
+    axes.fill_between(answered, low, high, color=ACCENT, alpha=0.16, linewidth=0)
+    axes.plot(answered, [100 * row.error for row in rows], color=ACCENT, label="least certain refused first")
+    axes.plot(answered, [100 * first.error] * len(rows), color=GREY, linestyle=":", label="refused at random")
+    axes.plot(answered, 100 * np.array(oracle), color=GREY, linestyle="--", label="if the errors were known")
+    axes.set_xlim(100, 0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("answered queries (%)")
+    axes.set_ylabel("wrong answers (%)")
+    axes.legend(frameon=False, fontsize=8)
+    return as_png(figure)
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Answers of similar probability: how many, their mean probability, the share of right ones and its interval."""
+
+    count: int
+    probability: float
+    right: float
+    low: float
+    high: float
+
+
+def reliability_bins(
+    probability: Array, right: npt.NDArray[np.bool_], bins: int = BINS
+) -> list[ReliabilityBin]:
+    """Return bins of equal counts by rank of the probability (N,), with Wilson's 95 % intervals of the right answers.
+
+    Example:
+        >>> bins = reliability_bins(np.array([0.9, 0.2, 0.8, 0.3]), np.array([True, False, True, True]), bins=2)
+        >>> [(one.count, round(one.probability, 2), one.right) for one in bins]
+        [(2, 0.25, 0.5), (2, 0.85, 1.0)]
+    """
+    groups = np.array_split(np.argsort(probability, kind="stable"), min(bins, len(probability)))
+    return [
+        ReliabilityBin(
+            len(rows),
+            float(probability[rows].mean()),
+            float(right[rows].mean()),
+            *wilson(int(right[rows].sum()), len(rows)),
+        )
+        for rows in groups
+    ]
+
+
+def reliability_plot(bins: Sequence[ReliabilityBin]) -> bytes:
+    """Draw the share of right answers over the mean probability of each bin, with error bars."""
+    figure, axes = _figure(4.4, 4.0)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+    x, y = [one.probability for one in bins], [one.right for one in bins]
+    bars = [[one.right - one.low for one in bins], [one.high - one.right for one in bins]]
+    axes.errorbar(x, y, np.maximum(bars, 0), color=ACCENT, fmt="o-", markersize=4, linewidth=1.2, capsize=3)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xlabel("probability")
+    axes.set_ylabel("share of right answers")
+    return as_png(figure)
+
+
+def roc_plot(curves: Mapping[str, tuple[Roc, float]]) -> bytes:
+    """Draw a ROC curve for each set of OOD images, with its AUROC in the legend."""
+    figure, axes = _figure(4.4, 4.4)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1)
+    for position, (name, (curve, area)) in enumerate(curves.items()):
+        colour = COLOURS[position % len(COLOURS)]
+        label = f"{drawable(name)}, {number(area)}"
+        axes.plot(curve.false_positive_rate, curve.true_positive_rate, color=colour, label=label)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.set_xlabel("known images that are flagged")
+    axes.set_ylabel("OOD images that are flagged")
+    axes.legend(frameon=False, fontsize=8, title="AUROC", loc="lower right")
+    return as_png(figure)
+
+
+def kappa_histograms(values: Mapping[str, Array]) -> bytes | None:
+    """Draw the finite kappas of each set of images on one logarithmic axis; None if none is finite and above 0."""
+    finite = {drawable(name): kappa[np.isfinite(kappa)] for name, kappa in values.items()}
+    every = np.concatenate(list(finite.values()))
+    if not (every > 0).any():
+        return None
+    low, high = every[every > 0].min(), every.max()
+    edges = np.geomspace(low, max(high, low * 1.01), 50)
+    figure, axes = _figure(6.4, 2.6)
+    for position, (name, kappa) in enumerate(finite.items()):
+        colour = COLOURS[position % len(COLOURS)]
+        axes.hist(kappa.clip(low, edges[-1]), bins=list(edges), color=colour, alpha=0.6, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("kappa")
+    axes.set_ylabel("images")
+    axes.legend(frameon=False, fontsize=8)
+    return as_png(figure)
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Points (n, 2) of one class, or of one set of OOD images, with their ranks of uncertainty (n,) from 0 to 1."""
+
+    name: str
+    points: Array
+    uncertainty: Array
+    ood: bool = False
+
+
+def embedding_map(clouds: Sequence[Cloud]) -> bytes:
+    """Draw points by class; the larger and paler, the more uncertain. OOD images are black."""
+    figure, axes = _figure(6.4, 5.2)
+    known = sum(not cloud.ood for cloud in clouds)
+    for position, cloud in enumerate(clouds):
+        size = 8 + 40 * cloud.uncertainty
+        if cloud.ood:
+            marker = OOD_MARKERS[(position - known) % len(OOD_MARKERS)]
+            axes.scatter(
+                *cloud.points.T, s=size, c="black", marker=marker, linewidths=0.6, label=drawable(cloud.name)
+            )
+            continue
+        alpha = 0.85 - 0.75 * cloud.uncertainty
+        colour, marker = CLASSES[position % len(CLASSES)], MARKERS[position % len(MARKERS)]
+        label = drawable(cloud.name) if known <= NAMED else None
+        axes.scatter(
+            *cloud.points.T, s=size, color=colour, alpha=alpha, marker=marker, linewidths=0, label=label
+        )
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return as_png(figure)
 
 
 def share_bars(shares: Mapping[str, Mapping[str, float]], colours: Sequence[str]) -> bytes:
-    """A bar for each group, of the shares of its parts, which the legend names; small enough for a telephone."""
+    """Draw a bar for each group, of the shares of its parts, which the legend names."""
     figure = Figure(figsize=(5.2, 0.55 * len(shares) + 1.3), dpi=130, layout="constrained")
     axes = figure.add_subplot()
-    names = list(next(iter(shares.values())))
     left = np.zeros(len(shares))
-    for name, colour in zip(names, colours, strict=True):
+    for name, colour in zip(next(iter(shares.values())), colours, strict=True):
         widths = np.array([100 * parts[name] for parts in shares.values()])
         bars = axes.barh(list(shares), widths, left=left, color=colour, label=name, edgecolor="white")
-        axes.bar_label(
-            bars, [f"{w:.0f}" if w >= 6 else "" for w in widths], label_type="center", color="white"
-        )
+        texts = [f"{width:.0f}" if width >= 6 else "" for width in widths]
+        axes.bar_label(bars, texts, label_type="center", color="white")
         left += widths
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the queries")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return as_png(figure)
-
-
-def concentration_histograms(values: Mapping[str, torch.Tensor], label: str = "kappa") -> bytes:
-    """Histograms of positive numbers on one logarithmic axis; numbers of 0 are counted in the lowest bin.
-
-    Args:
-        values: for each title its numbers (N,).
-        label: of the axis.
-    """
-    if not values:
-        raise ValueError("values is empty; there is nothing to draw")
-    every = torch.cat([entries.detach().double().flatten() for entries in values.values()])
-    positive = every[every > 0]
-    if positive.numel() == 0:
-        raise ValueError("values has no positive entry; a logarithmic axis needs one")
-    low, high = float(positive.min()), float(positive.max())
-    edges = np.geomspace(low, max(high, low * 1.01), 50)
-    figure = Figure(figsize=(8.0, 2.8), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    for (title, entries), colour in zip(values.items(), COLOURS, strict=False):
-        shown = entries.detach().double().flatten().clamp(low, float(edges[-1])).numpy()
-        axes.hist(shown, bins=list(edges), color=colour, alpha=0.6, label=title)
-    axes.set_xscale("log")
-    axes.set_xlabel(label)
-    axes.set_ylabel("images")
-    axes.legend(frameon=False)
-    return as_png(figure)
-
-
-def signed_histograms(values: Mapping[str, torch.Tensor], label: str, decades: int = 5) -> bytes:
-    """A histogram for each entry of `values`, logarithmic on both sides of zero; what is negative is red.
-
-    Entries more than `decades` powers of ten below the largest of their panel are in the grey bin around zero.
-    """
-    if not values:
-        raise ValueError("values is empty; there is nothing to draw")
-    columns = 2
-    rows = (len(values) + columns - 1) // columns
-    figure = Figure(figsize=(9.0, 2.5 * rows), dpi=110, layout="constrained")
-    for position, (title, entries) in enumerate(values.items()):
-        if entries.numel() == 0:
-            raise ValueError(f"values[{title!r}] is empty; there is nothing to draw")
-        flat = entries.detach().double().flatten()
-        # Bins that are logarithmic on both sides of zero, down to `decades` below the largest size.
-        largest = float(flat.abs().max())
-        top = np.ceil(np.log10(largest)) if largest > 0 else 0.0
-        positive = np.logspace(top - decades, top, 6 * decades + 1)
-        edges = np.concatenate([-positive[::-1], positive])
-        counts, _ = np.histogram(flat.numpy(), bins=edges)
-        axes = figure.add_subplot(rows, columns, position + 1)
-        half = len(counts) // 2
-        colours = [_BELOW] * half + [_AROUND] + [_ABOVE] * half
-        axes.bar(edges[:-1], counts, width=np.diff(edges), align="edge", color=colours)
-        axes.set_xscale("symlog", linthresh=float(edges[len(edges) // 2]), linscale=0.4)
-        size = edges[-1] / 100.0 ** np.arange((decades + 1) // 2)
-        axes.set_xticks([*-size, 0.0, *size[::-1]])
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel(label)
-        axes.set_ylabel("entries")
-        axes.locator_params(axis="y", nbins=4)
-        axes.tick_params(axis="x", labelsize=8)
     return as_png(figure)

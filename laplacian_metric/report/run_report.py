@@ -1,179 +1,149 @@
-"""The report of one run: which images cannot be trusted, and how much safer retrieval gets by refusing."""
+"""The page of one run: how many errors refusing avoids, whether the probability is right, and which images to doubt."""
 
 from __future__ import annotations
 
+import torch
+
+from laplacian_metric import __version__
 from laplacian_metric.metrics.evaluation import ood_name
-from laplacian_metric.report.blocks.texts import plain, share
-from laplacian_metric.report.evaluated import Evaluated, Measured, OtherScore, measure
+from laplacian_metric.report.cards import known_galleries
+from laplacian_metric.report.evaluated import Evaluated, Measured, measure
 from laplacian_metric.report.page import Page, Paragraph, Section, Table
-from laplacian_metric.report.run_pictures import MAPPED, Galleries, Map, make_galleries, make_map
-from laplacian_metric.report.run_sections import (
-    about,
-    calibration,
-    concentration,
-    embedding_map,
-    errors_found,
-    out_of_distribution,
-    posterior,
-    refusing,
-    reliability,
+from laplacian_metric.report.sections import (
+    REFUSED,
+    diagnostics_table,
+    embedding_section,
+    error_section,
+    ood_section,
+    reliability_section,
+    scores_section,
     with_interval,
 )
+from laplacian_metric.report.texts import plain, share, without_folders
 
-__all__ = ["Evaluated", "OtherScore", "run_report"]
+MAPPED = 1500  # points of the map
+NUMBERS = {
+    "recall@1": "The nearest item is right",
+    "map@5": "Mean average precision of the first 5",
+    "map@r": "Mean average precision at R",
+    "r_auroc": "Wrong answers are less certain than right ones (AUROC, 0.5 is chance)",
+    "ausc": "Right answers while the least certain are refused (area, 1 is best)",
+    "retrieval_ece": "Calibration error of networks sampled from the posterior",
+    "probability_ece": "Calibration error of the probability",
+    "brier": "Mean squared error of the probability (Brier score)",
+}
 
-REFUSED = 20  # the share that the summary speaks of, in percent
 
-
-def run_report(evaluated: Evaluated, *, resamples: int = 1000, mapped: int = MAPPED, seed: int = 0) -> Page:
-    """The whole page.
+def run_report(run: Evaluated, *, resamples: int = 1000, mapped: int = MAPPED, seed: int = 0) -> Page:
+    """Return the whole page.
 
     Args:
-        evaluated: the run.
+        run: what was evaluated.
         resamples: draws of the bootstrap behind the intervals; 0 leaves them out.
         mapped: how many images, OOD images included, the map shows at most.
-        seed: which these are, and where t-SNE and the bootstrap begin.
+        seed: of the choice of these, of t-SNE and of the bootstrap.
 
     Example:
-        >>> import torch
         >>> from laplacian_metric import StochasticEmbedding
+        >>> from laplacian_metric.report.evaluated import Images
         >>> z = torch.nn.functional.normalize(torch.tensor([[1.0, 0.1], [1.0, 0.2], [0.1, 1.0], [0.2, 1.0]]), dim=1)
         >>> e = StochasticEmbedding(z, z, torch.full((4,), 50.0), torch.full((4,), 0.02))
-        >>> page = run_report(Evaluated("Cats and dogs", e, [0, 0, 1, 1], ["cat", "dog"]), resamples=10)
-        >>> "Cats and dogs" in page.html(), [section.title for section in page.sections][:2]
-        (True, ['In short', 'What refusing is worth'])
+        >>> page = run_report(Evaluated("Pets", Images(e, [0, 0, 1, 1]), ["cat", "dog"]), resamples=10)
+        >>> page.title, [section.title for section in page.sections][:2]
+        ('Pets', ['In short', 'Error against share answered'])
     """
     if mapped < 3:
         raise ValueError(f"mapped is {mapped}, at least 3 images are needed for a map")
-    if evaluated.gallery is not None:
-        raise ValueError(
-            "a report searches for images among each other: leave gallery= out, or take `measure` for the numbers"
-        )
-    measured = measure(evaluated, resamples=resamples, seed=seed)
-    galleries = make_galleries(evaluated, measured)
-    drawn = make_map(evaluated, measured, limit=mapped, seed=seed)
+    measured = measure(run, resamples=resamples, seed=seed)
+    evaluation = measured.evaluation
     sections = [
-        _summary(evaluated, measured, galleries, drawn),
-        refusing(measured),
-        _numbers(measured),
-        Section("Which images cannot be trusted", list(galleries.known)),
-        embedding_map(evaluated, measured, drawn),
-        out_of_distribution(measured, galleries),
-        concentration(measured),
-        errors_found(evaluated, measured),
-        reliability(measured.evaluation),
-        calibration(measured.evaluation),
-        posterior(evaluated),
-        about(evaluated, measured, resamples, seed),
+        _summary(run, measured),
+        error_section(evaluation.refusals),
+        reliability_section(run, measured),
+        _numbers(run, measured),
+        Section("Images to doubt", known_galleries(run, measured)),
+        ood_section(run, measured),
+        scores_section(evaluation, list(run.ood)),
+        embedding_section(run, mapped, seed),
+        Section("The posterior", [] if run.diagnostics is None else [diagnostics_table(run.diagnostics)]),
+        _about(run, resamples, seed),
     ]
-    return Page(plain(evaluated.title), [section for section in sections if section.blocks])
+    return Page(run.title, [section for section in sections if section.blocks])
 
 
-def _summary(evaluated: Evaluated, measured: Measured, galleries: Galleries, drawn: Map) -> Section:
-    classes = len(set(measured.labels.tolist()))
+def _summary(run: Evaluated, measured: Measured) -> Section:
+    count = len(run.labels)
+    among = "" if run.gallery is None else f" They are searched for among {len(run.items.points):,} items."
     text = (
-        f"{len(measured.labels):,} image{'s' if len(measured.labels) > 1 else ''} of {classes:,} "
-        f"class{'es' if classes > 1 else ''}, embedded in {measured.embedding.dim:,} dimensions. "
+        f"{count:,} image{'s' if count > 1 else ''}, {len(run.labels.unique()):,} class"
+        f"{'es' if len(run.labels.unique()) > 1 else ''}, {run.queries.embedding.dim:,} dimensions.{among} "
     )
-    return Section(
-        "In short", [Paragraph(text + told(measured)), Paragraph(_about_images(evaluated, galleries, drawn))]
+    shown = (run.queries, *run.ood.values())
+    images = (
+        "images of the data" if any(one.thumbnails is not None for one in shown) else "no images of the data"
     )
+    held = f"This page holds {images}; lam report --no-images leaves them out."
+    return Section("In short", [Paragraph(text + summary(measured)), Paragraph(held)])
 
 
-def _numbers(measured: Measured) -> Section:
-    """Return the numbers, which come after the first picture."""
-    rows = _summary_rows(measured)
-    table = Table(
-        f"The run in numbers, with 95 % intervals over queries.{_counted(measured)}",
-        ("What", "Value", "95 % interval"),
-        rows,
-        numeric=frozenset({1, 2}),
-    )
-    return Section("In numbers", [table] if rows else [])
-
-
-def told(measured: Measured) -> str:
-    """What the numbers say, in two or three sentences."""
-    if not measured.evaluation.refusals:
+def summary(measured: Measured) -> str:
+    """Return two or three sentences about the errors, and how many of them refusing avoids."""
+    refusals = measured.evaluation.refusals
+    if not refusals:
         return f"Retrieval cannot be judged: {measured.reason}."
-    whole, some = measured.evaluation.refusals[0], measured.evaluation.refusals[REFUSED]
-    text = (
-        f"Of the {whole.total:,} images whose class has another image, {whole.wrong:,} have a nearest neighbour of "
-        f"another class: an error of {share(whole.error)}. "
-    )
+    whole, some = refusals[0], refusals[REFUSED]
+    text = f"{share(whole.error)} of {whole.total:,} answers are wrong. "
     if whole.wrong == 0:
         text += "Refusing cannot improve on that."
     elif some.answered == whole.answered:
-        text += "The uncertainties are nearly equal, so that they do not tell which queries to refuse."
+        text += "The uncertainties are nearly equal, so they do not tell which queries to refuse."
     elif some.error < whole.error:
         text += (
-            f"If the {share(some.share)} that are least certain are refused, {share(some.error)} of the answers are "
-            f"wrong.{_doubt(measured)}"
+            f"Without the least certain {share(some.share)}, {share(some.error)} are wrong.{_doubt(measured)}"
         )
     else:
-        text += (
-            f"Refusing by this uncertainty does not help: without the {share(some.share)} least certain the error "
-            f"is {share(some.error)}."
-        )
+        text += f"Refusing does not help: without the least certain {share(some.share)}, {share(some.error)} are wrong."
     for name, refused in some.ood.items():
-        text += f" The threshold that refuses {share(some.share)} also refuses {share(refused)} of the OOD images of "
-        text += f"{plain(name)}."
+        text += f" The same threshold refuses {share(refused)} of the OOD images of {name}."
     return text
 
 
 def _doubt(measured: Measured) -> str:
-    """Whether what refusing improves here may be chance."""
-    interval = measured.evaluation.intervals.get("r_auroc")
-    if interval is None or not interval.low <= 0.5 <= interval.high:
+    """Return a warning where the improvement by refusing may be chance."""
+    bounds = measured.evaluation.intervals.get("r_auroc")
+    if bounds is None or not bounds.low <= 0.5 <= bounds.high:
         return ""
-    return " This may be chance: the interval of the R-AUROC includes 0.5."
+    return " This may be chance: the interval of the AUROC of wrong answers includes 0.5."
 
 
-def _summary_rows(measured: Measured) -> list[tuple[str, str, str]]:
-    names = {
-        "recall@1": "Recall at 1: the nearest neighbour is right",
-        "map@5": "Mean average precision at 5",
-        "map@r": "Mean average precision at R",
-        "r_auroc": "R-AUROC: a wrong neighbour is more uncertain than a right one (0.5 is chance)",
-        "ausc": "Area under the sparsification curve (1 is best)",
-        "ausc_random": "… if queries are refused at random",
-        "ausc_oracle": "… if it is known which answers are wrong",
-        "retrieval_ece": "Calibration error of retrieval (0 is best)",
-    }
+def _numbers(run: Evaluated, measured: Measured) -> Section:
     evaluation = measured.evaluation
     rows = [
-        (text, *with_interval(evaluation, name)) for name, text in names.items() if name in evaluation.values
+        (text, *with_interval(evaluation, name))
+        for name, text in NUMBERS.items()
+        if name in evaluation.values
     ]
-    return rows + [
+    rows += [
         (
-            f"AUROC: OOD images of {name} are more uncertain (0.5 is chance)",
+            f"OOD images of {name} are less certain than known ones (AUROC)",
             *with_interval(evaluation, ood_name("auroc", name)),
         )
-        for name in measured.ood
+        for name in run.ood
     ]
-
-
-def _counted(measured: Measured) -> str:
-    left_out = measured.evaluation.counts.unanswerable
-    if not left_out:
-        return ""
-    return f" Left out of the retrieval metrics, because no other image has their class: {left_out:,}."
-
-
-def _megabytes(size: int) -> str:
-    return "less than 0.1 MB" if size < 0.1 * 2**20 else f"about {size / 2**20:.1f} MB"
-
-
-def _about_images(evaluated: Evaluated, galleries: Galleries, drawn: Map) -> str:
-    size = galleries.pictures.size + drawn.pictures.size
-    if size == 0:
-        if evaluated.thumbnails is None:
-            return "This page holds no images of the data: it was made with thumbnails=None."
-        return "This page holds no images of the data."
-    left_out = galleries.pictures.left_out + drawn.pictures.left_out
-    return (
-        f"This page holds images of the data, downscaled, which take {_megabytes(size)}"
-        + (f" ({left_out:,} did not fit)" if left_out else "")
-        + ": they go with the page. lam report --no-images leaves them out (in Python, thumbnails=None). "
-        "It loads nothing from elsewhere."
+    left_out = evaluation.counts.unanswerable
+    caption = (
+        f"Left out, because no item has their class: {left_out:,} queries" if left_out else "All queries"
     )
+    table = Table(caption, ("What", "Value", "95 % interval"), rows, numeric=frozenset({1, 2}))
+    return Section("In numbers", [table] if rows else [])
+
+
+def _about(run: Evaluated, resamples: int, seed: int) -> Section:
+    rows = [(plain(name), without_folders(value)) for name, value in run.provenance]
+    rows += [
+        ("laplacian_metric", __version__),
+        ("PyTorch", str(torch.__version__)),
+        ("Draws of the bootstrap", f"{resamples:,}"),
+        ("Seed of the report", str(seed)),
+    ]
+    return Section("About this run", [Table("Versions and settings", ("What", "Value"), rows)])

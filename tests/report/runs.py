@@ -12,7 +12,7 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Uncertainties
-from laplacian_metric.report.evaluated import Evaluated
+from laplacian_metric.report.evaluated import Evaluated, Images
 
 NAMES = ("coat", "boot", "bag")
 DIAGNOSTICS = Diagnostics(0.12, 0.03, 2.0, 3.0, 0.25, 0.5, 9.0, 64)
@@ -36,20 +36,18 @@ def embedding(labels: torch.Tensor, dim: int, noise: float = 0.5, seed: int = 0)
 def evaluated(
     number: int = 60, classes: int = 3, dim: int = 4, outside: int = 20, noise: float = 1.6, **changes: Any
 ) -> Evaluated:
-    """A run with everything in it."""
+    """A run with everything in it but a probability."""
     labels = torch.arange(number) % classes
-    inside = embedding(labels, dim, noise)
-    strangers = embedding(torch.zeros(outside, dtype=torch.int64), dim, 3.0, seed=9)
     generator = torch.Generator().manual_seed(1)
+    inside = embedding(labels, dim, noise)
+    others = embedding(torch.zeros(outside, dtype=torch.int64), dim, 3.0, seed=9)
     samples = F.normalize(inside.point + 0.3 * torch.randn(8, number, dim, generator=generator), dim=2)
+    names = [f"/pictures/somebody/{row}.png" for row in range(number)]
     fields: dict[str, Any] = {
         "title": "A run",
-        "embedding": inside,
-        "labels": labels,
+        "queries": Images(inside, labels, images(number), names),
         "class_names": [NAMES[k] if k < len(NAMES) else f"kind {k}" for k in range(classes)],
-        "thumbnails": images(number),
-        "file_names": [f"/pictures/somebody/{row}.png" for row in range(number)],
-        "ood": {"digits": (strangers, images(outside, 12, 3, seed=1))},
+        "ood": {"digits": Images(others, thumbnails=images(outside, 12, 3, seed=1))},
         "consensus": metrics.consensus(samples, labels),
         "diagnostics": DIAGNOSTICS,
         "scores": {
@@ -58,3 +56,9 @@ def evaluated(
         "provenance": [("Command", "lam report --data /pictures/somebody/set")],
     }
     return Evaluated(**{**fields, **changes})
+
+
+def bare(number: int, dim: int = 3, labels: Any = None, **changes: Any) -> Evaluated:
+    """A run with nothing in it but embeddings and labels."""
+    labels = torch.arange(number) % 3 if labels is None else torch.as_tensor(labels)
+    return Evaluated("A run", Images(embedding(labels, dim, 1.6), labels), **changes)

@@ -1,0 +1,143 @@
+"""The HTML page: no text becomes markup, nothing is fetched, and everything can be read."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from importlib.resources import files
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.plots import ACCENT, CLASSES
+from laplacian_metric.report.texts import plain
+from laplacian_metric.report.thumbnails import as_pixels, encode
+from tests.report.reading import HOSTILE, Reader
+
+PNG = b"\x89PNG\r\n\x1a\nrest"
+CSS = (files("laplacian_metric.report") / "templates" / "page.css").read_text(encoding="utf-8")
+
+
+def sample_page(text: str = "x") -> str:
+    neighbours = [Neighbour(text, True, 1.0), Neighbour(text, False, 0.5)]
+    blocks = [
+        Paragraph(text),
+        Table(text, (text,), [(text,)], frozenset({0})),
+        Picture(PNG, text, text),
+        Gallery(text, text, [Card(text, text, None, (text,), None, text, neighbours)]),
+    ]
+    return Page(text, [Section(text, blocks)]).html()
+
+
+@given(st.text(min_size=1).filter(lambda text: plain(text).strip()))
+def test_no_text_becomes_markup(text: str) -> None:
+    usual, other = Reader(sample_page()), Reader(sample_page(text))
+    assert [tag for tag, _ in other.tags] == [tag for tag, _ in usual.tags]
+    assert other.text.count(plain(text)) >= 14
+    assert other.of("img")[0]["alt"] == plain(text)
+
+
+def test_a_hostile_name_stays_text() -> None:
+    page = sample_page(HOSTILE)
+    assert "<img src=x" not in page
+    assert "<script" not in page
+    assert HOSTILE in Reader(page).text
+
+
+def test_nothing_is_fetched_and_pictures_are_inlined_whole() -> None:
+    reader = Reader(sample_page())
+    assert not reader.of("script")
+    assert not reader.of("link")
+    assert not re.search(r"url\(|@import", CSS)
+    (source,) = [image["src"] or "" for image in reader.of("img")]
+    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == PNG
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\u202eb\u2066c", "abc"), ("a\r\n\tb", "a b"), ("\x1b[2J", "\ufffd[2J"), ("größe", "größe")],
+)
+def test_names_are_one_line_that_can_be_written(text: str, expected: str) -> None:
+    assert plain(text) == expected
+
+
+def test_a_card_says_right_and_wrong_in_words_and_symbols() -> None:
+    cards = [Card("cat", "nearest is right", True), Card("dog", "nearest is wrong: cat", False)]
+    reader = Reader(Page("p", [Section("s", [Gallery("g", "c", cards)])]).html())
+    assert "✓ nearest is right" in reader.text
+    assert "✗ nearest is wrong: cat" in reader.text
+
+
+# --- thumbnails ---
+
+
+def decoded(uri: str) -> npt.NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split(",", 1)[1]))))
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (10, 64), (32, 32, 3), (1, 1)])
+def test_small_images_come_back_exactly(shape: tuple[int, ...]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    np.testing.assert_array_equal(decoded(encode(pixels)), pixels)
+
+
+@pytest.mark.parametrize(
+    ("shape", "side", "expected"), [((300, 200, 3), 100, (100, 67, 3)), ((200, 400), 64, (32, 64))]
+)
+def test_large_images_are_scaled(shape: tuple[int, ...], side: int, expected: tuple[int, ...]) -> None:
+    pixels = np.full(shape, 200, dtype=np.uint8)
+    pixels[: shape[0] // 2] = 20
+    small = decoded(encode(pixels, side))
+    assert small.shape == expected
+    assert abs(float(small[0, 0].mean()) - 20) < 6
+    assert abs(float(small[-1, -1].mean()) - 200) < 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "number"),
+    [
+        (np.zeros((2, 3, 8, 8), dtype=np.uint8), 2),
+        (np.zeros((2, 8), dtype=np.uint8), 2),
+        (np.zeros((2, 8, 8)), 2),
+        (torch.zeros(2, 8, 8, dtype=torch.uint8), 3),
+    ],
+)
+def test_wrong_thumbnails_are_named(wrong: object, number: int) -> None:
+    with pytest.raises(ValueError, match="thumbnails"):
+        as_pixels("thumbnails", wrong, number)
+
+
+# --- colours ---
+
+
+LIGHT, DARK = (
+    dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in CSS.split("prefers-color-scheme: dark", 1)
+)
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast of two colours as the Web Content Accessibility Guidelines define it, 1 to 21."""
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_all_text_and_all_points_can_be_seen() -> None:
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.005)  # as the guidelines say
+    assert LIGHT.keys() == DARK.keys()
+    for colours in (LIGHT, DARK):
+        for name in ("text", "quiet", "right", "wrong"):
+            assert contrast(colours[name], colours["paper"]) >= 4.5, name
+    assert all(contrast(colour, "#ffffff") >= 4.5 for colour in (*CLASSES, ACCENT))
