@@ -140,7 +140,7 @@ def cell(folder: Path) -> None:
 
 def demo(folder: Path) -> None:
     """Run the demo for one epoch."""
-    from laplacian_metric.demo.page import run_demo
+    from laplacian_metric.demo.compute import run_demo
 
     run_demo(folder / "demo", epochs=1)
 

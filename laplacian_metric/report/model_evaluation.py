@@ -14,7 +14,7 @@ from torch import Tensor
 
 import laplacian_metric
 from laplacian_metric import metrics
-from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.dataset import Dataset, shared
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
@@ -99,7 +99,12 @@ def evaluate(
         queries=queries,
         name=name or source.name,
         seed=int(dict(model.about.get("settings", {})).get("seed", 0) or 0),
-        data={"name": source.title, "images": len(source), **of_gallery},
+        data={
+            "name": source.title,
+            "images": len(source),
+            "seen": {role: shared(source.digests(), digests) for role, digests in model.seen.items()},
+            **of_gallery,
+        },
         model={"fingerprint": model.lam.fingerprint(), "about": dict(model.about)},
         made_with={"laplacian_metric": laplacian_metric.__version__, "torch": str(torch.__version__)},
         settings={"samples": samples, "resamples": resamples, "seed": seed},

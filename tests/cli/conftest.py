@@ -1,8 +1,8 @@
-"""A small model of images, one of features, and an index, made once by the commands themselves."""
+"""A small model of images, one of features, and an index, made once by the commands themselves when they are needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,94 +15,81 @@ from laplacian_metric.encoder import Encoder, save_encoder
 from tests.cli.running import clusters, photos, worked
 
 
-@dataclass(frozen=True)
 class Place:
     """A folder with what the tests of commands begin with; nobody writes into it."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        features, labels = clusters(400)
+        self.features = root / "features.npz"
+        np.savez(self.features, features=features, labels=labels)
+        features, labels = clusters(240, seed=1)
+        self.test_features = root / "test.npz"  # of the same classes, with ids
+        np.savez(self.test_features, features=features, labels=labels, ids=[f"t{row}" for row in range(240)])
+        self.ood_features = root / "ood.npy"  # from elsewhere, without labels
+        np.save(self.ood_features, 3 * np.ones((20, 6), dtype=np.float32) + clusters(20, seed=2)[0])
 
-    @property
+    @cached_property
     def photos(self) -> Path:
         """Four classes of 30 images of clothes each."""
-        return self.root / "photos"
+        return photos(self.root / "photos", 30)
 
-    @property
+    @cached_property
     def digits(self) -> Path:
         """Images of something else, of two classes."""
-        return self.root / "digits"
+        return photos(self.root / "digits", 6, classes=2, name="sample-mnist", split="test")
 
-    @property
+    @cached_property
     def weights(self) -> Path:
         """Of an encoder for them."""
+        save_encoder(trained_encoder(), self.root / "encoder.safetensors")
         return self.root / "encoder.safetensors"
 
-    @property
+    @cached_property
     def model(self) -> Path:
         """Of images."""
+        worked("fit", "--weights", self.weights, "--data", self.photos, "--out", self.root / "model")
         return self.root / "model"
 
-    @property
-    def features(self) -> Path:
-        """Features and labels."""
-        return self.root / "features.npz"
-
-    @property
-    def test_features(self) -> Path:
-        """Others of the same classes, with ids."""
-        return self.root / "test.npz"
-
-    @property
-    def stranger_features(self) -> Path:
-        """Features from elsewhere, without labels."""
-        return self.root / "strangers.npy"
-
-    @property
+    @cached_property
     def flat_model(self) -> Path:
         """Of features."""
+        worked(
+            *(
+                "fit",
+                "--features",
+                self.features,
+                "--dim",
+                4,
+                "--steps",
+                100,
+                "--out",
+                self.root / "flat-model",
+            ),
+            *("--structure", "lowrank", "--rank", 5),
+        )
         return self.root / "flat-model"
 
-    @property
+    @cached_property
     def index(self) -> Path:
         """Of the features, calibrated."""
+        worked(
+            *("index", self.flat_model, self.features, "--calibrate", self.test_features, "--alpha", 0.2),
+            *("--out", self.root / "index"),
+        )
         return self.root / "index"
 
-    @property
+    @cached_property
     def queries(self) -> Path:
         """What embed made of other features."""
+        worked("embed", self.flat_model, self.test_features, "--out", self.root / "queries.npz")
         return self.root / "queries.npz"
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Everything that commands are tried on."""
-    new_place = Place(tmp_path_factory.mktemp("commands"))
-    photos(new_place.photos, 30)
-    photos(new_place.digits, 6, classes=2, name="sample-mnist", split="test")
-    save_encoder(trained_encoder(), new_place.weights)
-    features, labels = clusters(400)
-    np.savez(new_place.features, features=features, labels=labels)
-    others, classes = clusters(240, seed=1)
-    np.savez(new_place.test_features, features=others, labels=classes, ids=[f"t{row}" for row in range(240)])
-    np.save(new_place.stranger_features, 3 * np.ones((20, 6), dtype=np.float32) + clusters(20, seed=2)[0])
-    worked("fit", "--weights", new_place.weights, "--data", new_place.photos, "--out", new_place.model)
-    worked(
-        *("fit", "--features", new_place.features, "--dim", 4, "--steps", 100, "--out", new_place.flat_model),
-        *("--structure", "lowrank", "--rank", 5),
-    )
-    worked(
-        *(
-            "index",
-            new_place.flat_model,
-            new_place.features,
-            "--calibrate",
-            new_place.test_features,
-            "--alpha",
-            0.2,
-        ),
-        *("--out", new_place.index),
-    )
-    worked("embed", new_place.flat_model, new_place.test_features, "--out", new_place.queries)
-    return new_place
+    return Place(tmp_path_factory.mktemp("commands"))
 
 
 def trained_encoder() -> Encoder:

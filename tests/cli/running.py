@@ -62,7 +62,11 @@ def worked(*arguments: object) -> Done:
 
 
 def photos(
-    folder: Path, each: int, classes: int = 4, name: str = "sample-fashion-mnist", split: str = "train+validation"
+    folder: Path,
+    each: int,
+    classes: int = 4,
+    name: str = "sample-fashion-mnist",
+    split: str = "train+validation",
 ) -> Path:
     """A folder with a folder of images for every class."""
     sample = load(name, split)

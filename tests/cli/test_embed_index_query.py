@@ -196,7 +196,7 @@ def test_wrong_indexes(tmp_path: Path, place: Place) -> None:
         "needs at least 2 classes": ("--calibrate", tmp_path / "one.npz"),
         "alpha is 2": ("--calibrate", place.test_features, "--alpha", 2),
         "share is 1.5": ("--clean", 1.5),
-        "classes of strangers are not known": ("--calibrate", place.stranger_features),
+        "classes of ood are not known": ("--calibrate", place.ood_features),
     }
     for said, more in wrong.items():
         assert said in refused(*begin, *more), said
