@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import tee
@@ -26,7 +25,6 @@ from laplacian_metric.report.evaluated import Evaluated, Images, measure
 from laplacian_metric.report.sections import SHARES
 from laplacian_metric.trust import Answer
 
-LOGGER = logging.getLogger(__name__)
 FORMAT: Final = "laplacian_metric evaluation"
 
 
@@ -210,14 +208,6 @@ def _answers(
     if model.trust is None:
         return None, {}
     searched = inside if items is None else items
-    calibrated_over = len(model.trust.gallery)
-    if 2 * len(searched.rows) < calibrated_over:
-        LOGGER.warning(
-            "the probability was calibrated over %d images and is judged here among %d, where neighbours are further"
-            " away: evaluate on more, or search a gallery",
-            calibrated_over,
-            len(searched.rows),
-        )
     trust = model.trust.with_gallery(searched.rows, class_labels(searched.source))
     answer = trust.items() if items is None else trust(inside.rows)
     return answer, {name: trust(images.rows) for name, images in outside.items()}

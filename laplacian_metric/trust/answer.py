@@ -48,6 +48,11 @@ class Answer:
     def __len__(self) -> int:
         return len(self.probability)
 
+    def at(self, rows: NDArray[np.int64]) -> Answer:
+        """Return the answers to some of the queries."""
+        columns = {field.name: getattr(self, field.name) for field in fields(Answer)}
+        return Answer(**{name: None if values is None else values[rows] for name, values in columns.items()})
+
     @staticmethod
     def joined(parts: Sequence[Answer]) -> Answer:
         """Return the answers to several batches as one."""

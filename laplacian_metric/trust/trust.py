@@ -255,6 +255,16 @@ class Trust:
             observed = spaces.observe(rows, self.answered, scores)
         return self._answer(observed, calibration)
 
+    def items(self) -> Answer:
+        """Answer every item as a query that is left out of its own response, in the order of the gallery.
+
+        A view that is large for the gallery is fitted without the items that it answers, in ten folds.
+        """
+        if self.spaces.view is None:
+            raise ValueError("this Trust was fitted on responses of a search: pass neighbours= to be answered")
+        rows, _, observed = _left_out(self.spaces, self._num_items())
+        return self._answer(observed, self.calibration).at(np.argsort(rows))
+
     def with_gallery(self, h: Any, labels: Any = None, *, features: Gallery | None = None) -> Trust:
         """Return the same match over another gallery, whose classes may be others.
 
@@ -278,7 +288,7 @@ class Trust:
             raise ValueError(
                 "labels are needed, of at least two classes: the calibration has inputs of classes"
             )
-        sample, observed = _left_out(spaces)
+        _, sample, observed = _left_out(spaces, MOST_LEFT_OUT)
         usable = observed.complete & ~observed.duplicate
         values = {name: column[usable] for name, column in observed.novelty.items()}
         calibration = replace(changed.calibration, novelty=Novelty.fit(values, self.calibration.alpha))
@@ -477,16 +487,16 @@ def _fitted(
     return Trust(spaces, calibration, target, answered, inputs=inputs)
 
 
-def _left_out(spaces: Spaces) -> tuple[list[Any], Observed]:
-    """Return the labels of up to 2,000 items and what their responses say without themselves."""
+def _left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], Observed]:
+    """Return the rows of up to so many items, their labels, and what their responses say without themselves."""
     of_features = spaces.of_features
     assert of_features is not None and spaces.view is not None
     num, r = len(of_features), spaces.view.basis.shape[1]
-    ids, vectors, labels = of_features.sample(num if num < ITEMS_PER_DIMENSION * r else MOST_LEFT_OUT)
+    ids, vectors, labels = of_features.sample(num if num < ITEMS_PER_DIMENSION * r else most)
     listed = labels.tolist()
-    rows = np.unique(np.linspace(0, len(ids) - 1, min(MOST_LEFT_OUT, len(ids))).round().astype(np.int64))
+    rows = np.unique(np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(np.int64))
     if num >= ITEMS_PER_DIMENSION * r:
-        return [listed[row] for row in rows], spaces.observe(vectors[rows], own=ids[rows])
+        return rows, [listed[row] for row in rows], spaces.observe(vectors[rows], own=ids[rows])
     codes = np.array([spaces.view.numbers[label] for label in listed])
     fold = (stratified(codes, VIEW_FOLDS) + codes) % VIEW_FOLDS
     parts, order = [], []
@@ -497,7 +507,8 @@ def _left_out(spaces: Spaces) -> tuple[list[Any], Observed]:
             view = GaussianView.of(vectors[others], [listed[row] for row in others])
             parts.append(replace(spaces, view=view).observe(vectors[some], own=ids[some]))
             order.append(some)
-    return [listed[row] for row in np.concatenate(order)], Observed.joined(parts)
+    rows = np.concatenate(order)
+    return rows, [listed[row] for row in rows], Observed.joined(parts)
 
 
 def _searches(gallery: Any) -> bool:
