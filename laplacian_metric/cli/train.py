@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,11 +12,24 @@ import typer
 from laplacian_metric.cli import common, options
 
 REQUIRED = "Required unless --config has it."
+REMEDIES = {"data": "--data NAME or FOLDER", "method": "--method NAME", "network": "--encoder NAME"}
+# The options that are settings of a section, and their names there.
+SECTIONS = {
+    "data": {"data": "train"},
+    "network": {"encoder": "name", "dim": "dim", "pretrained": "pretrained"},
+    "loss": {"margin": "margin", "power": "power"},
+    "training": {
+        "epochs": "epochs",
+        "images_per_batch": "batch_size",
+        "learning_rate": "learning_rate",
+        "weight_decay": "weight_decay",
+    },
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a cell that have options of their own, and how a cell is read with them."""
+    """The settings that have options of their own, and how all settings are read with them."""
 
     data: Annotated[
         str | None, typer.Option(help=f"A data set's name, or a folder of images. {REQUIRED}")
@@ -43,41 +57,50 @@ class Settings:
     ] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting of a cell, such as training.schedule=cosine."),
+        typer.Option("--set", help="Any other setting, such as training.schedule=cosine."),
     ] = None
     config: Annotated[
-        Path | None, typer.Option(help="YAML in the form of a cell: data, network, loss, training, method.")
+        Path | None, typer.Option(help="YAML with the sections data, network, loss, training, method.")
     ] = None
     skip_broken: options.SkipBroken = False
 
-    def cell(self) -> dict[str, Any]:
-        """Return the cell of the file, with what was passed on top."""
-        from experiments.harness.single_cell import combined, merged, settings_of_data
+    def content(self) -> dict[str, Any]:
+        """Return the settings of the file, with the options of the command line on top."""
         from laplacian_metric.core.checked import read_yaml
 
-        training = {
-            "epochs": self.epochs,
-            "batch_size": self.images_per_batch,
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-        }
-        sections: dict[str, dict[str, Any]] = {
-            "network": {"name": self.encoder, "dim": self.dim, "pretrained": self.pretrained or None},
-            "training": training,
-            "loss": {"margin": self.margin, "power": self.power},
-        }
+        content = {} if self.config is None else read_yaml(self.config)
+        if isinstance(content.get("method"), str):
+            content["method"] = {"name": content["method"]}
         passed: dict[str, Any] = {
-            name: {key: value for key, value in section.items() if value is not None}
-            for name, section in sections.items()
+            section: {name: value for flag, name in names.items() if (value := getattr(self, flag))}
+            for section, names in SECTIONS.items()
         }
-        passed |= {"data": settings_of_data(self.data) if self.data else None, "method": self.method}
-        cell = combined(
-            {} if self.config is None else read_yaml(self.config),
-            {name: value for name, value in passed.items() if value},
-        )
+        if self.method is not None:
+            passed["method"] = {"name": self.method}
+            if content.get("method", {}).get("name") != self.method:
+                content.pop("method", None)  # the options of another method
         if self.skip_broken:
-            cell = merged(cell, {"data": {"options": {"skip_unreadable": True}}})
-        return merged(cell, options.assignments(self.settings))
+            passed["data"]["skip_unreadable"] = True
+        passed = merged(passed, options.assignments(self.settings))
+        content = merged(content, {section: values for section, values in passed.items() if values})
+        for key, remedy in REMEDIES.items():
+            if key not in content:
+                raise ValueError(f"{key} is missing: pass {remedy}, or a configuration that has it")
+        return content
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of both, key by key; the second wins.
+
+    Example:
+        >>> merged({"training": {"epochs": 3, "batch_size": 9}}, {"training": {"epochs": 5}})
+        {'training': {'epochs': 5, 'batch_size': 9}}
+    """
+    whole = dict(below)
+    for key, value in above.items():
+        before = whole.get(key)
+        whole[key] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return whole
 
 
 def train(
@@ -99,33 +122,42 @@ def train(
     The best epoch is chosen on validation images; test images are not read. --data, --encoder and --method are required
     unless --config has them.
 
-    Example: lam train --data fashion-mnist --encoder fashion-mnist --method online-laplace --out model
+    Example: lam train --data sample-fashion-mnist --encoder fashion-mnist --method online-laplace --out model
 
-    Example: lam train --config cell.yaml --epochs 5 --out model
+    Example: lam train --config settings.yaml --epochs 5 --out model
     """
-    from experiments.harness.single import train_single, work_of
+    content = settings.content()
+    from laplacian_metric.training import OtherRunError, single
 
-    cell = settings.cell()
     try:
-        kept = train_single(
-            cell,
+        kept = single.train_single(
+            single.Settings.of(content),
             out,
             seed=seed,
-            data_dir=data_dir,
-            device=str(options.checked_device(device)),
             force=force,
             fresh=fresh,
+            data_dir=data_dir,
+            device=str(options.checked_device(device)),
         )
+    except OtherRunError as error:
+        raise ValueError(f"{error}, or discard the training with --fresh") from error
     except KeyboardInterrupt:
-        resume = "; run the same command again to resume" if work_of(out).exists() else ""
+        resume = "; run the same command again to resume" if single.work_of(out).exists() else ""
         common.error(f"interrupted{resume}")
         raise typer.Exit(common.INTERRUPTED) from None
     if as_json:
         about = {} if kept.model is None else kept.model.about
         validation = {"validation": kept.validation} if kept.validation else {}
         common.print_json({"kind": kept.kind, "out": str(kept.folder), **about, **validation})
-    else:
-        common.show(f"{kept.folder}: {kept.words}")
+        return
+    use = {
+        "model": "a model folder, for embed, index, evaluate and report",
+        "encoder": f"an encoder without a posterior: `lam fit --encoder {content['network']['name']} --weights "
+        f"{out / 'encoder.safetensors'}` with the same --data fits one",
+        "training": f"{content['method']['name']} has no posterior over a last layer, so that a model folder cannot "
+        "hold it; in Python, laplacian_metric.training.single.fitted embeds with the training in this folder",
+    }
+    common.show(f"{kept.folder}: {use[kept.kind]}")
+    if kept.validation:
         numbers = (f"{name} {value:.3f}" for name, value in kept.validation.items())
-        if kept.validation:
-            common.show(f"on validation images, after the best epoch: {', '.join(numbers)}")
+        common.show(f"on validation images, after the best epoch: {', '.join(numbers)}")

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.batch import Batch, device_of, to_device
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Learner
 from laplacian_metric.core.modes import check_unused, evaluating
 from laplacian_metric.core.progress import Bar
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder.precision import computed_in, computing_in
 from laplacian_metric.training import checkpoint, checks, processes
 from laplacian_metric.training.checkpoint import OtherRunError, Progress
