@@ -249,7 +249,9 @@ def _cosines(
     directions: NDArray[np.float32], block: NDArray[np.float32], inverse: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return the cosines (Q, B); a matrix product would copy the block for one query."""
-    products = (block @ directions[0])[None] if len(directions) == 1 else directions @ block.T
+    products: NDArray[np.float32] = (
+        (block @ directions[0])[None] if len(directions) == 1 else directions @ block.T
+    )
     products *= inverse
     return products
 

@@ -64,11 +64,18 @@ class Fields:
 class Gallery(Protocol):
     """Items with ids, vectors of one space, and, where they are known, labels and further columns.
 
-    ``address`` is what `open_gallery` opens it by again. Vectors are compared by cosine.
+    Vectors are compared by cosine, whatever metric a collection was made with.
     """
 
-    address: str
-    dim: int
+    @property
+    def address(self) -> str:
+        """What `open_gallery` opens it by again, without credentials."""
+        ...
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the vectors."""
+        ...
 
     def search(
         self, vectors: Any, k: int, where: Where | None = None, native: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from laplacian_metric.core import artifact
 from laplacian_metric.core.array_gallery import ArrayGallery, Items
@@ -28,7 +29,7 @@ class GalleryManifest(Manifest):
 
     text_ids: list[str] | None = None
     class_names: list[Any] | None = None
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = Field(default={})
 
 
 def save(gallery: ArrayGallery, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

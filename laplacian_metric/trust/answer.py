@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -52,16 +51,6 @@ class Answer:
         """Return the answers to some of the queries."""
         columns = {field.name: getattr(self, field.name) for field in fields(Answer)}
         return Answer(**{name: None if values is None else values[rows] for name, values in columns.items()})
-
-    @staticmethod
-    def joined(parts: Sequence[Answer]) -> Answer:
-        """Return the answers to several batches as one."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Answer)}
-        return Answer(
-            **{name: None if some[0] is None else np.concatenate(some) for name, some in columns.items()}
-        )
 
 
 def verdicts(probability: Floats, known: Floats, threshold: float) -> NDArray[Any]:

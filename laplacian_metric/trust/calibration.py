@@ -164,7 +164,8 @@ def _usable(observed: Observed, right: Flags) -> Rows:
     num_right = int(right[rows].sum())
     said = (
         f"{len(rows)} of {len(right)} validation queries can be used ({int(duplicate.sum())} are duplicates of items, "
-        f"{int((~complete & ~duplicate).sum())} have too few neighbours): {num_right} right, {len(rows) - num_right} wrong"
+        f"{int((~complete & ~duplicate).sum())} have too few neighbours): {num_right} right, "
+        f"{len(rows) - num_right} wrong"
     )
     if len(rows) < LEAST_QUERIES or num_right == 0:
         reason = (
@@ -190,7 +191,8 @@ def _warn_of_influence(match: Logistic, inputs: Floats, target: Flags, rows: Row
     if (influence > INFLUENCE).any():
         named = rows[np.argsort(-influence)][: min(5, int((influence > INFLUENCE).sum()))].tolist()
         warnings.warn(
-            f"validation queries {named} each move a weight of the match by more than {INFLUENCE}: look at their labels",
+            f"validation queries {named} each move a weight of the match by more than {INFLUENCE}: "
+            "look at their labels",
             stacklevel=4,
         )
 

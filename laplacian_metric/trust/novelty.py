@@ -39,7 +39,7 @@ class Tail:
     def __call__(self, values: Floats) -> Floats:
         """Return t(x), (N,): 0 for the least of all, -log .05 at the threshold."""
         at_least = len(self.reference) - np.searchsorted(self.reference, values, side="left")
-        near = -np.log(np.maximum(at_least / len(self.reference), TAIL))
+        near = np.log(1 / np.maximum(at_least / len(self.reference), TAIL))
         far = -np.log(TAIL) + (values - self.threshold) / self.excess
         return np.where(values > self.threshold, far, near)
 

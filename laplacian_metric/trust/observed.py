@@ -67,13 +67,13 @@ class Observed:
             {name: np.concatenate([part.match[name] for part in parts]) for name in parts[0].match},
             {name: np.concatenate([part.novelty[name] for part in parts]) for name in parts[0].novelty},
             np.concatenate([part.nearest for part in parts]),
-            None if parts[0].labels is None else np.concatenate([part.labels for part in parts]),  # type: ignore[misc]
+            None if parts[0].labels is None else np.concatenate([np.asarray(part.labels) for part in parts]),
             np.concatenate([part.distance for part in parts]),
             np.concatenate([part.duplicate for part in parts]),
             Neighbours(
                 np.concatenate([some.ids for some in padded]),
                 np.concatenate([some.distances for some in padded]),
-                np.concatenate([some.labels for some in padded]) if labelled else None,  # type: ignore[misc]
+                np.concatenate([np.asarray(some.labels) for some in padded]) if labelled else None,
             ),
         )
 
@@ -81,8 +81,7 @@ class Observed:
     def complete(self) -> NDArray[np.bool_]:
         """Whether nothing is missing, (Q,)."""
         tables = [*self.match.values(), *self.novelty.values()]
-        complete: NDArray[np.bool_] = np.isfinite(np.column_stack(tables)).all(axis=1)
-        return complete
+        return np.asarray(np.isfinite(np.column_stack(tables)).all(axis=1))
 
 
 def observe(
@@ -120,7 +119,7 @@ def observe(
             else Space.of(found_h, encoded(found_h.labels, known) if labelled else None)
         )
         some = None if units is None else units[rows]
-        if labelled and labels is not None:
+        if found.labels is not None and labels is not None and labelled:
             first = encoded(found.labels[:, :1], known)[:, 0]
             classes = first if answer == ITEM else _answered(answer, h, view, some, first)
             values = class_inputs(z, h, classes, view, some, z.first if answer == ITEM else None)
@@ -175,7 +174,8 @@ def _answered(answer: str, h: Space, view: GaussianView | None, units: Floats | 
     if answer == MEAN:
         if view is None or units is None:
             raise ValueError("answer is 'mean', which needs a view of the gallery and the queries' features")
-        return view.posterior(view.project(units)).argmax(axis=1)
+        nearest: Rows = view.posterior(view.project(units)).argmax(axis=1)
+        return nearest
     assert h.codes is not None
     weights = h.weights()
     votes = (weights[:, :, None] * (h.codes[:, :, None] == h.codes[:, None, :])).sum(axis=1)

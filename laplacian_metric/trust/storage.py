@@ -63,7 +63,7 @@ class AddressEntry(Strict):
 
     address: str
     dim: int
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = Field(default={})
 
 
 class TrustManifest(Manifest):
@@ -162,14 +162,11 @@ def load(folder: str | os.PathLike[str], gallery: Gallery | None, features: Gall
         view = None
         if stored.view is not None:
             names = tuple(gallery_files.from_json(name) for name in stored.view.names)
-            view = GaussianView(
-                *(opened.array(f"{n}.npy", mmap=False) for n in VIEW), names, stored.view.items
-            )
-        head = (
-            Head(*(opened.array(f"{n}.npy", mmap=False) for n in HEAD))
-            if "weight.npy" in stored.files
-            else None
-        )
+            arrays = {name: opened.array(f"{name}.npy", mmap=False) for name in VIEW}
+            view = GaussianView(**arrays, names=names, items=stored.view.items)
+        head = None
+        if "weight.npy" in stored.files:
+            head = Head(*(opened.array(f"{name}.npy", mmap=False) for name in HEAD))
         spaces = Spaces(
             gallery if gallery is not None else _gallery(opened, GALLERY, stored.gallery),
             features if features is not None else _gallery(opened, FEATURES, stored.features),

@@ -18,6 +18,7 @@ from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.trust.answer import SMALLEST_WEIGHT, Answer, reasons, verdicts
 from laplacian_metric.trust.calibration import LEAST_RIGHT_AND_WRONG, Calibration, calibrate
 from laplacian_metric.trust.fitting import CalibrationError, Flags, sigmoid, stratified
+from laplacian_metric.trust.guarantee import Guarantee
 from laplacian_metric.trust.head import Head
 from laplacian_metric.trust.inputs import CLASS_INPUTS, GAP_INPUTS, LOF, RESPONSE
 from laplacian_metric.trust.novelty import Novelty
@@ -136,6 +137,7 @@ class Trust:
     answered: str = ITEM
     threshold: float = 0.5
     inputs: dict[str, float | str] = field(default_factory=dict)
+    _next_id: int = field(default=0, init=False, repr=False)
 
     @staticmethod
     def fit(
@@ -261,7 +263,9 @@ class Trust:
         A view that is large for the gallery is fitted without the items that it answers, in ten folds.
         """
         if self.spaces.view is None:
-            raise ValueError("this Trust was fitted on responses of a search: pass neighbours= to be answered")
+            raise ValueError(
+                "this Trust was fitted on responses of a search: pass neighbours= to be answered"
+            )
         rows, _, observed = _left_out(self.spaces, self._num_items())
         return self._answer(observed, self.calibration).at(np.argsort(rows))
 
@@ -301,7 +305,7 @@ class Trust:
             inputs = np.column_stack([observed.match[name] for name in calibration.match.names])[usable]
             totals = calibration.novelty.parts(values).sum(axis=1)
             logits = calibration.match.logit(inputs)
-            calibration = calibration.recalibrated(logits, totals, right, len(spaces.gallery))
+            calibration = calibration.recalibrated(logits, totals, right, changed._num_items())
         return replace(changed, calibration=calibration)
 
     def update(self, *, add: tuple[Any, ...] | None = None, remove: Any = None) -> None:
@@ -328,8 +332,8 @@ class Trust:
                     part.remove(gone)
                 if new is not None:
                     ids, h, labels = new
-                    embedded = is_gallery and self.spaces.head is not None
-                    part.add(ids, self.spaces.head.embed(h).astype(np.float32) if embedded else h, labels)
+                    head = self.spaces.head if is_gallery else None
+                    part.add(ids, h if head is None else head.embed(h).astype(np.float32), labels)
             if new is not None and new[0].dtype.kind == "i":
                 self._next_id = max(self._next_id, int(new[0].max()) + 1)
             self.spaces = replace(
@@ -357,14 +361,16 @@ class Trust:
         """
         return replace(self, calibration=self.calibration.expecting(ood, self._num_items()))
 
-    def accepting(self, threshold: Any) -> Trust:
+    def accepting(self, threshold: float | Guarantee) -> Trust:
         """Return the same Trust that accepts from another probability on, or as a `Guarantee` promises."""
-        value = float(getattr(threshold, "threshold", threshold))
+        value = threshold.threshold if isinstance(threshold, Guarantee) else float(threshold)
         if not value > 0:
             raise ValueError(f"threshold is {threshold}: a probability above 0, or a Guarantee, is needed")
         return replace(self, threshold=value)
 
-    def guarantee(self, queries: tuple[Any, Any], *, error: float = 0.1, confidence: float = 0.9) -> Any:
+    def guarantee(
+        self, queries: tuple[Any, Any], *, error: float = 0.1, confidence: float = 0.9
+    ) -> Guarantee:
         """Return a threshold on the probability, among the answers above which at most ``error`` are wrong.
 
         Args:
@@ -372,8 +378,6 @@ class Trust:
             error: the share of wrong answers that is allowed.
             confidence: the probability, over draws of these queries, that the promise holds.
         """
-        from laplacian_metric.trust.guarantee import Guarantee
-
         h, labels = _pair("queries", queries)
         answer = self(h)
         if answer.labels is None:
@@ -410,14 +414,14 @@ class Trust:
         return load(folder, gallery, features)
 
     def __repr__(self) -> str:
-        return f"Trust({self._num_items()} items, {self.target}, calibration error {self.calibration.error or self.note})"
+        error = self.calibration.error or self.note
+        return f"Trust({self._num_items()} items, {self.target}, calibration error {error})"
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._next_id = 0
-        if isinstance(self.spaces.gallery, ArrayGallery) and len(self.spaces.gallery):
-            ids = self.spaces.gallery.items.ids
-            self._next_id = int(ids.max()) + 1 if ids.dtype.kind == "i" else 0
+        gallery: object = self.spaces.gallery
+        if isinstance(gallery, ArrayGallery) and len(gallery) and gallery.items.ids.dtype.kind == "i":
+            self._next_id = int(gallery.items.ids.max()) + 1
 
     def _num_items(self) -> int:
         return 0 if self.spaces.gallery is None else len(self.spaces.gallery)
@@ -470,7 +474,7 @@ def _fitted(
     each = flags[:, :k] if kind == "each" else None
     calibration = calibrate(
         observed,
-        flags[:, :k].any(axis=1),
+        np.asarray(flags[:, :k].any(axis=1)),
         signs=signs,
         expected_ood=expected_ood,
         alpha=alpha,
@@ -490,10 +494,11 @@ def _fitted(
 def _left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], Observed]:
     """Return the rows of up to so many items, their labels, and what their responses say without themselves."""
     of_features = spaces.of_features
-    assert of_features is not None and spaces.view is not None
+    assert of_features is not None
+    assert spaces.view is not None
     num, r = len(of_features), spaces.view.basis.shape[1]
     ids, vectors, labels = of_features.sample(num if num < ITEMS_PER_DIMENSION * r else most)
-    listed = labels.tolist()
+    listed = [] if labels is None else labels.tolist()
     rows = np.unique(np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(np.int64))
     if num >= ITEMS_PER_DIMENSION * r:
         return rows, [listed[row] for row in rows], spaces.observe(vectors[rows], own=ids[rows])
@@ -565,7 +570,8 @@ def _ids_to_remove(ids: NDArray[Any], remove: Any) -> NDArray[Any]:
             raise ValueError(
                 f"remove has shape {mask.shape}: one boolean for each of the {len(ids)} items is needed"
             )
-        return ids[mask]
+        chosen: NDArray[Any] = ids[mask]
+        return chosen
     return as_ids("remove", mask.tolist())
 
 

@@ -94,7 +94,7 @@ class GaussianView:
     @property
     def temperature(self) -> float:
         """tau of the class posterior."""
-        return max(1.0, self.basis.shape[1] / 32)
+        return max(1.0, len(self.mean) / 32)
 
     @cached_property
     def _whitened_basis(self) -> Floats:
@@ -116,7 +116,8 @@ class GaussianView:
         """Return D2, (Q, C): the squared whitened distances to the means of the classes, at least 1e-9."""
         p = projected @ self.whitening
         squares = (p**2).sum(axis=1)[:, None] - 2 * p @ self.means.T + (self.means**2).sum(axis=1)
-        return np.maximum(squares, LEAST_DISTANCE)
+        bounded: Floats = np.maximum(squares, LEAST_DISTANCE)
+        return bounded
 
     def posterior(self, projected: Floats) -> Floats:
         """Return the posterior of the classes (Q, C), softmax(-D2/(2 tau))."""
