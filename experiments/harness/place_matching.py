@@ -20,9 +20,8 @@ from torch import Tensor
 from laplacian_metric import metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.metrics.nearest import rank_by
 from laplacian_metric.metrics.positives import Labels, Positives
-from laplacian_metric.metrics.ranking import Ranking
+from laplacian_metric.metrics.ranking import Ranking, rank_by
 
 
 @dataclass(frozen=True)

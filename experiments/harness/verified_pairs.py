@@ -16,9 +16,11 @@ from experiments.harness.image_sets import TEST, TESTS
 from experiments.harness.measurements import norms
 from experiments.harness.results import rounded
 from experiments.harness.sections import VerificationSection
+from experiments.harness.verification import binned, distances, falling, pair_average_precision, vote
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
+from laplacian_metric.core.search import best_by_score
 from laplacian_metric.data.randomness import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
@@ -27,8 +29,6 @@ from laplacian_metric.methods.gaussian.match_probability import (
     self_mismatch,
 )
 from laplacian_metric.metrics.evaluation import OWN
-from laplacian_metric.metrics.nearest import distances, nearest, vote
-from laplacian_metric.metrics.verification import binned, falling, pair_average_precision
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 LATENT_DIM = 3
@@ -230,7 +230,7 @@ def _named(one: _Set, gallery: _Set, neighbours: int) -> tuple[Tensor, Tensor]:
             "another gallery"
         )
     score = one.images.among(gallery.images)
-    members, scores = nearest(score, number, size, neighbours, own=torch.arange(number))
+    members, scores = best_by_score(score, number, size, neighbours, own=torch.arange(number))
     members, scores = members.cpu(), scores.cpu()
     return (vote(gallery.labels[members]) == one.labels).double(), scores[:, 0].double()
 
@@ -241,7 +241,7 @@ def _by_means(one: _Set, neighbours: int) -> float | None:
         return None
     means = one.images.means.cpu().double()
     number = len(means)
-    members = nearest(
+    members = best_by_score(
         lambda rows: -distances(means[rows], means), number, number, neighbours, own=torch.arange(number)
     )[0]
     return float((vote(one.labels[members]) == one.labels).double().mean())

@@ -1,4 +1,4 @@
-"""Exact nearest neighbours on the unit sphere, block by block.
+"""Exact nearest neighbours of tensors on any device, block by block: by cosine, or by a score that is given.
 
 Cosine similarity and Euclidean distance order unit vectors alike. A matrix product finds every candidate that
 could be among the nearest, given the rounding error that such a product can have; the order among candidates
@@ -8,8 +8,9 @@ the blocks nor on the precision of the product, and equal distances are recognis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,15 +36,12 @@ class UnitVectors:
     norm: Tensor
 
     @staticmethod
-    def of(name: str, vectors: Tensor) -> UnitVectors:
-        """Refuse an empty set, NaN and vectors that are not of unit length; errors call them by ``name``.
+    def of(name: str, vectors: Tensor, *, normalized: bool = True) -> UnitVectors:
+        """Refuse an empty set, NaN and vectors that are not of unit length, or that are 0 if not ``normalized``.
 
         Example:
-            >>> UnitVectors.of("embeddings", torch.tensor([[3.0, 4.0]]))
-            Traceback (most recent call last):
-            ...
-            ValueError: embeddings is not normalised: row 0 has norm 5, 1 of 1 rows are off by more than 0.0001. Use
-            torch.nn.functional.normalize(embeddings, dim=1)
+            >>> UnitVectors.of("embeddings", torch.tensor([[3.0, 4.0]]), normalized=False).exact(slice(0, 1)).tolist()
+            [[0.6, 0.8]]
         """
         check_matrix(name, vectors)
         if 0 in vectors.shape:
@@ -54,12 +52,11 @@ class UnitVectors:
         norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
         # A unit vector that was rounded to few digits has not quite unit length.
         tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
-        wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
+        wrong = (((norm - 1).abs() > tolerance) if normalized else norm == 0).nonzero().flatten()
         if len(wrong):
-            first = int(wrong[0])
             raise ValueError(
-                f"{name} is not normalised: row {first} has norm {float(norm[first]):.6g}, {len(wrong)} of {len(norm)} "
-                f"rows are off by more than {tolerance:.3g}. Use torch.nn.functional.normalize({name}, dim=1)"
+                f"{name} is not normalised: {len(wrong)} of {len(norm)} rows, the first is row {int(wrong[0])} of norm "
+                f"{float(norm[wrong[0]]):.6g}. Use torch.nn.functional.normalize({name}, dim=1), without rows that are 0"
             )
         return UnitVectors(vectors.detach(), norm)
 
@@ -96,8 +93,7 @@ EXACT_COLUMNS = 64
 PAIR_ENTRIES = 1 << 17  # of the pairs that are compared in float64 at a time: what stays in the cache
 
 
-@dataclass(frozen=True)
-class Neighbours:
+class Nearest(NamedTuple):
     """The nearest gallery members of each query, the nearest first; equal distances in the order of the index.
 
     ``indices`` (Q, k) are rows of the gallery. ``distances`` (Q, k) are Euclidean distances between the unit
@@ -106,10 +102,10 @@ class Neighbours:
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
-        >>> neighbours = search(z, k=2)
-        >>> neighbours.indices.tolist()
+        >>> nearest = search(z, k=2)
+        >>> nearest.indices.tolist()
         [[2, 1], [2, 0], [1, 0]]
-        >>> [round(x, 4) for x in neighbours.similarities[2].tolist()]
+        >>> [round(x, 4) for x in nearest.similarities[2].tolist()]
         [0.8, 0.6]
     """
 
@@ -117,33 +113,6 @@ class Neighbours:
     distances: Tensor
     ties: Tensor
     gallery_size: int
-
-    def __post_init__(self) -> None:
-        if self.indices.ndim != 2 or self.indices.dtype != torch.int64:
-            raise ValueError(
-                f"indices has shape {tuple(self.indices.shape)} and dtype {self.indices.dtype}, "
-                "(Q, k) and torch.int64 are needed"
-            )
-        if self.distances.shape != self.indices.shape:
-            raise ValueError(
-                f"distances has shape {tuple(self.distances.shape)}, indices {tuple(self.indices.shape)}: "
-                "there is one distance for each index"
-            )
-        if self.ties.shape != self.indices.shape[:1]:
-            raise ValueError(
-                f"ties has shape {tuple(self.ties.shape)}, ({len(self.indices)},) is needed: one count for each query"
-            )
-        if self.indices.numel():
-            low, high = (int(bound) for bound in self.indices.aminmax())
-            if low < 0 or high >= self.gallery_size:
-                raise ValueError(
-                    f"indices has the entry {low if low < 0 else high}, the gallery has {self.gallery_size} members"
-                )
-
-    @property
-    def k(self) -> int:
-        """How many neighbours each query has."""
-        return self.indices.shape[1]
 
     @property
     def similarities(self) -> Tensor:
@@ -158,22 +127,25 @@ def search(
     database: Tensor | None = None,
     own: Tensor | None = None,
     memory: int = DEFAULT_MEMORY,
-) -> Neighbours:
-    """The k nearest neighbours of each of the unit ``embeddings`` (Q, Z).
+    normalized: bool = True,
+) -> Nearest:
+    """Return the k nearest neighbours of each of the unit ``embeddings`` (Q, Z).
 
     Without ``database`` each query looks among the other embeddings: its own copy is left out by its index,
     so that a duplicate of it stays. With ``database`` (M, Z) it looks there; ``own`` (Q,) then names the row
     that is the query itself, -1 where there is none (the default). ``memory`` bytes are the limit beyond input
-    and output, which only collapsed embeddings come near: what is usual is a thirtieth.
+    and output, which only collapsed embeddings come near: what is usual is a thirtieth. Vectors that are not
+    ``normalized`` are compared by their directions.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-        >>> neighbours = search(z, k=1)
-        >>> neighbours.indices.flatten().tolist(), neighbours.ties.tolist()
+        >>> nearest = search(z, k=1)
+        >>> nearest.indices.flatten().tolist(), nearest.ties.tolist()
         ([1, 0, 0], [1, 1, 1])
     """
-    blocks = list(search_blocks(embeddings, k, database=database, own=own, memory=memory))
-    return Neighbours(
+    options = {"database": database, "own": own, "memory": memory, "normalized": normalized}
+    blocks = list(search_blocks(embeddings, k, **options))  # type: ignore[arg-type]
+    return Nearest(
         indices=torch.cat([block.indices for _, block in blocks]),
         distances=torch.cat([block.distances for _, block in blocks]),
         ties=torch.cat([block.ties for _, block in blocks]),
@@ -188,21 +160,20 @@ def search_blocks(
     database: Tensor | None = None,
     own: Tensor | None = None,
     memory: int = DEFAULT_MEMORY,
-) -> Iterator[tuple[slice, Neighbours]]:
-    """As `search`, one block of queries after the other, for what is too deep to be kept.
+    normalized: bool = True,
+) -> Iterator[tuple[slice, Nearest]]:
+    """Yield what `search` returns, one block of queries after the other, for what is too deep to be kept.
 
     ``k`` may be a tensor (Q,): each block then is as deep as the deepest of its queries, and ties are counted in
     each query's own depth.
 
     Example:
         >>> z = torch.eye(3)
-        >>> [(rows, neighbours.k) for rows, neighbours in search_blocks(z, torch.tensor([1, 2, 1]))]
-        [(slice(0, 3, None), 2)]
+        >>> [(rows, nearest.indices.shape) for rows, nearest in search_blocks(z, torch.tensor([1, 2, 1]))]
+        [(slice(0, 3, None), torch.Size([3, 2]))]
     """
-    gallery = UnitVectors.of(
-        "embeddings" if database is None else "database", embeddings if database is None else database
-    )
-    queries = gallery if database is None else UnitVectors.of("embeddings", embeddings)
+    queries = UnitVectors.of("embeddings", embeddings, normalized=normalized)
+    gallery = queries if database is None else UnitVectors.of("database", database, normalized=normalized)
     check_same_device(embeddings=embeddings, database=database)
     if queries.dim != gallery.dim:
         raise ValueError(
@@ -242,7 +213,7 @@ def _own_rows(
 
 def _blocks(
     queries: UnitVectors, gallery: UnitVectors, own: Tensor, depth: Tensor, memory: int
-) -> Iterator[tuple[slice, Neighbours]]:
+) -> Iterator[tuple[slice, Nearest]]:
     padded = -(-len(gallery) // GROUP) * GROUP
     size = max(1, min(MAX_ROWS, len(queries), memory // (BYTES_PER_SIMILARITY * padded)))
     # The columns that fill the last group are never written again, so that they never are candidates.
@@ -268,7 +239,7 @@ def _blocks(
 
 def _nearest(
     similarities: Tensor, slack: float, queries: UnitVectors, start: int, gallery: UnitVectors, depth: Tensor
-) -> Neighbours:
+) -> Nearest:
     """The nearest for one block of similarities (B, N padded), whose first row is query ``start``.
 
     As many for each as the deepest of them needs; ties are counted in each one's own depth (B,).
@@ -302,7 +273,7 @@ def _nearest(
     equal = (following == squared[:, : following.shape[1]]) & following.isfinite()
     equal &= torch.arange(following.shape[1], device=depth.device) < depth[:, None]
     distances = squared[:, :k].clamp_min(0).sqrt()
-    return Neighbours(member[:, :k], distances, ties=equal.sum(1), gallery_size=len(gallery))
+    return Nearest(member[:, :k], distances, ties=equal.sum(1), gallery_size=len(gallery))
 
 
 def _candidates(similarities: Tensor, k: int, slack: float) -> tuple[Tensor, Tensor]:
@@ -339,3 +310,58 @@ def _sorted(squared: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     """Both (B, C) in the order of the squared distances; equal ones stay in the order that they had."""
     squared, order = squared.sort(dim=1, stable=True)
     return squared, member.gather(1, order)
+
+
+SCORED_ROWS = 256
+
+Scores = Callable[[Tensor], Tensor]
+
+
+def best_by_score(
+    score: Scores, queries: int, gallery: int, k: int, own: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the k members of a gallery with the greatest scores, and these: (Q, k) each, the greatest first.
+
+    Equal scores are in the order of the index. Rows are shorter where the gallery has no k others.
+
+    Args:
+        score: gives those of some queries, by their positions (B,), with the whole gallery: (B, M).
+        queries, gallery: how many there are.
+        k: how many are wanted.
+        own: (Q,), for each query the member that is itself, or its twin, and is passed over.
+
+    Example:
+        >>> z = torch.tensor([0.0, 1.0, 3.0])
+        >>> best_by_score(lambda rows: -(z[rows, None] - z).abs(), 3, 3, 1, own=torch.arange(3))[0].flatten().tolist()
+        [1, 0, 1]
+    """
+    k = min(k, gallery - (own is not None))
+    if k < 1:
+        raise ValueError(f"a gallery of {gallery} has no neighbour for a query that is in it itself")
+    parts = []
+    for rows in torch.arange(queries).split(SCORED_ROWS):
+        scores = checked_scores(score(rows), len(rows), gallery)
+        if own is not None:
+            scores[torch.arange(len(rows)), own[rows]] = -torch.inf
+        least = scores.topk(k, dim=1).values[:, -1:]
+        # Which of those that are equal to the least a selection takes is not said: the first are taken.
+        above = scores > least
+        level = scores == least
+        chosen = above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+        place = chosen.nonzero()[:, 1].view(len(scores), k)
+        best, order = scores.gather(1, place).sort(dim=1, descending=True, stable=True)
+        parts.append((place.gather(1, order), best))
+    members, scores_of_members = zip(*parts, strict=True)
+    return torch.cat(members), torch.cat(scores_of_members)
+
+
+def checked_scores(scores: Tensor, queries: int, gallery: int) -> Tensor:
+    """Return a copy of the scores (Q, M); refuse another shape and NaN."""
+    if scores.shape != (queries, gallery):
+        raise ValueError(
+            f"the scores have shape {tuple(scores.shape)}, ({queries}, {gallery}) is needed: each query with every "
+            "member"
+        )
+    if bool(scores.isnan().any()):
+        raise ValueError("some scores are NaN: they order nothing")
+    return scores.detach().clone()

@@ -21,12 +21,10 @@ from laplacian_metric.metrics.evaluation import Evaluation, Uncertainties, evalu
 from laplacian_metric.metrics.out_of_distribution import (
     crop_test,
     label_entropy,
-    mixture_r_auroc,
     ood_auroc,
     ood_average_precision,
     open_set_auroc,
     rank_correlation,
-    rank_mixture,
     roc,
 )
 from laplacian_metric.metrics.positives import Positives
@@ -37,7 +35,6 @@ from laplacian_metric.metrics.sparsification import Sparsification, ausc, r_auro
 from laplacian_metric.metrics.trivial import (
     embedding_norm,
     feature_norm,
-    mahalanobis_distance,
     nearest_distance,
     trivial_scores,
 )
@@ -67,10 +64,8 @@ __all__ = [
     "knn_accuracy",
     "label_entropy",
     "linear_probe",
-    "mahalanobis_distance",
     "map_at_k",
     "map_at_r",
-    "mixture_r_auroc",
     "nearest_distance",
     "ood_auroc",
     "ood_average_precision",
@@ -80,7 +75,6 @@ __all__ = [
     "r_precision",
     "rank",
     "rank_correlation",
-    "rank_mixture",
     "recall_at_k",
     "reliability",
     "retrieval_ece",

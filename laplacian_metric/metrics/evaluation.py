@@ -149,41 +149,6 @@ class Evaluation(BaseModel):
             raise KeyError(f"{name} was not evaluated, there are: {', '.join(values)}")
         return values[name]
 
-    @property
-    def num_queries(self) -> int:
-        """How many queries there were."""
-        return self.counts.queries
-
-    @property
-    def num_answerable(self) -> int:
-        """How many of them have a positive in the gallery."""
-        return self.counts.answerable
-
-    @property
-    def num_unanswerable(self) -> int:
-        """How many have none; they are left out of every number of retrieval."""
-        return self.counts.unanswerable
-
-    @property
-    def gallery_size(self) -> int:
-        """How many images were searched."""
-        return self.counts.gallery
-
-    @property
-    def num_tied_queries(self) -> int:
-        """For how many queries the index decided among equal distances."""
-        return self.counts.tied_queries
-
-    @property
-    def num_samples(self) -> int:
-        """How many sampled embeddings the consensus is of."""
-        return self.counts.samples
-
-    @property
-    def num_out(self) -> int:
-        """How many OOD images there were."""
-        return self.counts.ood
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for a result file, with all numbers under "values" too."""
         plain = self.model_dump(mode="json", by_alias=True)

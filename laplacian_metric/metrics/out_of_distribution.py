@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core.checked import Vector
-from laplacian_metric.metrics.positives import Labels, as_labels, check_length
-from laplacian_metric.metrics.ranking import Ranking, check_uncertainty, error_auroc, rank
+from laplacian_metric.metrics.positives import check_length
+from laplacian_metric.metrics.ranking import check_uncertainty
 from laplacian_metric.metrics.resampling import Statistic
 from laplacian_metric.metrics.statistics import auroc, average_precision, sparsification_curve, spearman
 
@@ -181,66 +181,3 @@ def label_entropy(counts: Tensor) -> Tensor:
     shares = counts.double() / total
     entropy: Tensor = torch.special.entr(shares).sum(1)
     return entropy
-
-
-def rank_mixture(
-    embeddings_in: Tensor,
-    labels_in: Labels,
-    embeddings_out: Tensor,
-    labels_out: Labels,
-    *,
-    generator: torch.Generator | None = None,
-) -> tuple[Ranking, Tensor]:
-    """Rank a mixture that is half in and half out of the distribution; classes of the two halves never agree.
-
-    As many queries come from either side: all answerable ones of the smaller, as many of the larger drawn
-    without replacement. Each searches everything but itself. Returns the ranking and the rows of its queries,
-    where the images from outside follow those from inside.
-    """
-    labels = [as_labels("labels_in", labels_in), as_labels("labels_out", labels_out)]
-    check_length("labels_in", len(labels[0]), len(embeddings_in), "embeddings_in")
-    check_length("labels_out", len(labels[1]), len(embeddings_out), "embeddings_out")
-    chosen = []
-    for numbers in labels:
-        _, classes, sizes = torch.unique(numbers, return_inverse=True, return_counts=True)
-        chosen.append((sizes[classes] > 1).nonzero().flatten())
-    number = min(len(rows) for rows in chosen)
-    if number == 0:
-        raise ValueError(
-            "one half of the mixture has no query with a positive: no class has two images there"
-        )
-    halves = []
-    for rows in chosen:
-        order = torch.randperm(len(rows), generator=generator)[:number].sort().values
-        halves.append(rows[order.to(rows.device)])
-    own = torch.cat([halves[0], halves[1] + len(labels[0])]).to(embeddings_in.device)
-    everything = torch.cat([embeddings_in, embeddings_out.to(embeddings_in)])
-    # Classes from 0 in either half, those from outside moved past those from inside.
-    classes_in, classes_out = (torch.unique(numbers, return_inverse=True)[1] for numbers in labels)
-    both = torch.cat([classes_in, classes_out + int(classes_in.max()) + 1]).to(embeddings_in.device)
-    return rank(everything[own], both[own], database=everything, database_labels=both, own=own), own
-
-
-def mixture_r_auroc(
-    embeddings_in: Tensor,
-    labels_in: Labels,
-    uncertainty_in: Tensor,
-    embeddings_out: Tensor,
-    labels_out: Labels,
-    uncertainty_out: Tensor,
-    *,
-    generator: torch.Generator | None = None,
-) -> float:
-    """R-AUROC of queries that are half in and half out of the distribution, searching both sets together.
-
-    It rewards both a higher uncertainty outside and the right order within either half.
-
-    Example:
-        >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.6, 0.8], [0.0, 1.0]])
-        >>> mixture_r_auroc(z, [0, 0, 0, 1], torch.zeros(4), -z, [5, 6, 5, 6], torch.ones(4))
-        1.0
-    """
-    inside = check_uncertainty("uncertainty_in", uncertainty_in, len(embeddings_in), "embeddings_in")
-    outside = check_uncertainty("uncertainty_out", uncertainty_out, len(embeddings_out), "embeddings_out")
-    ranking, rows = rank_mixture(embeddings_in, labels_in, embeddings_out, labels_out, generator=generator)
-    return error_auroc(ranking, torch.cat([inside, outside.to(inside.device)])[rows.to(inside.device)])

@@ -13,8 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from laplacian_metric.core.search import DEFAULT_MEMORY, search_blocks
-from laplacian_metric.metrics.positives import Labels, Positives, as_positives
+from hessians.checks import check_finite, check_matrix
+from laplacian_metric.core.search import (
+    DEFAULT_MEMORY,
+    SCORED_ROWS,
+    Scores,
+    best_by_score,
+    checked_scores,
+    search_blocks,
+)
+from laplacian_metric.metrics.positives import Labels, Positives, as_labels, as_positives, check_length
 from laplacian_metric.metrics.statistics import auroc
 
 
@@ -77,12 +85,6 @@ class Ranking:
     hits_at_r: Tensor | None = None
     precision_at_r: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("positives", "nearest", "distance", "ties", "hits_at_r", "precision_at_r"):
-            values = getattr(self, name)
-            if values is not None and values.shape != self.hits.shape[:1]:
-                raise ValueError(f"{name} has shape {tuple(values.shape)} for {len(self.hits)} queries")
-
     @property
     def answerable(self) -> Tensor:
         """Which queries have a positive in the gallery, bool (Q,)."""
@@ -104,7 +106,7 @@ class Ranking:
 
     def recall(self, k: int) -> Tensor:
         """For each answerable query 1 if a positive is among its first k, else 0: float64 (A,)."""
-        self._check_depth(k)
+        _check_depth(k, self.k)
         return self.hits[self.answerable, :k].any(1).double()
 
     def average_precision(self, k: int, normalisation: Normalisation = "min") -> Tensor:
@@ -114,7 +116,7 @@ class Ranking:
         Other ``normalisation``: "positives" divides by all positives, "hits" by the hits found (0 if there is
         none).
         """
-        self._check_depth(k)
+        _check_depth(k, self.k)
         hits, positives = self.hits[self.answerable, :k], self.positives[self.answerable]
         if normalisation == "min":
             divisor = positives.clamp_max(k)
@@ -130,12 +132,6 @@ class Ranking:
         """The checked uncertainty (Q,) of the answerable queries, float64 (A,)."""
         values = check_uncertainty("uncertainty", uncertainty, len(self.hits))
         return values.to(self.hits.device)[self.answerable]
-
-    def _check_depth(self, k: int) -> None:
-        if not 1 <= k <= self.k:
-            raise ValueError(
-                f"k is {k}, but this ranking has the first {self.k} neighbours: use a k from 1 to {self.k}"
-            )
 
 
 def rank(
@@ -164,33 +160,135 @@ def rank(
         database=None if database is None else len(database),
         own=own,
     )
-    counts = positives.counts.to(embeddings.device)
-    if not bool((counts > 0).any()):
-        raise ValueError(
-            f"none of the {len(counts)} queries has a positive in the gallery: no metric is defined. Check that "
-            "labels and database_labels number the classes alike"
-        )
+    counts = _counts(positives, embeddings.device)
     depth: int | Tensor = counts.clamp_min(k) if at_r else k
     kept: dict[str, list[Tensor]] = {}
-    for rows, neighbours in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
+    for rows, nearest in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
         queries = torch.arange(rows.start, rows.stop, device=embeddings.device)
         # Labels may be on the CPU while embeddings are not.
         home = positives.counts.device
-        hits = positives.hits(queries.to(home), neighbours.indices.to(home)).to(embeddings.device)
+        hits = positives.hits(queries.to(home), nearest.indices.to(home)).to(embeddings.device)
         part = {
             "hits": hits[:, :k],
-            "nearest": neighbours.indices[:, 0],
-            "distance": neighbours.distances[:, 0],
-            "ties": neighbours.ties,
+            "nearest": nearest.indices[:, 0],
+            "distance": nearest.distances[:, 0],
+            "ties": nearest.ties,
         }
-        if at_r:
-            within = hits & (torch.arange(neighbours.k, device=hits.device) < counts[rows, None])
-            part["hits_at_r"] = within.sum(1) / counts[rows].clamp_min(1).double()
-            part["precision_at_r"] = precision_sum(within) / counts[rows].clamp_min(1)
-        for name, tensor in part.items():
-            kept.setdefault(name, []).append(tensor)
-    gathered = {name: torch.cat(parts) for name, parts in kept.items()}
-    return Ranking(positives=counts, gallery_size=neighbours.gallery_size, **gathered)
+        _collect(kept, part | (_at_r(hits, counts[rows]) if at_r else {}))
+    return Ranking(positives=counts, gallery_size=nearest.gallery_size, **_gathered(kept))
+
+
+def rank_by(
+    scores: Scores, labels: Labels | Positives, k: int = 1, *, own: bool = True, rows: int = SCORED_ROWS
+) -> Ranking:
+    """Return every image's neighbours among the others, the one with the greatest score first.
+
+    Equal scores are in the order of the index, and are counted. ``distance`` is the score with the sign turned.
+
+    Args:
+        scores: gives those of some images, by their positions (B,), with all images of the database: (B, M).
+        labels: (N,), or what else says which are positives.
+        k: how deep the ranking is; mean average precision at R goes as deep as it has to.
+        own: whether the database is the images themselves, each of which is left out of its own ranking.
+        rows: how many images are looked at together.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
+        >>> ranking = rank_by(lambda rows: z[rows] @ z.T, [0, 0, 1])
+        >>> ranking.nearest.tolist(), ranking.hits.flatten().tolist()
+        ([1, 2, 1], [True, False, False])
+    """
+    positives = labels if isinstance(labels, Positives) else Positives.from_labels(labels)
+    number, size, counts = positives.num_queries, positives.num_database, _counts(positives)
+    most = size - 1 if own else size
+    _check_depth(k, most)
+    kept: dict[str, list[Tensor]] = {}
+    for chosen in torch.arange(number).split(rows):
+        scored = checked_scores(scores(chosen), len(chosen), size).cpu().double()
+        if own:
+            scored[torch.arange(len(chosen)), chosen] = -torch.inf
+        ordered, members = scored.sort(dim=1, descending=True, stable=True)
+        if own:
+            # Its own place is last, or among others at minus infinity: it is cut out by its index.
+            others = members != chosen[:, None]
+            members = members[others].view(len(chosen), most)
+            ordered = ordered[others].view(len(chosen), most)
+        hits = positives.hits(chosen, members)
+        following = ordered[:, 1 : k + 1]
+        part = {
+            "hits": hits[:, :k],
+            "nearest": members[:, 0],
+            "distance": -ordered[:, 0],
+            "ties": (following == ordered[:, : following.shape[1]]).sum(1),
+        }
+        _collect(kept, part | _at_r(hits, counts[chosen]))
+    return Ranking(positives=counts, gallery_size=size, **_gathered(kept))
+
+
+def rank_by_distance(points: Tensor, labels: Labels, k: int = 1) -> Ranking:
+    """Return every point's nearest among the others, by Euclidean distance; equal ones in the order of the index.
+
+    Args:
+        points: (N, Z), of any length.
+        labels: (N,).
+        k: how deep the ranking is.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [4.0, 0.0], [0.0, 1.5]])
+        >>> rank_by_distance(points, [0, 1, 0]).nearest.tolist()
+        [2, 0, 0]
+    """
+    check_matrix("points", points)
+    check_finite("points", points)
+    classes = as_labels("labels", labels).to(points.device)
+    check_length("labels", len(classes), len(points), "points")
+    _check_depth(k, len(points) - 1)
+
+    def score(rows: Tensor) -> Tensor:
+        # By differences: a product would lose the digits of points that are close.
+        return -torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")
+
+    members, scores = best_by_score(score, len(points), len(points), k + 1, own=torch.arange(len(points)))
+    _, numbers, sizes = torch.unique(classes, return_inverse=True, return_counts=True)
+    return Ranking(
+        hits=classes[members[:, :k]] == classes[:, None],
+        positives=sizes[numbers] - 1,
+        nearest=members[:, 0],
+        distance=-scores[:, 0],
+        ties=(scores[:, 1:] == scores[:, :-1]).sum(1),
+        gallery_size=len(points) - 1,
+    )
+
+
+def _counts(positives: Positives, device: torch.device | None = None) -> Tensor:
+    """Return how many positives each query has; refuse queries none of which has any."""
+    if not bool((positives.counts > 0).any()):
+        raise ValueError(
+            f"none of the {positives.num_queries} queries has a positive in the gallery: no metric is defined. Check "
+            "that labels and database_labels number the classes alike"
+        )
+    return positives.counts.to(device)
+
+
+def _check_depth(k: int, most: int) -> None:
+    if not 1 <= k <= most:
+        raise ValueError(f"k is {k}: use a k from 1 to {most}, the depth of the ranking")
+
+
+def _at_r(hits: Tensor, counts: Tensor) -> dict[str, Tensor]:
+    """Return R-precision and average precision at R of hits that go as deep as each query has positives (Q,)."""
+    within = hits & (torch.arange(hits.shape[1], device=hits.device) < counts[:, None])
+    most = counts.clamp_min(1)
+    return {"hits_at_r": within.sum(1) / most.double(), "precision_at_r": precision_sum(within) / most}
+
+
+def _collect(kept: dict[str, list[Tensor]], part: dict[str, Tensor]) -> None:
+    for name, tensor in part.items():
+        kept.setdefault(name, []).append(tensor)
+
+
+def _gathered(kept: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat(parts) for name, parts in kept.items()}
 
 
 def precision_sum(hits: Tensor) -> Tensor:

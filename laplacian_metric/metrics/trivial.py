@@ -17,7 +17,6 @@ from laplacian_metric.core.array_gallery import ArrayGallery
 from laplacian_metric.core.check import as_column, check, norms_of, unit_rows
 from laplacian_metric.core.check import as_labels as list_of_labels
 from laplacian_metric.core.search import search
-from laplacian_metric.metrics.positives import Labels, as_labels, check_length
 from laplacian_metric.trust.head import Head
 from laplacian_metric.trust.inputs import LOCAL, RESPONSE, Space, encoded
 from laplacian_metric.trust.view import GaussianView
@@ -130,58 +129,6 @@ def _distance_to_mean(units: Any, items: Any, labels: Any, classes: Any) -> Any:
     np.add.at(means, codes, items)
     means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-300)
     return 1 - np.einsum("qh,qh->q", units, means[classes])
-
-
-def mahalanobis_distance(
-    features: Tensor, train_features: Tensor, train_labels: Labels, *, shrinkage: float = 0.1
-) -> Tensor:
-    """The distance of each of the features (N, H) to the nearest class mean, in the metric of the classes'
-    shared covariance.
-
-    The covariance of the training features (M, H) around their class means (divided by M) is shrunk towards a
-    multiple of the identity, (1 - s) C + s trace(C)/H I, so that it can be inverted with fewer images than
-    dimensions. Float64 (N,).
-
-    Example:
-        >>> train = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
-        >>> test = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
-        >>> mahalanobis_distance(test, train, [0, 0, 0, 0], shrinkage=0.0).round(decimals=4).tolist()
-        [1.4142, 1.4142]
-    """
-    for name, matrix in (("features", features), ("train_features", train_features)):
-        check_matrix(name, matrix)
-        if 0 in matrix.shape:
-            raise ValueError(f"{name} is empty, its shape is {tuple(matrix.shape)}")
-        check_finite(name, matrix)
-    if features.shape[1] != train_features.shape[1]:
-        raise ValueError(
-            f"features has {features.shape[1]} columns and train_features {train_features.shape[1]}"
-        )
-    if not 0 <= shrinkage <= 1:
-        raise ValueError(f"shrinkage is {shrinkage}, a share between 0 and 1 is needed")
-    labels = as_labels("train_labels", train_labels).to(train_features.device)
-    check_length("train_labels", len(labels), len(train_features), "train_features")
-    train = train_features.detach().double()
-    _, classes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    means = torch.zeros(len(sizes), train.shape[1], dtype=train.dtype, device=train.device)
-    means.index_add_(0, classes, train)
-    means /= sizes[:, None]
-    centred = train - means[classes]
-    covariance = (1 - shrinkage) * (centred.T @ centred) / len(train)
-    # trace(C)/H is the mean variance of a feature.
-    covariance.diagonal().add_(shrinkage * centred.square().sum() / centred.numel())
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if int(failed):
-        raise ValueError(
-            f"the covariance of train_features cannot be inverted with shrinkage {shrinkage}: use a greater one, or "
-            "leave out features that never vary"
-        )
-    queries, centres = (
-        torch.linalg.solve_triangular(factor, rows.T, upper=False).T
-        for rows in (features.detach().double().to(train.device), means)
-    )
-    # By differences: where classes are tight and far from 0, a matrix product would lose the digits.
-    return torch.cdist(queries, centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
 
 def _norm(name: str, vectors: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import faiss
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from laplacian_metric.core import search as neighbours
-from laplacian_metric.core.search import Neighbours, search, search_blocks
+from laplacian_metric.core.search import Nearest, best_by_score, search, search_blocks
 from laplacian_metric.data import load
 
 ROW = neighbours.BYTES_PER_SIMILARITY * neighbours.GROUP  # memory for one query of a gallery of one group
@@ -38,7 +39,7 @@ def brute_force(
     return nearest, ties
 
 
-def assert_same(first: Neighbours, second: Neighbours) -> None:
+def assert_same(first: Nearest, second: Nearest) -> None:
     """Neighbours, ties and the first distances to the last bit; deep distances to the rounding of a product."""
     exact = neighbours.EXACT_COLUMNS
     assert torch.equal(first.indices, second.indices)
@@ -88,7 +89,7 @@ def test_by_hand() -> None:
     assert nearest_items.distances[0].tolist() == pytest.approx([math.sqrt(0.8), math.sqrt(2), 2.0], rel=1e-7)
     # (0, 1) is as far from (1, 0) as from (-1, 0).
     assert nearest_items.ties.tolist() == [0, 0, 1, 0]
-    assert (nearest_items.k, nearest_items.gallery_size) == (3, 4)
+    assert (nearest_items.indices.shape[1], nearest_items.gallery_size) == (3, 4)
 
 
 def test_a_duplicate_stays_and_the_own_copy_goes_whatever_its_place() -> None:
@@ -184,89 +185,76 @@ def test_blocks_are_as_deep_as_their_deepest_query() -> None:
     z = unit(6, 3)
     depth = torch.tensor([1, 3, 1, 2, 5, 1])
     blocks = list(search_blocks(z, depth, memory=2 * ROW))
-    assert [(rows.start, rows.stop, block.k) for rows, block in blocks] == [(0, 2, 3), (2, 4, 2), (4, 6, 5)]
+    assert [(rows.start, rows.stop, block.indices.shape[1]) for rows, block in blocks] == [
+        (0, 2, 3),
+        (2, 4, 2),
+        (4, 6, 5),
+    ]
     full = search(z, 5).indices
     for rows, block in blocks:
-        assert torch.equal(block.indices, full[rows, : block.k])
+        assert torch.equal(block.indices, full[rows, : block.indices.shape[1]])
 
 
 def test_every_memory_budget_holds_at_least_one_query() -> None:
     assert search(unit(5, 2), 2, memory=1).indices.shape == (5, 2)
 
 
-def invalid(**changes: object) -> dict[str, object]:
-    return {"embeddings": unit(4, 2), "k": 1, **changes}
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("named", "arguments"),
     [
-        (invalid(k=4), r"k is 4, but a query has 3 gallery members to choose from.*use a k from 1 to 3"),
-        (invalid(k=0), r"k is 0"),
-        (invalid(k=5, database=unit(4, 2)), r"k is 5, but a query has 4 gallery members"),
-        (invalid(k=torch.tensor([1, 1, 1, 9])), r"k is 9"),
-        (invalid(embeddings=torch.zeros(0, 2)), r"embeddings is empty, its shape is \(0, 2\)"),
-        (invalid(database=torch.zeros(0, 2)), r"database is empty"),
-        (invalid(embeddings=unit(1, 2)), r"k is 1, but a query has 0 gallery members"),
-        (invalid(embeddings=2 * unit(4, 2)), r"embeddings is not normalised: row 0 has norm 2, 4 of 4 rows"),
-        (invalid(database=1.001 * unit(4, 2)), r"database is not normalised: row 0 has norm 1\.001"),
-        (invalid(embeddings=torch.zeros(4, 2)), r"row 0 has norm 0"),
-        (
-            invalid(embeddings=torch.full((4, 2), torch.nan)),
-            r"embeddings has NaN or infinite entries in 4 of 4",
-        ),
-        (invalid(embeddings=unit(4, 2)[0]), r"embeddings has shape \(2,\), two dimensions are needed"),
-        (invalid(database=unit(4, 3)), r"embeddings has 2 dimensions and database 3"),
-        (invalid(own=torch.zeros(4).long()), r"own is for a database"),
-        (invalid(database=unit(5, 2), own=torch.zeros(3).long()), r"own has shape \(3,\), \(4,\) is needed"),
-        (
-            invalid(database=unit(5, 2), own=torch.full((4,), 5)),
-            r"own needs int64 rows of the database, -1 to 4",
-        ),
+        ("k is 4", {"k": 4}),
+        ("k is 0", {"k": 0}),
+        ("k is 5", {"k": 5, "database": unit(4, 2)}),
+        ("k is 9", {"k": torch.tensor([1, 1, 1, 9])}),
+        ("k has", {"k": 1.5}),
+        ("k is 1", {"embeddings": unit(1, 2)}),
+        ("embeddings", {"embeddings": torch.zeros(0, 2)}),
+        ("embeddings", {"embeddings": 2 * unit(4, 2)}),
+        ("embeddings", {"embeddings": torch.zeros(4, 2)}),
+        ("embeddings", {"embeddings": torch.zeros(4, 2), "normalized": False}),
+        ("embeddings", {"embeddings": torch.full((4, 2), torch.nan)}),
+        ("embeddings", {"embeddings": unit(4, 2)[0]}),
+        ("embeddings", {"embeddings": unit(4, 2).numpy()}),
+        ("embeddings", {"embeddings": torch.ones(4, 1).long()}),
+        ("database", {"database": torch.zeros(0, 2)}),
+        ("database", {"database": 1.001 * unit(4, 2)}),
+        ("database", {"database": unit(4, 3)}),
+        ("own", {"own": torch.zeros(4).long()}),
+        ("own", {"database": unit(5, 2), "own": torch.zeros(3).long()}),
+        ("own", {"database": unit(5, 2), "own": torch.full((4,), 5)}),
     ],
 )
-def test_bad_input_is_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        search(**arguments)
+def test_bad_input_is_named(named: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=named):
+        search(**{"embeddings": unit(4, 2), "k": 1, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (invalid(embeddings=unit(4, 2).numpy()), "embeddings is a ndarray, a torch.Tensor is needed"),
-        (invalid(embeddings=torch.ones(4, 1).long()), "embeddings has dtype torch.int64"),
-        (invalid(k=1.5), "k has dtype torch.float32, whole numbers are needed"),
-    ],
-)
-def test_wrong_types_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        search(**arguments)
+def test_vectors_of_any_length_are_compared_by_their_directions() -> None:
+    z = unit(60, 4, dtype=torch.float64)
+    lengths = torch.logspace(-6, 6, 60, dtype=torch.float64)[:, None]
+    scaled, plain = search(lengths * z, 5, normalized=False), search(z, 5)
+    assert torch.equal(scaled.indices, plain.indices)
+    torch.testing.assert_close(scaled.distances, plain.distances)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"indices": torch.tensor([0, 1])}, r"indices has shape \(2,\)"),
-        ({"distances": torch.zeros(2, 2)}, r"distances has shape \(2, 2\), indices \(2, 1\)"),
-        ({"ties": torch.zeros(3)}, r"ties has shape \(3,\), \(2,\) is needed"),
-        ({"gallery_size": 1}, r"indices has the entry 1, the gallery has 1 members"),
-    ],
-)
-def test_a_result_that_does_not_fit_together_is_refused(changes: dict[str, object], message: str) -> None:
-    fields: dict[str, object] = {
-        "indices": torch.tensor([[1], [0]]),
-        "distances": torch.zeros(2, 1),
-        "ties": torch.zeros(2),
-        "gallery_size": 2,
-    }
-    with pytest.raises(ValueError, match=message):
-        Neighbours(**{**fields, **changes})
+def test_own_and_twins_are_passed_over_and_equal_ones_are_in_order() -> None:
+    z = torch.tensor([[0.0], [1.0], [1.0], [-1.0], [5.0]])
 
+    def score(rows: torch.Tensor) -> torch.Tensor:
+        return -torch.cdist(z[rows], z)
 
-def test_the_result_cannot_be_changed() -> None:
-    nearest_items = search(unit(3, 2), 1)
-    with pytest.raises(AttributeError):
-        nearest_items.gallery_size = 7  # type: ignore[misc]
+    members, scores = best_by_score(score, 5, 5, 2, own=torch.arange(5))
+    assert members.tolist() == [[1, 2], [2, 0], [1, 0], [0, 1], [1, 2]]
+    assert scores[0].tolist() == [-1.0, -1.0]
+    everything, _ = best_by_score(score, 5, 5, 2)
+    assert everything[1].tolist() == [1, 2]
+    assert best_by_score(score, 5, 5, 9, own=torch.arange(5))[0].shape == (5, 4)
+    with pytest.raises(ValueError, match="no neighbour"):
+        best_by_score(lambda rows: torch.zeros(1, 1), 1, 1, 1, own=torch.arange(1))
+    with pytest.raises(ValueError, match=r"shape \(5, 3\), \(5, 5\) is needed"):
+        best_by_score(lambda rows: torch.zeros(len(rows), 3), 5, 5, 1)
+    with pytest.raises(ValueError, match="NaN"):
+        best_by_score(lambda rows: torch.full((len(rows), 5), torch.nan), 5, 5, 1)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from torch import Tensor
 from laplacian_metric import metrics
 from laplacian_metric.metrics.statistics import auroc
 from tests.metrics import reference
-from tests.metrics.reference import clustered, unit
 
 scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=12)
 
@@ -109,63 +108,6 @@ def test_entropy_by_hand() -> None:
     assert torch.allclose(metrics.label_entropy(counts / 4), metrics.label_entropy(counts))
     with pytest.raises(ValueError, match="counts has a negative entry or a row without any label"):
         metrics.label_entropy(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
-
-
-def test_a_mixture_searches_both_halves_and_keeps_their_classes_apart() -> None:
-    # Both halves number their classes from 0, and each image's nearest is its twin in the other half.
-    inside, outside = unit(6, 3), unit(6, 3)
-    ranking, rows = metrics.rank_mixture(inside, [0, 0, 0, 1, 1, 1], outside, [0, 0, 0, 1, 1, 1])
-    assert rows.tolist() == list(range(12))
-    assert ranking.nearest.tolist() == [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]
-    assert not bool(ranking.hits.any())
-    assert ranking.positives.tolist() == [2] * 12
-
-
-def test_a_mixture_has_as_many_queries_from_either_half() -> None:
-    inside, labels_in = clustered(60, 3, 3, 0.3)
-    outside, labels_out = clustered(25, 3, 4, 0.3, seed=1)
-    labels_out[0] = 99  # alone in its class: no query
-    lonely = int((labels_out.bincount()[labels_out] == 1).sum())
-    ranking, rows = metrics.rank_mixture(
-        inside, labels_in, outside, labels_out, generator=torch.Generator().manual_seed(5)
-    )
-    assert int((rows < 60).sum()) == int((rows >= 60).sum()) == 25 - lonely
-    assert len(set(rows.tolist())) == len(rows)
-    assert 60 not in rows.tolist()
-    assert ranking.num_unanswerable == 0
-    again = metrics.rank_mixture(
-        inside, labels_in, outside, labels_out, generator=torch.Generator().manual_seed(5)
-    )
-    assert torch.equal(again[1], rows)
-
-
-def test_r_auroc_of_a_mixture_is_that_of_the_merged_set() -> None:
-    inside, labels_in = clustered(50, 3, 4, 0.5)
-    outside, labels_out = clustered(50, 3, 4, 0.9, seed=1)
-    labels_in[:8] = labels_out[:8] = torch.arange(4).repeat(2)
-    uncertainty = torch.rand(100, generator=torch.Generator().manual_seed(0))
-    mixed = metrics.mixture_r_auroc(
-        inside, labels_in, uncertainty[:50], outside, labels_out, uncertainty[50:]
-    )
-    merged, labels = torch.cat([inside, outside]), torch.cat([labels_in, labels_out + 10])
-    assert mixed == pytest.approx(metrics.r_auroc(merged, labels, uncertainty))
-
-
-@pytest.mark.parametrize(
-    ("position", "value", "message"),
-    [
-        (1, [0, 0], "labels_in has 2 entries for 4 embeddings_in"),
-        (2, torch.zeros(3), "uncertainty_in has 3 entries for 4 embeddings_in"),
-        (4, [0, 1, 2, 3], "one half of the mixture has no query with a positive"),
-        (5, torch.zeros(3), "uncertainty_out has 3 entries for 4 embeddings_out"),
-    ],
-)
-def test_a_bad_mixture_is_named(position: int, value: object, message: str) -> None:
-    half = [unit(4, 2), [0, 0, 1, 1], torch.zeros(4)]
-    arguments = [*half, *half]
-    arguments[position] = value  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match=message):
-        metrics.mixture_r_auroc(*arguments)  # type: ignore[arg-type]
 
 
 def test_weights_are_repeats() -> None:

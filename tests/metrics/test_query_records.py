@@ -41,7 +41,7 @@ def test_a_record_gives_the_numbers_of_the_evaluation() -> None:
     values = QueryRecord.model_validate_json(record(ranking, uncertainty).model_dump_json()).values()
     assert values.keys() == evaluation.values.keys()
     assert values == pytest.approx(evaluation.values)
-    assert evaluation.num_unanswerable == 1
+    assert evaluation.counts.unanswerable == 1
 
 
 def test_the_interval_is_that_of_one_bootstrap_over_the_differences() -> None:

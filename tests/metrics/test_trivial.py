@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import mahalanobis
 from torch.nn import functional as F
 
 from laplacian_metric import metrics
@@ -25,56 +24,25 @@ def test_nearest_distance_by_hand() -> None:
     assert metrics.nearest_distance(z, database=z).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("shrinkage", [0.0, 0.1, 1.0])
-def test_mahalanobis_is_the_smallest_over_classes(shrinkage: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    train, labels = torch.randn(60, 4, generator=generator) * torch.tensor([1, 2, 3, 4]), torch.arange(60) % 3
-    train += labels[:, None]
-    test = torch.randn(10, 4, generator=generator) * 3
-    means = np.stack([train[labels == c].double().mean(0).numpy() for c in range(3)])
-    centred = train.double().numpy() - means[labels.numpy()]
-    covariance = centred.T @ centred / 60
-    covariance = (1 - shrinkage) * covariance + shrinkage * np.trace(covariance) / 4 * np.eye(4)
-    inverse = np.linalg.inv(covariance)
-    expected = [min(mahalanobis(x, m, inverse) for m in means) for x in test.double().numpy()]
-    distances = metrics.mahalanobis_distance(test, train, labels, shrinkage=shrinkage)
-    assert distances.tolist() == pytest.approx(expected)
-
-
-def test_fewer_images_than_dimensions_need_shrinkage() -> None:
-    train, test = torch.randn(6, 20, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 20)
-    assert bool(metrics.mahalanobis_distance(test, train, [0, 0, 0, 1, 1, 1]).isfinite().all())
-    with pytest.raises(ValueError, match=r"cannot be inverted with shrinkage 0\.0: use a greater one"):
-        metrics.mahalanobis_distance(test, train, [0, 0, 0, 1, 1, 1], shrinkage=0.0)
-
-
-def test_what_is_far_from_all_classes_has_the_greater_scores() -> None:
-    generator = torch.Generator().manual_seed(0)
-    train, labels = torch.randn(200, 5, generator=generator), torch.arange(200) % 2
-    train[labels == 1] += 6
-    inside, outside = train[:50] + 0.1, torch.randn(50, 5, generator=generator) - 8
-    scores = [metrics.mahalanobis_distance(x, train, labels) for x in (inside, outside)]
-    assert metrics.ood_auroc(*scores) == 1
+def test_items_of_the_gallery_are_searched_for_among_the_others() -> None:
+    hs = torch.randn(80, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(80) % 3
+    own = metrics.trivial_scores((hs, labels))
+    for item in (0, 33, 79):
+        others = torch.arange(80) != item
+        expected = metrics.trivial_scores((hs[others], labels[others]), hs[item : item + 1])
+        for name in ("gallery distance", "margin", "LOF", "vote", "kernel vote", "embedding norm"):
+            torch.testing.assert_close(own[name][item], expected[name][0])
 
 
 def test_bad_input_is_named() -> None:
-    features = torch.zeros(3, 2)
-    cases = [
-        (lambda: metrics.feature_norm(torch.zeros(0, 2)), "features is empty"),
-        (lambda: metrics.embedding_norm(torch.full((1, 2), torch.nan)), "raw_embeddings has NaN"),
-        (
-            lambda: metrics.mahalanobis_distance(features, torch.zeros(3, 4), [0, 0, 1]),
-            "features has 2 columns",
-        ),
-        (
-            lambda: metrics.mahalanobis_distance(features, features, [0, 0]),
-            "train_labels has 2 entries for 3",
-        ),
-        (lambda: metrics.mahalanobis_distance(features, features, [0] * 3, shrinkage=2), "shrinkage is 2"),
-        (lambda: metrics.nearest_distance(2 * unit(3, 2)), "embeddings is not normalised"),
-    ]
-    for call, message in cases:
-        with pytest.raises(ValueError, match=message):
+    for name, call in (
+        ("features", lambda: metrics.feature_norm(torch.zeros(0, 2))),
+        ("raw_embeddings", lambda: metrics.embedding_norm(torch.full((1, 2), torch.nan))),
+        ("embeddings", lambda: metrics.nearest_distance(2 * unit(3, 2))),
+        ("labels", lambda: metrics.trivial_scores((unit(3, 2), [0, 1]), unit(3, 2))),
+    ):
+        with pytest.raises(ValueError, match=name):
             call()
 
 

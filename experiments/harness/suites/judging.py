@@ -15,9 +15,8 @@ from torch import Tensor
 from laplacian_metric import metrics
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.neighbours import Surroundings, log_distance
-from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.metrics import Ranking, Uncertainties, statistics, trivial
+from laplacian_metric.metrics import Ranking, Uncertainties, statistics, trivial_scores
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.resampling import Interval, bootstrap_all
 from laplacian_metric.trust.calibration import Logistic, discounted, fit_match, match_inputs, novelty_inputs
@@ -135,7 +134,7 @@ class GalleryScores:
     def __call__(self, searched: Searched, uncertainty: Tensor) -> dict[str, Tensor]:
         """Return every score (N,) of image and gallery."""
         around, gallery = searched.around, searched.gallery
-        free = trivial.scores_of(around, gallery.embeddings, SecondMoment.of(gallery.embeddings.rows))
+        free = trivial_scores((np.asarray(gallery.embeddings.rows), gallery.codes))
         scores = {name: free[name] for name in TRIVIAL_OF_GALLERY}
         scores[GAP] = torch.from_numpy(np.asarray(around.z.nearest - around.z.tenth))
         scores[MATCH_RISK] = self.risk(searched, uncertainty)

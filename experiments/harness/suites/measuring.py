@@ -35,10 +35,10 @@ from experiments.harness.suites.sets import (
     TrackSets,
 )
 from experiments.harness.suites.suite import Entry
+from experiments.second_moment import SecondMoment
 from laplacian_metric import metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.second_moment import SecondMoment
 from laplacian_metric.data.splits import require_selectable
 from laplacian_metric.metrics.evaluation import OWN
 

@@ -17,7 +17,7 @@ from laplacian_metric import data, metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.splits import Split
-from laplacian_metric.metrics.nearest import rank_by
+from laplacian_metric.metrics.ranking import rank_by
 from tests.experiments.sets import miniatures
 
 RADIUS = 10.0

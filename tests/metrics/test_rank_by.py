@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric import metrics
-from laplacian_metric.metrics.nearest import rank_by
+from laplacian_metric.metrics.ranking import rank_by, rank_by_distance
 
 
 def points(number: int, dim: int = 4) -> Tensor:
@@ -41,11 +41,25 @@ def test_its_own_score_does_not_count_even_where_others_are_lost() -> None:
 
 
 def test_what_orders_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \(3, 2\), \(3, 3\) is needed"):
+    with pytest.raises(ValueError, match="scores"):
         rank_by(lambda chosen: torch.zeros(3, 2), [0, 0, 1])
     with pytest.raises(ValueError, match="NaN"):
         rank_by(lambda chosen: torch.full((3, 3), torch.nan), [0, 0, 1])
     with pytest.raises(ValueError, match="no metric is defined"):
         rank_by(lambda chosen: torch.zeros(3, 3), [0, 1, 2])
-    with pytest.raises(ValueError, match="use a k from 1 to 2"):
+    with pytest.raises(ValueError, match="k is 3"):
         rank_by(lambda chosen: torch.zeros(3, 3), [0, 0, 1], k=3)
+
+
+def test_ranking_by_distance_is_the_search_on_the_sphere_and_does_not_see_shifts() -> None:
+    z, labels = points(80, 3), torch.arange(80) % 5
+    ranking, expected = rank_by_distance(z, labels, 10), metrics.rank(z, labels, 10)
+    for name in ("hits", "positives", "nearest"):
+        assert torch.equal(getattr(ranking, name), getattr(expected, name)), name
+    torch.testing.assert_close(ranking.distance, expected.distance)
+    moved = rank_by_distance(z + 3, labels, 10)
+    assert torch.equal(moved.hits, ranking.hits)
+    with pytest.raises(ValueError, match="k is 80"):
+        rank_by_distance(z, labels, 80)
+    with pytest.raises(ValueError, match="labels"):
+        rank_by_distance(z, labels[:3])

@@ -87,3 +87,22 @@ def falling(performance: list[float]) -> float:
     # What differs by a rounding error is equal.
     rounded = torch.tensor(performance, dtype=torch.float64).round(decimals=12)
     return -kendall_tau(torch.arange(len(performance)), rounded)
+
+
+def distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return Euclidean distances (N, M), by differences: a product would lose the digits of points that are close."""
+    return torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def vote(labels: Tensor) -> Tensor:
+    """Return the class (Q,) that most of the neighbours' labels (Q, k), the nearest first, say.
+
+    Of classes with as many votes the one is taken whose nearest member is nearest.
+
+    Example:
+        >>> vote(torch.tensor([[1, 2, 2, 3, 1], [5, 6, 6, 7, 8]])).tolist()
+        [1, 6]
+    """
+    votes = (labels[:, :, None] == labels[:, None, :]).sum(2)
+    # argmax takes the first of the greatest, which is the nearest.
+    return labels.gather(1, votes.argmax(1, keepdim=True))[:, 0]

@@ -12,9 +12,15 @@ from scipy import stats
 from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from laplacian_metric import metrics
-from laplacian_metric.metrics.nearest import distances, nearest, rank_by_distance, vote
-from laplacian_metric.metrics.verification import binned, falling, kendall_tau, pair_average_precision
+from experiments.harness.verification import (
+    binned,
+    distances,
+    falling,
+    kendall_tau,
+    pair_average_precision,
+    vote,
+)
+from laplacian_metric.core.search import best_by_score
 
 NUMBERS = st.lists(st.integers(-3, 3), min_size=2, max_size=25)
 
@@ -80,7 +86,7 @@ def points(number: int = 60, dim: int = 2, seed: int = 0) -> torch.Tensor:
 def test_the_vote_is_that_of_scikit_learn(dim: int) -> None:
     z, labels = points(300, dim), torch.arange(300) % 4
     gallery, queries = z[:200], z[200:]
-    members, _ = nearest(lambda rows: -distances(queries[rows], gallery), 100, 200, 5)
+    members, _ = best_by_score(lambda rows: -distances(queries[rows], gallery), 100, 200, 5)
     actual = vote(labels[members])
     model = KNeighborsClassifier(5).fit(gallery.numpy(), labels[:200].numpy())
     expected = torch.from_numpy(model.predict(queries.numpy()))
@@ -94,39 +100,3 @@ def test_the_vote_is_that_of_scikit_learn(dim: int) -> None:
         tied = [label for label in range(4) if int((labels[members[row]] == label).sum()) == most]
         first = next(int(label) for label in labels[members[row]] if int(label) in tied)
         assert int(actual[row]) == first
-
-
-def test_own_and_twins_are_passed_over_and_equal_ones_are_in_order() -> None:
-    z = torch.tensor([[0.0], [1.0], [1.0], [-1.0], [5.0]])
-
-    def score(rows: torch.Tensor) -> torch.Tensor:
-        return -distances(z[rows], z)
-
-    members, scores = nearest(score, 5, 5, 2, own=torch.arange(5))
-    assert members.tolist() == [[1, 2], [2, 0], [1, 0], [0, 1], [1, 2]]
-    assert scores[0].tolist() == [-1.0, -1.0]
-    everything, _ = nearest(score, 5, 5, 2)
-    assert everything[1].tolist() == [1, 2]
-    assert nearest(score, 5, 5, 9, own=torch.arange(5))[0].shape == (5, 4)
-    with pytest.raises(ValueError, match="no neighbour"):
-        nearest(lambda rows: torch.zeros(1, 1), 1, 1, 1, own=torch.arange(1))
-    with pytest.raises(ValueError, match=r"shape \(5, 3\), \(5, 5\) is needed"):
-        nearest(lambda rows: torch.zeros(len(rows), 3), 5, 5, 1)
-    with pytest.raises(ValueError, match="NaN"):
-        nearest(lambda rows: torch.full((len(rows), 5), torch.nan), 5, 5, 1)
-
-
-def test_ranking_by_distance_is_the_search_on_the_sphere_and_does_not_see_shifts() -> None:
-    z, labels = torch.nn.functional.normalize(points(80, 3)), torch.arange(80) % 5
-    ranking, expected = rank_by_distance(z, labels, 10), metrics.rank(z, labels, 10)
-    for name in ("hits", "positives", "nearest"):
-        assert torch.equal(getattr(ranking, name), getattr(expected, name)), name
-    torch.testing.assert_close(ranking.distance, expected.distance)
-    moved = rank_by_distance(z + 3, labels, 10)
-    assert torch.equal(moved.hits, ranking.hits)
-    with pytest.raises(ValueError, match="k is 80, but a point has 79 others"):
-        rank_by_distance(z, labels, 80)
-    with pytest.raises(ValueError, match="labels has 3 entries for 80 points"):
-        rank_by_distance(z, labels[:3])
-    with pytest.raises(ValueError, match=r"\(Q, k\)"):
-        vote(labels)
