@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.second_moment import SecondMoment
 from experiments.trust.features import Arrays
 from experiments.trust.settings import Setting
 from laplacian_metric.core.labelled_gallery import LabelledGallery
 from laplacian_metric.core.neighbours import Surroundings
+from experiments.second_moment import SecondMoment
 from laplacian_metric.core.vector_search import Vectors
 from laplacian_metric.metrics.statistics import auroc
+from laplacian_metric.metrics.trivial import scores_of
 from laplacian_metric.trust.calibration import (
     CalibrationError,
     calibration_error,

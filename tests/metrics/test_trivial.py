@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import metrics
 from tests.metrics.reference import unit
-from tests.trust.reference import EPS, match_inputs, ranked
+
+EPS = 1e-7
+
+
+def ranked(x: Tensor, items: Tensor, without: int | None = None) -> list[tuple[float, int]]:
+    """1 - cosine to every item but one, and its row, the nearest first."""
+    directions = F.normalize(items.double())
+    distances = (directions - F.normalize(x.double(), dim=0)).square().sum(1) / 2
+    return sorted((float(d), i) for i, d in enumerate(distances) if i != without)
 
 
 def test_norms_by_hand() -> None:
@@ -47,25 +57,33 @@ def test_bad_input_is_named() -> None:
 
 
 def test_trivial_scores_are_those_of_loops() -> None:
+    """With fewer items than neighbours that are asked for, every item is among the neighbours."""
     generator = torch.Generator().manual_seed(0)
     hs, h = torch.randn(40, 6, generator=generator), torch.randn(7, 6, generator=generator)
     labels = [str(i % 3) for i in range(40)]
-    head = torch.nn.Linear(6, 4)
+    head = torch.nn.Linear(6, 4).requires_grad_(False)
     scores = metrics.trivial_scores((hs, labels), h, encoder=head)
-    with torch.no_grad():
-        zs, z = head(hs).numpy(), head(h).numpy()
+    zs, z = head(hs), head(h)
     for i in range(7):
-        inputs = match_inputs(h[i].numpy(), z[i], hs.numpy(), zs, labels)
-        assert float(scores["gallery distance"][i]) == pytest.approx(np.exp(inputs[0]) - EPS, rel=1e-4)
-        assert float(scores["feature distance"][i]) == pytest.approx(np.exp(inputs[1]) - EPS, rel=1e-4)
-        assert float(scores["LOF"][i]) == pytest.approx(inputs[3], abs=1e-4)
-        assert float(scores["margin"][i]) == pytest.approx(-inputs[4], abs=1e-4)
-        assert float(scores["kernel vote"][i]) == pytest.approx(1 / (1 + np.exp(inputs[6])), abs=1e-4)
-        assert float(scores["vote"][i]) == pytest.approx(1 - inputs[7])
-        tenth = ranked(h[i].numpy(), list(hs.numpy()))[9][0]
-        assert float(scores["kNN feature distance"][i]) == pytest.approx(tenth, rel=1e-4)
+        in_h, in_z = ranked(h[i], hs), ranked(z[i], zs)
+        answer = labels[in_z[0][1]]
+        first, tenth = in_z[0][0], in_z[9][0]
+        other = next(d for d, j in in_z if labels[j] != answer)
+        weights = [(math.exp(-(d - first) / (tenth - first)), labels[j] == answer) for d, j in in_z]
+        local = [math.log(ranked(hs[j], hs, j)[9][0] + EPS) for _, j in in_h[:10]]
+        expected = {
+            "gallery distance": first,
+            "feature distance": in_h[0][0],
+            "kNN feature distance": in_h[9][0],
+            "LOF": math.log(in_h[9][0] + EPS) - sum(local) / 10,
+            "margin": math.log(first + EPS) - math.log(other + EPS),
+            "vote": sum(labels[j] != answer for _, j in in_h[:10]) / 10,
+            "kernel vote": 1 - sum(w for w, same in weights if same) / sum(w for w, _ in weights),
+        }
+        for name, value in expected.items():
+            assert float(scores[name][i]) == pytest.approx(value, rel=1e-3, abs=1e-5), name
     assert torch.allclose(scores["feature norm"], h.double().norm(dim=1))
-    assert torch.allclose(scores["embedding norm"], 1 / torch.from_numpy(z).double().norm(dim=1))
+    assert torch.allclose(scores["embedding norm"], 1 / z.double().norm(dim=1))
     assert all(values.dtype == torch.float64 for values in scores.values())
 
 
@@ -73,6 +91,12 @@ def test_without_labels_there_are_neither_margins_nor_votes() -> None:
     generator = torch.Generator().manual_seed(0)
     hs, h = torch.randn(20, 4, generator=generator), torch.randn(3, 4, generator=generator)
     labelled, bare = (metrics.trivial_scores((hs, labels), h) for labels in ([0] * 20, None))
-    assert set(labelled) - set(bare) == {"margin", "vote", "kernel vote"}
+    assert set(labelled) - set(bare) == {
+        "margin",
+        "vote",
+        "kernel vote",
+        "class mean",
+        "relative Mahalanobis",
+    }
     order = metrics.nearest_distance(F.normalize(h, dim=1), database=F.normalize(hs, dim=1)).argsort()
     assert torch.equal(bare["gallery distance"].argsort(), order)
