@@ -14,6 +14,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+import experiments.networks  # noqa: F401 (makes narrow-resnet18 known)
 from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss, InfoNCELoss, Pairs, last_layer_ggn_diagonal
 from laplacian_metric import methods

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+import experiments.networks  # noqa: F401 (makes them known by name)
 from experiments.losses import LOSSES
 from experiments.sets.lookup import MissingDataError, data_folders
 from hessians.pair_loss import PairLoss

@@ -14,18 +14,17 @@ from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.libraries import LIBRARIES, from_library
 from laplacian_metric.encoder.networks.small import seeded
 
-_READY_MADE = "laplacian_metric.encoder.ready_made"
+_NETWORKS = "laplacian_metric.encoder.networks"
 _OF_LIBRARIES = ", timm:NAME and torchvision:NAME"
 _ENCODERS: Registry[ReadyMade] = Registry(
     "encoder",
     {
-        "fashion-mnist": f"{_READY_MADE}:FashionMNIST",
-        "cifar-10": f"{_READY_MADE}:CIFAR10",
-        "n-digit": f"{_READY_MADE}:NDigit",
-        "small-cnn": f"{_READY_MADE}:SmallCNN",
-        "narrow-resnet18": f"{_READY_MADE}:NarrowResNet18",
-        "resnet50-gem": f"{_READY_MADE}:ResNet50GeM",
-        "resnet50-gem-v1": f"{_READY_MADE}:ResNet50GeMV1",
+        "fashion-mnist": f"{_NETWORKS}.small:FashionMNIST",
+        "cifar-10": f"{_NETWORKS}.small:CIFAR10",
+        "n-digit": f"{_NETWORKS}.small:NDigit",
+        "small-cnn": f"{_NETWORKS}.small:SmallCNN",
+        "resnet50-gem": f"{_NETWORKS}.resnet:ResNet50GeM",
+        "resnet50-gem-v1": f"{_NETWORKS}.resnet:ResNet50GeMV1",
     },
 )
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.networks import GeM
-from laplacian_metric.encoder.networks.layers import pooling_layer, replace_pooling
+from laplacian_metric.encoder.networks.layers import GeM, pooling_layer, replace_pooling
 
 IMAGES = torch.rand(2, 3, 64, 64)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder, encoder_names, save_encoder
-from laplacian_metric.encoder.networks import GeM, PixelScaling
+from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -20,7 +20,6 @@ from hessians import ContrastiveLoss
 from laplacian_metric import Trust, vmf
 from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks import fashion_network
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from laplacian_metric.laplace.export import ExportableLAM, export_onnx, export_program
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
@@ -73,7 +72,7 @@ def images() -> Tensor:
 
 @pytest.fixture(scope="module")
 def fashion(images: Tensor) -> LAM:
-    encoder = Encoder(*fashion_network(seed=0)).eval()
+    encoder = Encoder.from_name("fashion-mnist", seed=0).eval()
     with torch.no_grad():
         features = encoder.features(images)
     labels = load("sample-fashion-mnist", "test").labels[:100]
