@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.core import tensor_file
-from laplacian_metric.encoder.weight_files import notes_of, read_weights
+from laplacian_metric.encoder.weight_files import read_weights
 
 if TYPE_CHECKING:
     from laplacian_metric.encoder.architecture import Architecture, Target
@@ -62,9 +62,8 @@ def load_encoder(
     """See `Encoder.from_checkpoint`."""
     if part not in PARTS:
         raise ValueError(f'part is {part!r}, "all" or "backbone" is needed')
-    tensors, metadata = read_weights(path)
+    tensors, notes = read_weights(path)
     file = Path(path).name
-    notes = notes_of(metadata, file)
     if prefix is not None:
         tensors = _below(tensors, prefix, file)
     architecture = _architecture(name, notes, head, example_inputs, options, file)

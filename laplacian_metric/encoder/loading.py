@@ -80,7 +80,7 @@ def _with_weights(
 ) -> tuple[Encoder, Literal["trained", "classifier", "new"]]:
     """Return an encoder with the weights of a file, and what its head is."""
     tensors, notes = read_weights(weights)
-    own = tensors.get("head.weight") if "encoder" in notes or ":" not in name else None
+    own = tensors.get("head.weight") if notes or ":" not in name else None
     if (
         own is not None and own.ndim == 2 and dim in (None, len(own))
     ):  # an embedding's head: nothing else will do

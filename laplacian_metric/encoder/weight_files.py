@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,74 +81,39 @@ WRAPPINGS = (
     "encoder",
     "weights",
 )
+# What torch raises for a file that is cut off or something else.
+DAMAGED = (RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError)
 STATE_DICT_REMEDY = "torch.save(model.state_dict(), path)"
 
 
-def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file by name, on the CPU, and the notes (metadata) that a safetensors file has."""
+def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file by name, on the CPU, and what `save_encoder` wrote about the encoder, if it did.
+
+    Files that would have to run code to be read (pickled modules, TorchScript) are refused.
+    """
     file = Path(path)
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder, a file of weights is needed")
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     with file.open("rb") as opened:
-        start = opened.read(64)
-    if len(start) > 8 and start[8:9] == b"{":
-        return tensor_file.load(file)
-    if start.startswith(b"version https://git-lfs"):
-        raise ValueError(
-            f"{file.name} is a pointer to a large file, not the file: fetch it with git lfs pull"
-        )
-    if zipfile.is_zipfile(file):
-        _refuse_programs(file)
-    elif file.suffix == ".safetensors":
-        raise ValueError(f"{file.name} is no safetensors file: it is damaged or something else")
-    return _state_dict(_load(file), file.name), {}
-
-
-def _refuse_programs(file: Path) -> None:
-    """Refuse archives of torch that hold code, by what they contain."""
-    with zipfile.ZipFile(file) as archive:
-        inside = [name.partition("/")[2] for name in archive.namelist()]
-    if any(name == "constants.pkl" or name.startswith("code/") for name in inside):
-        raise ValueError(
-            f"{file.name} is a TorchScript archive, which holds code: save its weights instead, "
-            f"model = torch.jit.load(path), {STATE_DICT_REMEDY}, where you trust it"
-        )
-    if "data.pkl" not in inside:
-        raise ValueError(
-            f"{file.name} is an archive, but not one of weights that torch.save or safetensors made: export those of "
-            f"the Python module, {STATE_DICT_REMEDY}"
-        )
-
-
-def _load(file: Path) -> Any:
+        start = opened.read(9)
+    if start[8:] == b"{" or file.suffix == ".safetensors":
+        tensors, notes = tensor_file.load(file)
+        return tensors, json.loads(notes.get("encoder", "{}"))
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error) or "global" in str(error) or "Unsupported class" in str(error):
-            raise ValueError(
-                f"{file.name} holds more than weights, a pickled module or other objects, and reading it would run "
-                f"their code: where you trust it, load it in the project that it comes from, {STATE_DICT_REMEDY} "
-                f"there, and use that file. torch says: {_first_line(error)}"
-            ) from error
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, *DAMAGED) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise ValueError(
-            f"{file.name} is no file of weights or a damaged one: {_first_line(error)}"
+            f"{file.name} holds no plain weights, but code, something else, or a part of them ({lines[0][:200]}): "
+            f"where you trust it, {STATE_DICT_REMEDY} in the project that it comes from, and use that file"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file.name} is no file of weights or a damaged one: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines_of_interest = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
-    return (lines_of_interest or lines or [type(error).__name__])[0][:300]
+    return _state_dict(content, file.name), {}
 
 
 def _state_dict(content: Any, name: str) -> dict[str, Tensor]:
-    """The state dictionary in what a torch file holds, out of its usual wrappings."""
+    """Return the state dictionary in what a torch file holds, out of its usual wrappings."""
     for _ in range(3):
         if not isinstance(content, Mapping):
             break
@@ -166,16 +130,3 @@ def _state_dict(content: Any, name: str) -> dict[str, Tensor]:
     raise ValueError(
         f"{name} holds a {type(content).__name__}{listed} where a state dictionary is needed: {STATE_DICT_REMEDY}"
     )
-
-
-def notes_of(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
-    """What `save_encoder` wrote about the encoder; empty for other files."""
-    if "encoder" not in metadata:
-        return {}
-    try:
-        notes = json.loads(metadata["encoder"])
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the notes about the encoder in {name} cannot be read: {error}") from error
-    if not isinstance(notes, dict):
-        raise ValueError(f"the notes about the encoder in {name} are a {type(notes).__name__}, no dictionary")
-    return notes

@@ -81,11 +81,9 @@ def test_a_prefix_picks_a_part_of_the_file(tmp_path: Path) -> None:
     safetensors.save_file(state, path)
     Encoder.from_checkpoint(path, module := network(3), prefix="student.")
     assert same(module, trained)
-    with pytest.raises(ValueError, match="or prefix= to pick"):
+    with pytest.raises(ValueError, match="prefix="):
         Encoder.from_checkpoint(path, network(3))
-    with pytest.raises(
-        ValueError, match=r"no name in both.safetensors begins with 'pupil.': they are student.0"
-    ):
+    with pytest.raises(ValueError, match="'pupil"):
         Encoder.from_checkpoint(path, network(3), prefix="pupil.")
 
 
@@ -100,11 +98,9 @@ def test_the_backbone_alone(tmp_path: Path) -> None:
     Encoder.from_checkpoint(tmp_path / "a.pt", module, part="backbone")
     assert same(module[:2], trained[:2])
     assert same(module[2], head)
-    with pytest.raises(
-        ValueError, match=r'2.weight \(\(1000, 6\) in the file, \(3, 6\) in the model\).*part="backbone"'
-    ):
+    with pytest.raises(ValueError, match='part="backbone"'):
         Encoder.from_checkpoint(tmp_path / "a.pt", network(2))
-    with pytest.raises(ValueError, match="part is 'body'"):
+    with pytest.raises(ValueError, match="part"):
         Encoder.from_checkpoint(tmp_path / "a.pt", network(2), part="body")
 
 
@@ -133,9 +129,7 @@ def test_what_is_saved_of_a_module_needs_the_module(tmp_path: Path) -> None:
     encoder = Encoder.from_module(trained, "fc")
     path = tmp_path / "encoder.safetensors"
     save_encoder(encoder, path)
-    with pytest.raises(
-        ValueError, match=r"encoder.safetensors does not say what its weights are of: pass a name"
-    ):
+    with pytest.raises(ValueError, match=r"encoder\.safetensors"):
         Encoder.from_checkpoint(path)
     again = Encoder.from_checkpoint(path, models.Residual, head="fc")
     assert again.fingerprint() == encoder.fingerprint()
@@ -176,23 +170,23 @@ def broken(change: Callable[[dict[str, Tensor]], None]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (broken(lambda s: s.__delitem__("0.bias")), "1 missing in the file: 0.bias. Remedy"),
-        (broken(lambda s: s.update(extra=torch.ones(1))), "1 unexpected: extra. Remedy"),
+        (broken(lambda s: s.__delitem__("0.bias")), r"0\.bias"),
+        (broken(lambda s: s.update(extra=torch.ones(1))), "extra"),
         (
             broken(lambda s: s.update({"0.weight": torch.ones(6, 5)})),
-            r"1 of another shape: 0.weight \(\(6, 5\) in the file, \(6, 4\) in the model\)",
+            r"0\.weight",
         ),
         (
             broken(lambda s: s.update({"2.bias": torch.tensor([1.0, torch.nan, 0.0])})),
-            "2.bias in a.pt has NaN",
+            r"2\.bias",
         ),
         (
             broken(lambda s: s.update({"1.running_var": torch.full((6,), torch.inf)})),
-            "1.running_var in a.pt has NaN",
+            r"1\.running_var",
         ),
         (
             models.Residual().state_dict(),
-            "nothing was loaded. .* missing in the file: .* and . more; .* unexpected",
+            "missing",
         ),
     ],
 )
@@ -209,83 +203,70 @@ class Evil:
         return (exec, ("raise SystemExit('this ran')",))
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
-    model = models.small_chain()
-    torch.save(model, tmp_path / "module.pt")
-    with pytest.raises(
-        ValueError, match=r"module.pt holds more than weights.*torch.save\(model.state_dict\(\), path\)"
-    ):
-        Encoder.from_checkpoint(tmp_path / "module.pt", models.small_chain)
-    torch.save({"state_dict": model.state_dict(), "config": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(ValueError, match=r"evil.pt holds more than weights"):
-        Encoder.from_checkpoint(tmp_path / "evil.pt", models.small_chain)
-    with (tmp_path / "plain.pkl").open("wb") as file:
-        pickle.dump({"state_dict": Evil()}, file)
-    with pytest.raises(ValueError, match=r"plain.pkl (holds more than weights|is no file of weights)"):
-        Encoder.from_checkpoint(tmp_path / "plain.pkl", models.small_chain)
+def saved(content: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_torchscript_is_refused(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.script(nn.Linear(4, 2)), tmp_path / "script.pt")
-    with pytest.raises(
-        ValueError, match=r"script.pt is a TorchScript archive, .*torch.save\(model.state_dict\(\), path\)"
-    ):
-        Encoder.from_checkpoint(tmp_path / "script.pt", nn.Linear(4, 2))
+def scripted() -> bytes:
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(4, 2)), buffer)
+    return buffer.getvalue()
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
-    def read(name: str, content: bytes) -> None:
-        (tmp_path / name).write_bytes(content)
-        Encoder.from_checkpoint(tmp_path / name, network)
-
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        Encoder.from_checkpoint(tmp_path / "absent.pt", network)
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        Encoder.from_checkpoint(tmp_path, network)
-    with pytest.raises(ValueError, match="is a pointer to a large file"):
-        read("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    for name, content in (
-        ("empty.pt", b""),
-        ("page.pt", b"<!doctype html><title>404</title>"),
-        ("few.pt", b"\x80\x02"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"{name} is no file of weights or a damaged one|{name} holds more"
-        ):
-            read(name, content)
-    with pytest.raises(ValueError, match="is no safetensors file: it is damaged"):
-        read("b.safetensors", b"<!doctype html>")
-    whole = safetensors.save(dict(network().state_dict()))
-    with pytest.raises(ValueError, match=r"cut.safetensors is no whole safetensors file"):
-        read("cut.safetensors", whole[:-9])
+def zipped() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("model/notes.txt", "nothing")
-    with pytest.raises(ValueError, match="is an archive, but not one of weights"):
-        read("other.zip", buffer.getvalue())
-    buffer = io.BytesIO()
-    torch.save(network().state_dict(), buffer)
-    with pytest.raises(ValueError, match=r"cut.pt is no"):
-        read("cut.pt", buffer.getvalue()[:-200])
-    torch.save({"epoch": 3, "loss": 0.1}, tmp_path / "none.pt")
-    with pytest.raises(
-        ValueError, match=r"none.pt holds a dict with the entries epoch, loss where a state dictionary"
-    ):
-        Encoder.from_checkpoint(tmp_path / "none.pt", network)
-    torch.save([torch.ones(2)], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list.pt holds a list where a state dictionary"):
-        Encoder.from_checkpoint(tmp_path / "list.pt", network)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol", "ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("module.pt", lambda: saved(models.small_chain())),
+        ("evil.pt", lambda: saved({"state_dict": network().state_dict(), "config": Evil()})),
+        ("plain.pkl", lambda: pickle.dumps({"state_dict": Evil()})),
+        ("script.pt", scripted),
+        ("other.zip", zipped),
+        (
+            "pointer.safetensors",
+            lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        ),
+        ("page.safetensors", lambda: b"<!doctype html>"),
+        ("cut.safetensors", lambda: safetensors.save(dict(network().state_dict()))[:-9]),
+        ("cut.pt", lambda: saved(network().state_dict())[:-200]),
+        ("empty.pt", lambda: b""),
+        ("page.pt", lambda: b"<!doctype html><title>404</title>"),
+        ("few.pt", lambda: b"\x80\x02"),
+        ("none.pt", lambda: saved({"epoch": 3, "loss": 0.1})),
+        ("list.pt", lambda: saved([torch.ones(2)])),
+    ],
+)
+def test_files_of_code_and_of_something_else_are_refused(
+    name: str, content: Callable[[], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content())
+    with pytest.raises(ValueError, match=name):
+        Encoder.from_checkpoint(tmp_path / name, network)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        Encoder.from_checkpoint(tmp_path / "absent.pt", network)
+    with pytest.raises(IsADirectoryError):
+        Encoder.from_checkpoint(tmp_path, network)
 
 
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     torch.save(network().state_dict(), tmp_path / "a.pt")
-    with pytest.raises(TypeError, match="dim are options of names, but a module was passed"):
+    with pytest.raises(TypeError, match="dim"):
         Encoder.from_checkpoint(tmp_path / "a.pt", network, dim=3)
-    with pytest.raises(TypeError, match="head is for modules: 'cifar-10' knows its own"):
+    with pytest.raises(TypeError, match="head"):
         Encoder.from_checkpoint(tmp_path / "a.pt", "cifar-10", head="2")
-    with pytest.raises(ValueError, match="no encoder is called 'cifar'; did you mean 'cifar-10'"):
+    with pytest.raises(ValueError, match="'cifar'"):
         Encoder.from_checkpoint(tmp_path / "a.pt", "cifar")
 
 
