@@ -99,6 +99,7 @@ setup(
             "data/_sample/*.npz",
             "data/_sample/LICENCES",
             "methods/risk/heads/*/*",
+            "methods/risk/heads/*/*/*",
             "report/templates/*",
             "serve/assets/*",
         ],

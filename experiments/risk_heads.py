@@ -28,9 +28,8 @@ from experiments.risk_features import features, thinned
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.search import search
 from laplacian_metric.methods.risk import RiskHead, RiskOptions, fit_head
-from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.shipped import FOLDER
-from laplacian_metric.methods.risk.targets import nearest_is_wrong, retrieval_risk
+from laplacian_metric.methods.risk.targets import nearest_is_wrong, retrieval_risk, train_classifier
 from laplacian_metric.metrics.statistics import auroc
 
 SEEDS = (0, 1, 2)

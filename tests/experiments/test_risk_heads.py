@@ -14,7 +14,7 @@ from experiments.risk_features import thinned
 from experiments.risk_heads import Task, install, judged, parts_of, resampled, rivals, trained
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.methods import risk
-from laplacian_metric.methods.risk.classifier import train_classifier
+from laplacian_metric.methods.risk.targets import train_classifier
 from tests.methods.learning import noisy
 
 

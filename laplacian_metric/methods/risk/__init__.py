@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from laplacian_metric.methods.risk.attached import RiskEncoder, with_head
 from laplacian_metric.methods.risk.fitting import RiskHistory, RiskOptions, fit_head
-from laplacian_metric.methods.risk.head import RiskHead
+from laplacian_metric.methods.risk.head import RiskEncoder, RiskHead, with_head
 from laplacian_metric.methods.risk.loss_prediction import LossPrediction, pretrain
 from laplacian_metric.methods.risk.shipped import card, load, names
 

@@ -7,15 +7,15 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
+from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from laplacian_metric.core.arguments import at_least, not_negative, one_of, positive
+from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.core.progress import track
 from laplacian_metric.methods.risk.head import RiskHead, check_start
-from laplacian_metric.methods.risk.losses import RiskLoss, risk_loss
+from laplacian_metric.methods.risk.targets import RiskLoss, risk_loss
 from laplacian_metric.metrics.out_of_distribution import ood_auroc
 
 BLOCK = 64  # rows of a mapped file that are read one after the other
@@ -23,7 +23,7 @@ LEAST_BATCH, LEAST_STEPS = 16, 50
 SHUFFLED_BLOCKS = 512  # whose rows are in random order; more would have to be in memory at a time
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class RiskOptions:
     """How a risk head is trained.
 
@@ -37,17 +37,11 @@ class RiskOptions:
     """
 
     loss: RiskLoss = "bce"
-    epochs: int = 6
-    batch_size: int = 256
-    learning_rate: float = 1e-4
-    weight_decay: float = 1e-4
+    epochs: Count = 6
+    batch_size: Count = 256
+    learning_rate: Positive = 1e-4
+    weight_decay: NotNegative = 1e-4
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of(get_args(RiskLoss), loss=self.loss)
-        at_least(1, epochs=self.epochs, batch_size=self.batch_size)
-        positive("learning_rate", self.learning_rate)
-        not_negative(weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core import artifact
 from laplacian_metric.core.artifact import ArtifactError, Manifest
+from laplacian_metric.core.tensor_file import digest
+from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.encoder import unit_rows
 from laplacian_metric.encoder.heads import random_head
-from laplacian_metric.methods.risk.losses import link
-from laplacian_metric.methods.risk.targets import Target
+from laplacian_metric.methods.risk.targets import Target, link
 
 WEIGHTS = "weights.safetensors"
 SLOPE = 0.01
@@ -150,9 +152,7 @@ class RiskHead(nn.Module):
         head = RiskHead(manifest.width, hidden=manifest.hidden, target=manifest.target)
         expected = {name: tensor.shape for name, tensor in head.state_dict().items()}
         if {name: tensor.shape for name, tensor in tensors.items()} != expected:
-            raise ArtifactError(
-                f"{WEIGHTS} in {folder} holds other tensors than its manifest describes"
-            )
+            raise ArtifactError(f"{WEIGHTS} in {folder} holds other tensors than its manifest describes")
         head.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
         head.encoder, head.card = manifest.encoder, dict(manifest.card)
         return head.eval()
@@ -181,3 +181,53 @@ def check_start(head: nn.Module) -> None:
                 f"the weights of {name} are the same for all of its {len(layer.weight)} units, which then get the same "
                 "gradient and never differ: start from random weights, such as those of RiskHead(...)"
             )
+
+
+def backbone_digest(encoder: Encoder) -> str:
+    """Return the digest of what computes the features: a head belongs to it, whatever the linear head is."""
+    return digest(encoder.backbone, {})
+
+
+class RiskEncoder(nn.Module):
+    """inputs -> embeddings (N, Z), those of the encoder to the bit, and risks (N,)."""
+
+    def __init__(self, encoder: Encoder, head: RiskHead) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        features = self.encoder.features(inputs)
+        u = self.encoder.head(features)
+        with torch.no_grad():
+            return (unit_rows(u) if self.encoder.normalize else u), self.head(features)
+
+
+def with_head(encoder: Encoder | nn.Module, head: RiskHead, *, check: bool = True) -> RiskEncoder:
+    """Return an encoder that says how likely each embedding is to be retrieved wrongly.
+
+    Args:
+        encoder: an `Encoder`, or any module that returns features (N, H), which are then the embeddings too.
+        head: trained on features of this encoder.
+        check: refuse a head that was trained on another backbone's features, where it knows of which.
+
+    Example:
+        >>> encoder = Encoder(nn.Flatten(), nn.Linear(12, 3))
+        >>> model = with_head(encoder, RiskHead(12, hidden=8))
+        >>> embedding, uncertainty = model(torch.rand(5, 3, 2, 2))
+        >>> tuple(embedding.shape), tuple(uncertainty.shape)
+        ((5, 3), (5,))
+    """
+    if not isinstance(encoder, Encoder):
+        encoder = Encoder.with_head(encoder, head.width)
+    if encoder.num_features != head.width:
+        raise ValueError(
+            f"the encoder has {encoder.num_features} features and the head takes {head.width}: it is for "
+            "another encoder"
+        )
+    if check and head.encoder is not None and backbone_digest(encoder) != head.encoder:
+        raise ValueError(
+            "the head was trained on the features of another backbone, or of other weights of this one: train a head "
+            "for it, or pass check=False if its features are the same"
+        )
+    return RiskEncoder(encoder, head)

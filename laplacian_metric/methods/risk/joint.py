@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from laplacian_metric.core.arguments import at_least, one_of, positive
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, all_pairs, only
+from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.risk.head import RiskHead
-from laplacian_metric.methods.risk.loss_prediction import RiskEmbedder
-from laplacian_metric.methods.risk.losses import RiskLoss, risk_loss
-from laplacian_metric.methods.risk.targets import Target, batch_retrieval_risk, pair_losses
+from laplacian_metric.methods.risk.loss_prediction import RiskEmbedder, RiskMethod
+from laplacian_metric.methods.risk.targets import batch_retrieval_risk, pair_losses, risk_loss
 
 
 @dataclass(frozen=True)
-class JointLossPrediction(Method):
+class JointLossPrediction(RiskMethod):
     """Trains an encoder and a risk head together: the loss of the encoder + weight times that of the head.
 
     Without the stop-gradient the head's loss changes the features too, and both losses compete for them: retrieval
@@ -43,27 +42,8 @@ class JointLossPrediction(Method):
 
     name: ClassVar[str] = "joint-loss-prediction"
 
-    target: Target = "retrieval"
-    loss: RiskLoss | None = None
     stop_gradient: bool = True
-    weight: float = 1.0
-    neighbours: int = 10
-    hidden: int = 512
-
-    def __post_init__(self) -> None:
-        one_of(get_args(Target), target=self.target)
-        one_of(get_args(RiskLoss), loss=self.risk_loss)
-        if self.risk_loss == "bce" and self.target != "retrieval":
-            raise ValueError(
-                f'loss is "bce", which takes shares, but target is {self.target!r}: use "l2" or "ranking"'
-            )
-        positive("weight", self.weight)
-        at_least(1, neighbours=self.neighbours, hidden=self.hidden)
-
-    @property
-    def risk_loss(self) -> RiskLoss:
-        """The loss of the head, or its default."""
-        return self.loss or ("bce" if self.target == "retrieval" else "l2")
+    weight: Positive = 1.0
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = only(encoders, self.name)

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.batch import Loader
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
-from laplacian_metric.core.tensor_file import digest
-from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.options import Count, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.frozen_features import features_of
-from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.fitting import RiskHistory, RiskOptions, fit_head
-from laplacian_metric.methods.risk.head import LEAST_RISK, RiskHead
-from laplacian_metric.methods.risk.losses import RiskLoss
+from laplacian_metric.methods.risk.head import LEAST_RISK, RiskHead, backbone_digest
 from laplacian_metric.methods.risk.targets import (
+    RiskLoss,
     Target,
     nearest_is_wrong,
     pair_losses,
     retrieval_risk,
     sampled_pairs,
+    train_classifier,
 )
 from laplacian_metric.metrics import nearest_distance, ood_auroc
 
@@ -38,7 +37,35 @@ LEARNED_BY_HEART = 1e-3  # the median cross-entropy below which a head has nothi
 
 
 @dataclass(frozen=True)
-class LossPrediction(Method):
+class RiskMethod(Method):
+    """The options that all risk heads have.
+
+    Attributes:
+        target: see `LossPrediction`.
+        neighbours: how many of the nearest "retrieval" looks at.
+        loss: "bce", "l2" or "ranking"; None is "bce" for "retrieval" and "l2" for losses.
+        hidden: units of each of two hidden layers.
+    """
+
+    target: Target = "retrieval"
+    neighbours: Count = 10
+    loss: RiskLoss | None = None
+    hidden: Count = 512
+
+    def __post_init__(self) -> None:
+        if self.risk_loss == "bce" and self.target != "retrieval":
+            raise ValueError(
+                f'loss is "bce", which takes shares, but target is {self.target!r}: use "l2" or "ranking"'
+            )
+
+    @property
+    def risk_loss(self) -> RiskLoss:
+        """The loss of the head, or its default."""
+        return self.loss or ("bce" if self.target == "retrieval" else "l2")
+
+
+@dataclass(frozen=True)
+class LossPrediction(RiskMethod):
     """Trains a head on the features of a frozen encoder to predict a risk; the embeddings stay as they are.
 
     The uncertainty is the predicted risk, and kappa is 1/risk, a decreasing map of it and no width of a distribution.
@@ -65,29 +92,11 @@ class LossPrediction(Method):
     start: ClassVar[Start] = Start.FROZEN
     trains: ClassVar[bool] = False
 
-    target: Target = "retrieval"
-    neighbours: int = 10
-    loss: RiskLoss | None = None
-    hidden: int = 512
-    epochs: int = 6
-    views: int = 1
-    learning_rate: float = 1e-4
-    batch_size: int = 256
+    epochs: Count = 6
+    views: Count = 1
+    learning_rate: Positive = 1e-4
+    batch_size: Count = 256
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of(get_args(Target), target=self.target)
-        at_least(1, neighbours=self.neighbours, hidden=self.hidden, views=self.views)
-        if self.risk_loss == "bce" and self.target != "retrieval":
-            raise ValueError(
-                f'loss is "bce", which takes shares, but target is {self.target!r}: use "l2" or "ranking"'
-            )
-        self.options(0)
-
-    @property
-    def risk_loss(self) -> RiskLoss:
-        """The loss of the head, or its default."""
-        return self.loss or ("bce" if self.target == "retrieval" else "l2")
 
     def options(self, seed: int) -> RiskOptions:
         """Return how the head is trained."""
@@ -188,11 +197,6 @@ def pretrain(
         ],
     }
     return head, history
-
-
-def backbone_digest(encoder: Encoder) -> str:
-    """Return the digest of what computes the features: a head belongs to it, whatever the linear head is."""
-    return digest(encoder.backbone, {})
 
 
 def _below(data: FitData, name: str) -> Path | None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
 from laplacian_metric.core.artifact import ArtifactError
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.data import from_arrays
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make, risk
 from laplacian_metric.methods.risk.fitting import _batches

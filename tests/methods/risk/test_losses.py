@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from laplacian_metric.methods.risk.losses import link, ranking_loss, risk_loss
+from laplacian_metric.methods.risk.targets import link, ranking_loss, risk_loss
 
 float64 = torch.float64
 
@@ -52,10 +52,3 @@ def test_bce_l2_and_links_are_torch_s_and_targets_get_no_gradient() -> None:
     assert target.grad is None
     assert logits.grad is not None
     assert torch.equal(link(logits, is_share=False), F.softplus(logits))
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"bce.*shares"):
-        risk_loss("bce", torch.zeros(2), torch.ones(2), is_share=False)
-    with pytest.raises(ValueError, match="margin"):
-        ranking_loss(torch.zeros(2), torch.ones(2), margin=-1.0)

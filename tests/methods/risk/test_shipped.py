@@ -52,7 +52,6 @@ def test_the_numbers_on_the_page_are_those_of_the_cards(root: Path) -> None:
 def test_the_code_on_the_page_runs(root: Path) -> None:
     names = run_page(root / "docs" / "risk_heads.md")
     assert names["embedding"].shape == (5, 1280)  # type: ignore[attr-defined]
-    assert names["answer"].probability.shape == (5,)  # type: ignore[attr-defined]
 
 
 def test_the_heads_are_in_the_wheel(root: Path, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.methods.risk.classifier import train_classifier
 from laplacian_metric.methods.risk.targets import (
     batch_retrieval_risk,
     nearest_is_wrong,
     pair_losses,
     retrieval_risk,
     sampled_pairs,
+    train_classifier,
 )
 
 
