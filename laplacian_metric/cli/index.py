@@ -2,262 +2,279 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.core.dataset import Dataset
+    from laplacian_metric.core.array_files import Features
     from laplacian_metric.laplace.model_folder import ModelFolder
-    from laplacian_metric.retrieval import Index, Items
-    from laplacian_metric.trust.trust import Trust
+    from laplacian_metric.serve.index import Index
+    from laplacian_metric.trust import Trust
 
-
-NAMED = 5  # repeated images that a message names
+SAME = 1e-6  # a query that is closer to an item is the item itself
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What an index is calibrated to, see `laplacian_metric.retrieval.calibrate`."""
+    """The guarantee of a threshold."""
 
-    alpha: Annotated[
-        float, typer.Option(help="Promise: the largest share of wrong answers among all answers.")
-    ] = 0.05
-    delta: Annotated[float, typer.Option(help="The probability that the promise does not hold.")] = 0.1
-    level: Annotated[float, typer.Option(help="Promise: the share of answer sets with a right item.")] = 0.9
-    seed: options.Seed = 0
+    guarantee: Annotated[
+        str | None,
+        typer.Option(help="Other labelled queries, which nothing was fitted on, that choose the threshold."),
+    ] = None
+    error: Annotated[float, typer.Option(help="Largest share of wrong answers among accepted ones.")] = 0.1
+    confidence: Annotated[float, typer.Option(help="Probability that the guarantee holds.")] = 0.9
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the items are, and changes of an index."""
+
+    gallery: Annotated[
+        str,
+        typer.Option(
+            help="arrays:, faiss:HNSW32, postgresql://..., qdrant:..., milvus:..., lancedb:... or chroma:..."
+        ),
+    ] = "arrays:"
+    collection: Annotated[str, typer.Option(help="Name of the collection in the gallery.")] = "items"
+    add: Annotated[bool, typer.Option("--add", help="Add the items to the index that is there.")] = False
+    remove: Annotated[
+        list[str] | None, typer.Option(help="Remove the item with this id; may be repeated.")
+    ] = None
 
 
 def index(
-    model: options.Model,
-    data: Annotated[str, typer.Argument(help=f"The images that are searched. {options.DATA}")],
-    out: Annotated[Path, typer.Option(help="The folder of the index to write.")],
+    out: Annotated[Path, typer.Option(help="The folder of the index.")],
     promise: Promise,
+    place: Place,
     images: options.LabelledImages,
     output: options.Output,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model folder; or a file of vectors, .npz or .safetensors with the arrays features (N, H), labels "
+            "(N,) and, if there are, ids (N,)."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Argument(help=f"The items, where the source is a model. {options.DATA}")
+    ] = None,
     calibrate: Annotated[
         str | None,
-        typer.Option(
-            help="Labelled images outside of index and training, by which the index learns to refuse."
-        ),
+        typer.Option(help="Labelled queries, neither items nor trained on, that calibrate the probability."),
     ] = None,
-    kind: Annotated[
-        Literal["flat", "ivf", "hnsw"],
-        typer.Option(help="flat is exact; ivf and hnsw are approximate, and faster for many items."),
-    ] = "flat",
-    clean: Annotated[float, typer.Option(help="Leave out this share of items, the least certain.")] = 0.0,
-    drop_duplicates: Annotated[
-        bool, typer.Option("--drop-duplicates", help="Index each repeated image once.")
-    ] = False,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep the items in qdrant:URL, qdrant:FOLDER, milvus:URI or milvus:FILE.db; the index's folder then "
-            "holds only the calibration."
-        ),
-    ] = None,
-    collection: Annotated[
-        str, typer.Option(help="Name of the collection in the engine.")
-    ] = "laplacian_metric",
 ) -> None:
-    """Build an index of images. Once calibrated, it rejects queries that it is likely to get wrong.
+    """Build an index of labelled items that answers with a calibrated probability, or change it.
 
-    With a model of fit --calibrate the index gives the probability that each answer is right, and a reason for doubt.
+    The probability was calibrated by lam fit, or is calibrated here on the queries of --calibrate.
 
-    Unless a split is named, the training images of a data set are indexed, or all images of a folder.
+    Example: lam index model photos:train --guarantee photos:test --error 0.1 --out photos.index
 
-    Example: lam index model photos:train --calibrate photos:test --alpha 0.1 --out photos.index
+    Example: lam index items.npz --calibrate queries.npz --gallery qdrant:http://localhost:6333 --out items.index
 
-    Example: lam index model photos --engine qdrant:http://localhost:6333 --collection photos --out photos.index
+    Example: lam index model more-photos --add --out photos.index
     """
-    from laplacian_metric.core.artifact import check_target
-    from laplacian_metric.laplace.frozen_features import features_of
-    from laplacian_metric.retrieval import Index, engines
-    from laplacian_metric.retrieval.engines.storage import CollectionManifest
-    from laplacian_metric.retrieval.storage import IndexManifest, save
+    from laplacian_metric.core import artifact
+    from laplacian_metric.serve.index import Index, IndexManifest
 
-    check_target(out, IndexManifest if engine is None else CollectionManifest, overwrite=output.force)
-    loaded = images.model(model)
-    gallery = _once(images.open(data, loaded, "train"), drop_duplicates)
-    queries = None if calibrate is None else images.open_other(calibrate, loaded, "validation")
-    if queries is not None:
-        _check_queries(loaded, gallery, queries)
-    features = features_of(loaded.encoder, gallery)
-    trust = _trust_over(loaded, gallery, features)
-    items = _items(loaded, features, by_point=trust is not None)
-    built = Index(items, list(gallery.ids), kind=kind if engine is None else "flat").with_trust(trust)
-    if clean:
-        built = built.cleaned(clean)
-    if queries is not None:
-        built = _calibrated(built, loaded, gallery, queries, promise)
-    place = ""
-    if engine is None:
-        save(built, out, overwrite=output.force)
-    else:
-        kept = engines.from_index(
-            built,
-            engine,
-            collection=collection,
-            overwrite=output.force,
-            **({"kind": kind} if engine.startswith("milvus:") else {}),
-        )
-        engines.save(kept, out, overwrite=output.force)
-        place = f" in {kept.engine.address}"
-        kept.close()
+    is_change = place.add or bool(place.remove)
+    if (source is None) == (place.add or not place.remove):
+        raise ValueError("pass the source of the items, a model or a file of vectors; or --remove and no source")
+    with ExitStack() as held:
+        if is_change:  # nobody else changes it meanwhile
+            held.enter_context(artifact.lock(out))
+            loaded = Index.load(out, None if place.gallery == "arrays:" else place.gallery)
+        else:
+            artifact.check_target(out, IndexManifest, overwrite=output.force)
+        items = None if source is None else Opened.of(source, images)
+        if is_change:
+            built = _changed(loaded, items, data, place.remove or [])
+        else:
+            assert items is not None
+            built = _built(items, data, calibrate, place)
+        if promise.guarantee is not None:
+            queries = (items or Opened(None, images)).read(promise.guarantee)
+            built = _promised(built, queries, promise)
+        built.save(out, overwrite=output.force or is_change)
     if output.as_json:
-        common.print_json({"out": str(out), **_description(built), "engine": engine})
+        common.print_json({"out": str(out), **_description(built)})
     else:
-        common.show(f"{out}: {len(built)} items in {built.dim} dimensions{place}.", _promise(built))
+        common.show(f"{out}: {len(built)} items of {built.dim} features.", *_sentences(built))
 
 
-def _once(gallery: Dataset, drop: bool) -> Dataset:
-    """Return the images without repeats if they are to be dropped; warn about them otherwise."""
-    import torch
+@dataclass(frozen=True)
+class Opened:
+    """A model that makes features of items and queries, or None where they are vectors in files; and how to read them."""
 
-    first: dict[int, int] = {}  # the row of the first image with a digest
-    originals = [first.setdefault(digest, row) for row, digest in enumerate(gallery.digests().tolist())]
-    repeated = {row: original for row, original in enumerate(originals) if row != original}
-    if not repeated:
-        return gallery
-    ids, names = gallery.ids, None if gallery.labels is None else gallery.label_names
-    pairs = [f"{ids[row]} repeats {ids[original]}" for row, original in repeated.items()]
-    named = ", ".join(pairs[:NAMED]) + (", ..." if len(pairs) > NAMED else "")
-    other = [] if names is None else [row for row, one in repeated.items() if names[row] != names[one]]
-    classes = f", {len(other)} of them with another class than the first" if other else ""
-    are = "is a repeat" if len(repeated) == 1 else "are repeats"
-    text = f"{len(repeated)} of the {len(gallery)} images of {gallery.title} {are}{classes} ({named})"
-    if not drop:
-        common.warn(
-            f"warning: {text}: each finds its copy, so that answers look more certain than they are; "
-            "--drop-duplicates indexes each once"
-        )
-        return gallery
-    common.note(f"{text}: each is indexed once")
-    keep = torch.ones(len(gallery), dtype=torch.bool)
-    keep[list(repeated)] = False
-    return gallery.select(keep)
+    model: ModelFolder | None
+    images: options.LabelledImages
+    vectors: str | None = None
+
+    @staticmethod
+    def of(source: str, images: options.LabelledImages) -> Opened:
+        if Path(source).is_dir():
+            return Opened(images.model(Path(source)), images)
+        return Opened(None, images, source)
+
+    def items(self, data: str | None) -> Features:
+        """Return the items."""
+        if (self.model is None) == (data is not None):
+            raise ValueError("data is for a model, and needed with one: a file of vectors has the items itself")
+        return self.read(str(data or self.vectors), "train")
+
+    def read(self, place: str, split: str = "validation") -> Features:
+        """Return labelled features; unless a split is named, of this one."""
+        from laplacian_metric.core.array_files import Features, read_features
+
+        if self.model is None:
+            return read_features(Path(place), self.images.labels)
+        from laplacian_metric.laplace.frozen_features import features_of
+        from laplacian_metric.laplace.model_inputs import warn_if_seen
+
+        images = self.images if split == "train" else replace(self.images, labels=None)
+        dataset = images.open(place, self.model, split)
+        if split != "train":
+            warn_if_seen(self.model, dataset, "the probability may be too high for new ones")
+        features = features_of(self.model.encoder, dataset).features.float().cpu().numpy()
+        dataset.known_labels()
+        import numpy as np
+
+        return Features(features, np.array(dataset.ids), np.array(dataset.label_names.tolist()))
 
 
-def _items(model: ModelFolder, features: Dataset, by_point: bool) -> Items:
-    """Return features as items; those of an index with `Trust` have the deterministic embeddings as directions."""
-    from laplacian_metric.retrieval import Items
+def _built(opened: Opened, data: str | None, calibrate: str | None, place: Place) -> Index:
+    """Return a new index."""
+    from laplacian_metric.serve.index import Index
+    from laplacian_metric.trust import Trust
 
-    embedding = model.lam.embed_features(features).to("cpu")
-    if by_point:
-        embedding = replace(embedding, mean=embedding.point)
-    return Items.of(embedding, variance=False)
+    items, model = opened.items(data), opened.model
+    if items.labels is None:
+        raise ValueError("labels are missing: whether the nearest item is right is a question of its label")
+    calibrated = None if model is None else model.trust
+    if calibrate is None and calibrated is None:
+        raise ValueError("pass --calibrate QUERIES: nothing says yet how often the nearest item is right")
+    head = None if model is None else _head(model)
+    gallery, features = _galleries(place, items, head)
+    if calibrate is not None:
+        queries = opened.read(calibrate)
+        trust = Trust.fit(gallery, (queries.rows, queries.labels), features=features, encoder=head)
+    else:
+        assert calibrated is not None
+        trust = _over(calibrated, gallery, features, items)
+    return Index(trust, None if model is None else model.encoder.fingerprint())
 
 
-def _trust_over(model: ModelFolder, gallery: Dataset, features: Dataset) -> Trust | None:
-    """Return the model's `Trust` over a gallery; None where it has none, or nobody knows the gallery's classes."""
+def _head(model: ModelFolder) -> Any:
+    from laplacian_metric.trust.head import Head
+
+    return Head.of(model.encoder)
+
+
+def _galleries(place: Place, items: Features, head: Any) -> tuple[Any, Any]:
+    """Return the gallery of the embeddings, and that of the features where there is a head."""
+    from laplacian_metric.core.gallery import open_gallery
+
+    ids, labels = items.ids.tolist(), None if items.labels is None else items.labels.tolist()
+    spaces = [(place.collection, items.rows if head is None else head.embed(items.rows).astype("float32"))]
+    if head is not None:
+        spaces.append((f"{place.collection}_features", items.rows))
+    galleries = []
+    for name, rows in spaces:
+        gallery = open_gallery(place.gallery, dim=rows.shape[1], name=name)
+        if len(gallery):
+            raise ValueError(f"collection {name!r} has {len(gallery)} items already: pass --add, or another --collection")
+        gallery.add(ids, rows, labels)
+        galleries.append(gallery)
+    return galleries[0], galleries[1] if head is not None else None
+
+
+def _over(calibrated: Trust, gallery: Any, features: Any, items: Features) -> Trust:
+    """Return what a model was calibrated to over a gallery; over its own training items as it is."""
     import numpy as np
 
-    from laplacian_metric.core.labelled_gallery import LabelledGallery
-    from laplacian_metric.laplace.model_inputs import class_labels
-
-    if model.trust is None:
-        return None
-    if gallery.labels is None:
-        common.warn(
-            "warning: the classes of the images are not known, so that the index cannot say what to trust"
-        )
-        return None
-    rows, own = features.features.float().cpu().numpy(), model.trust.gallery
-    if isinstance(own, LabelledGallery) and np.array_equal(rows, own.features.rows):
-        return model.trust  # the images that it was calibrated over
-    return model.trust.with_gallery(rows, class_labels(gallery))
+    own = calibrated.spaces.of_features
+    assert own is not None
+    if np.array_equal(own.sample(len(own)).vectors, items.rows):
+        return replace(calibrated, spaces=replace(calibrated.spaces, gallery=gallery, features=features))
+    return calibrated.with_gallery(gallery, features=features)
 
 
-def _check_queries(model: ModelFolder, gallery: Dataset, queries: Dataset) -> None:
-    """Refuse queries that are in the gallery, and warn about queries that the model was fitted to."""
-    from laplacian_metric.core.dataset import shared
-    from laplacian_metric.laplace.model_inputs import warn_if_seen
+def _changed(index: Index, opened: Opened | None, data: str | None, remove: list[str]) -> Index:
+    """Return an index with further items and without some; its guarantee was of the former items."""
+    trust = index.trust
+    gallery, features = trust.spaces.gallery, trust.spaces.features
+    galleries = [(gallery, trust.spaces.head), *([] if features is None else [(features, None)])]
+    if opened is not None:
+        if opened.model is not None and opened.model.encoder.fingerprint() != index.encoder:
+            raise ValueError("the model is not that of the index: pass the model that the index was built with")
+        items = opened.items(data)
+        labels = None if items.labels is None else items.labels.tolist()
+        for space, head in galleries:
+            rows = items.rows if head is None else head.embed(items.rows).astype("float32")
+            space.add(items.ids.tolist(), rows, labels)
+    if remove:
+        ids = [int(name) for name in remove] if _has_numbers(gallery) else remove
+        for space, _ in galleries:
+            space.remove(ids)
+    trust.refresh()
+    trust.calibration = trust.calibration.withdrawn("the index was changed since the calibration")
+    if index.guarantee is not None:
+        common.warn("warning: the guarantee was for the former items: --guarantee chooses a threshold for these")
+    return replace(index, guarantee=None)
 
-    gallery.known_labels()
-    queries.require_classes("a calibration")
-    count = shared(queries.digests(), gallery.digests())
-    if count:
-        raise ValueError(
-            f"{count} of the {len(queries)} calibration images of {queries.title} are in the index themselves, so "
-            f"that each would find itself: index {gallery.name}:train and calibrate with {gallery.name}:test, or with "
-            "other images"
-        )
-    warn_if_seen(model, queries, "the promise may not hold for new ones")
+
+def _has_numbers(gallery: Any) -> bool:
+    return bool(gallery.sample(1).ids.dtype.kind == "i")
 
 
-def _calibrated(
-    index: Index, model: ModelFolder, gallery: Dataset, queries: Dataset, promise: Promise
-) -> Index:
-    """Return the index with what is promised for queries like these."""
+def _promised(index: Index, queries: Features, promise: Promise) -> Index:
+    """Return the index with a threshold above which few enough answers are wrong."""
     import numpy as np
 
-    from laplacian_metric.core.dataset import same_classes
-    from laplacian_metric.laplace.frozen_features import features_of
-    from laplacian_metric.retrieval import calibrate
+    from laplacian_metric.trust.guarantee import Guarantee
 
-    features = features_of(model.encoder, queries)
-
-    labels, gallery_labels = same_classes(queries, gallery)
-    class_of = dict(zip(gallery.ids, gallery_labels.tolist(), strict=True))
-    return calibrate(
-        index,
-        _items(model, features, by_point=index.trust is not None),
-        labels,
-        [class_of[name] for name in index.ids.tolist()],
-        alpha=promise.alpha,
-        delta=promise.delta,
-        level=promise.level,
-        generator=np.random.default_rng(promise.seed),
-        features=None if index.trust is None else features.features.float().cpu().numpy(),
+    answer = index.trust(queries.rows)
+    if queries.labels is None or answer.labels is None:
+        raise ValueError("the labels of the queries of --guarantee are needed")
+    if same := int((answer.distance < SAME).sum()):
+        raise ValueError(f"{same} of the {len(answer)} queries of --guarantee are items of the index: pass others")
+    right = np.array(answer.labels.tolist(), dtype=object) == np.array(queries.labels.tolist(), dtype=object)
+    guarantee = Guarantee.fit(
+        answer.probability, right, error=promise.error, confidence=promise.confidence
     )
+    return replace(index, trust=index.trust.accepting(guarantee), guarantee=guarantee)
 
 
 def _description(index: Index) -> dict[str, Any]:
-    """Return what an index is and what it promises, as plain values."""
-    threshold = index.threshold
-    promise = threshold and {
-        "uncertainty": threshold.value,
-        "promised_error": threshold.alpha,
-        "confidence": 1 - threshold.delta,
-        "tested": threshold.tested,
-        "answered": threshold.answered,
-        "wrong": threshold.wrong,
-    }
+    """Return an index as plain values."""
+    trust = index.trust
     return {
         "items": len(index),
         "dim": index.dim,
-        "kind": index.kind.name,
-        "source": index.source,
-        "threshold": promise,
-        "trust": None if index.trust is None else str(index.trust.calibration_error),
-        "calibrated": [
-            name for name in ("threshold", "credible", "matching", "drift") if index.calibrations.has(name)
-        ],
+        "threshold": trust.threshold,
+        "guarantee": None if index.guarantee is None else vars(index.guarantee),
+        "calibration_error": None if trust.calibration_error is None else vars(trust.calibration_error),
+        "note": trust.note,
+        "inputs": trust.inputs,
     }
 
 
-def _promise(index: Index) -> str:
-    """Return what the index promises, in words."""
-    threshold = index.threshold
-    if threshold is None and index.trust is not None:
-        return (
-            "It gives the probability that each answer is right, and refuses doubtful queries. "
-            "Expected calibration error:\n"
-            f"{index.trust.calibration_error}. --calibrate promises an error rate."
-        )
-    if threshold is None:
-        return "It answers every query: --calibrate lets it refuse."
-    share = threshold.answered / threshold.tested
-    wrong = threshold.wrong / threshold.answered if threshold.answered else 0.0
-    what = f"uncertainty is at most {threshold.value:.4g}"
-    if index.trust is not None:
-        what = f"probability is at least {1 - threshold.value:.4g}"
-    return (
-        f"It answers queries whose {what}: {share:.1%} of the calibration\n"
-        f"queries, {wrong:.1%} of them wrongly. Promised: at most {threshold.alpha:.1%} of its answers are wrong,\n"
-        f"with probability {1 - threshold.delta:.0%}, for queries like those."
-    )
+def _sentences(index: Index) -> list[str]:
+    """Return the calibration error and the guarantee in words."""
+    trust, guarantee = index.trust, index.guarantee
+    said = [f"calibration error of the probability: {trust.calibration_error or trust.note}"]
+    if guarantee is None:
+        return [*said, f"accepts answers with a probability of at least {trust.threshold:.2f}; --guarantee promises an error"]
+    share, wrong = guarantee.answered / guarantee.tested, guarantee.wrong / max(guarantee.answered, 1)
+    return [
+        *said,
+        f"accepts answers with a probability of at least {guarantee.threshold:.2f}: {share:.1%} of the queries of",
+        f"--guarantee, {wrong:.1%} of them wrong. Guaranteed with probability {guarantee.confidence:.0%}: at most "
+        f"{guarantee.error:.1%} are wrong.",
+    ]

@@ -91,6 +91,15 @@ Device = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of all random choices.")]
 Model = Annotated[Path, typer.Argument(help="A model folder, made by fit or train.")]
+QueryModel = Annotated[
+    Path | None, typer.Option("--model", help="The model of the index, which enables image queries.")
+]
+Sentences = Annotated[
+    str | None, typer.Option(help="The sentence encoder of the index, which enables text queries.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="Address of the index's gallery with credentials, which are not saved.")
+]
 Gallery = Annotated[
     str | None,
     typer.Option(

@@ -1,92 +1,92 @@
-"""`lam query`; nothing here imports torch."""
+"""`lam query`; vectors are answered without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from laplacian_metric.cli import common, options
 
 if TYPE_CHECKING:
-    from laplacian_metric.retrieval.replies import Reply
-
-
-LISTED = 20  # refused queries that are listed one by one
-
+    from laplacian_metric.serve.index import Index, Reply
 
 def query(
-    index: Annotated[Path, typer.Argument(help="An index's folder, made by index.")],
+    index: Annotated[Path, typer.Argument(help="The folder of an index, or of a saved Trust.")],
+    images: options.Images,
     printing: options.Printing,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", help="An item of the index; may be repeated.")
+    queries: Annotated[
+        str | None,
+        typer.Argument(
+            help="An image, a folder of images, or a file of vectors: .npz or .safetensors with the arrays features "
+            "(Q, H) and, if there are, ids (Q,); or .npy."
+        ),
     ] = None,
-    array: Annotated[Path | None, typer.Option(help="A file of embeddings, made by embed.")] = None,
-    k: Annotated[int, typer.Option("-k", "--items", min=1, help="Items that each query returns.")] = 5,
-    order: Annotated[
-        Literal["cosine", "expected distance", "match probability"],
-        typer.Option(help="What the items are ordered by."),
-    ] = "cosine",
-    answer_all: Annotated[bool, typer.Option("--all", help="Return items for refused queries too.")] = False,
+    texts: Annotated[
+        list[str] | None, typer.Option("--text", help="A text to search for; may be repeated.")
+    ] = None,
+    model: options.QueryModel = None,
+    sentences: options.Sentences = None,
+    gallery: options.Address = None,
+    k: Annotated[int, typer.Option("-k", "--items", min=1, max=50, help="Items that are shown.")] = 1,
 ) -> None:
-    """Search an index: the nearest items, how probable each match is, and which queries are refused.
+    """Search an index: the nearest item, the probability that it is right, and a verdict.
 
-    Example: lam query photos.index --array new.npz
+    Example: lam query photos.index new.jpg --model model
 
-    Example: lam query photos.index --id cat/001.jpg -k 3 --json
+    Example: lam query photos.index new.npz -k 3 --json
     """
-    from laplacian_metric.retrieval.replies import query_embedded, query_ids
-    from laplacian_metric.retrieval.storage import open_saved
 
-    if (not ids) == (array is None):
-        raise ValueError("pass either --id, an item of the index, or --array, a file of embeddings")
-    loaded = open_saved(index)
-    most = len(loaded) - bool(ids)
-    if k > most:
-        common.note(f"each query returns {most} items: the index has no more")
-    if array is None:
-        replies = query_ids(loaded, ids or [], min(k, most), order=order, answer_all=answer_all)
-    else:
-        from laplacian_metric.retrieval.embedding_files import Embedded
+    from laplacian_metric.serve.index import Index
 
-        embedded = Embedded.read(array)
-        replies = query_embedded(
-            loaded,
-            embedded.items if loaded.trust is None else embedded.by_point(),
-            embedded.ids,
-            min(k, most),
-            order=order,
-            answer_all=answer_all,
-            features=embedded.features,
-        )
+    if (queries is None) == (not texts):
+        raise ValueError("pass either queries, an image or a file of vectors, or --text")
+    loaded = Index.load(index, gallery)
+    ids, features = _texts(texts, sentences) if queries is None else _features(queries, loaded, model, images)
+    replies = loaded.replies(features, k)
     if printing.as_json:
-        common.print_json({"replies": [reply.to_dict() for reply in replies]})
-        return
-    if replies and replies[0].answered is None:
-        common.note("this index has no threshold: every query is answered")
-    _show(replies)
+        pairs = zip(ids, replies, strict=True)
+        common.print_json({"replies": [{"query": name, **reply.model_dump()} for name, reply in pairs]})
+    else:
+        _show(ids, replies, k)
 
 
-def _show(replies: list[Reply]) -> None:
+def _features(
+    place: str, index: Index, model: Path | None, images: options.Images
+) -> tuple[list[str], Any]:
+    """Return names and features (Q, H) of images or of the vectors in a file."""
+    from laplacian_metric.core import array_files
+
+    if Path(place).suffix.lower() in array_files.SUFFIXES:
+        read = array_files.read_features(Path(place))
+        return [str(name) for name in read.ids.tolist()], read.rows
+    if model is None:
+        raise ValueError(f"{place} is no file of vectors: pass --model, the model of the index, for images")
+    from laplacian_metric.laplace.frozen_features import features_of
+    from laplacian_metric.serve.queries import Inputs
+
+    loaded = images.model(model)
+    Inputs(loaded).check(index)
+    source = images.open(place, loaded, every_image=True)
+    return list(source.ids), features_of(loaded.encoder, source).features
+
+
+def _texts(texts: list[str] | None, sentences: str | None) -> tuple[list[str], Any]:
+    from laplacian_metric.serve.queries import load_inputs
+
+    return list(texts or []), load_inputs(None, sentences, "cpu").of_texts(list(texts or []))
+
+
+def _show(ids: list[str], replies: list[Reply], k: int) -> None:
     rows: list[tuple[str, ...]] = []
-    refused = [reply for reply in replies if reply.answered is False]
-    for reply in replies:
-        name = reply.query
-        for match in reply.matches:
-            right = common.number(reply.probability) if match is reply.matches[0] and reply.trust else ""
-            numbers = (common.number(match.similarity), common.number(match.probability))
-            rows.append((name, match.item, *numbers, right))
-            name = ""
-    header = ["query", "answer", "similarity", "match probability", "nearest is right"]
-    if not any(reply.trust for reply in replies):
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    if rows:
-        common.show(common.table(header, rows, slice(2, None)))
-    # Reasons are long: in the same table they would make every line as long.
-    listed = [(reply.query, f"refused: {reply.reason}") for reply in refused[:LISTED]]
-    if listed:
-        common.show(common.table(("query", "reason"), listed, slice(2, None)))
-    if len(refused) > LISTED:
-        common.show(f"... {len(refused)} queries are refused in all; --json lists each with its reason")
-    common.show(f"{len(replies) - len(refused)} of {len(replies)} queries answered")
+    for name, reply in zip(ids, replies, strict=True):
+        said = (common.number(reply.probability, 3), reply.verdict, reply.because)
+        for place, item in enumerate(reply.neighbours):
+            first = place == 0
+            near = (str(item.id), str(item.label), common.number(item.distance))
+            rows.append((name if first else "", *near, *(said if first else ("", "", ""))))
+    header = ("query", "nearest", "label", "distance", "probability", "verdict", "because")
+    common.show(common.table(header, rows, slice(3, 5)))
+    accepted = sum(reply.verdict == "accept" for reply in replies)
+    common.show(f"{accepted} of {len(replies)} answers accepted")

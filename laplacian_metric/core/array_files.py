@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.artifact import npy_header
+from laplacian_metric.core.files import atomic_write
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
+WRITTEN = (".npz", ".safetensors")
+TEXTS = ("ids", "labels")  # arrays that may be texts
 LARGEST_RATIO = 1040  # of what deflated bytes become
+
+
+class Features(NamedTuple):
+    """Features (N, H), ids (N,), and labels (N,), or None where they are not known."""
+
+    rows: NDArray[np.float32]
+    ids: NDArray[Any]
+    labels: NDArray[Any] | None
 
 
 class ArrayFileError(ValueError):
@@ -36,7 +48,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if suffix not in SUFFIXES:
         raise ArrayFileError(f"{path} is none of {', '.join(SUFFIXES)}: save the arrays as one of these")
     if suffix == ".safetensors":
-        return read_with_notes(path)[0]
+        return _read_safetensors(path)
     try:
         if suffix == ".npy":
             with path.open("rb") as handle:
@@ -56,15 +68,66 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         ) from error
 
 
-def read_with_notes(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the arrays of a .safetensors file and the notes in its header."""
+def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a .safetensors file; those of texts are lists of JSON in its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, TypeError) as error:
+            arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            notes = opened.metadata() or {}
+        return arrays | {name: np.array(json.loads(notes[name])) for name in TEXTS if name in notes}
+    except (SafetensorError, TypeError, ValueError, RecursionError) as error:
         raise ArrayFileError(f"{path} is no safetensors file that numpy can read ({error})") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays to an .npz or a .safetensors file, whole or not at all; ids and labels may be texts.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_arrays(Path(folder) / "two.safetensors", {"features": np.eye(2), "ids": np.array(["a", "b"])})
+        ...     read_features(Path(folder) / "two.safetensors").ids.tolist()
+        ['a', 'b']
+    """
+    check_suffix(path)
+    with atomic_write(path) as temporary:
+        if path.suffix.lower() == ".npz":
+            with temporary.open("wb") as opened:
+                np.savez(opened, **arrays)
+            return
+        from safetensors.numpy import save
+
+        texts = {name: json.dumps(arrays[name].tolist()) for name in TEXTS if name in arrays}
+        numbers = {name: np.ascontiguousarray(array) for name, array in arrays.items() if name not in texts}
+        temporary.write_bytes(save(numbers, metadata=texts))
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file that `write_arrays` does not write."""
+    if path.suffix.lower() not in WRITTEN:
+        raise ArrayFileError(f"{path.name} does not end with {' or '.join(WRITTEN)}: name such a file")
+
+
+def read_features(path: Path, labels: Path | None = None) -> Features:
+    """Return the arrays "features", "ids" and "labels" of a file; without ids rows are numbered.
+
+    Args:
+        path: of the file; an .npy file has features alone.
+        labels: of the file that has the labels.
+    """
+    arrays = read_arrays(path)
+    rows = as_features(pick(arrays, "features", path, ": call the features so"), path)
+    ids = arrays.get("ids", np.arange(len(rows)))
+    classes = arrays.get("labels") if labels is None else pick(read_arrays(labels), "labels", labels)
+    for name, column in (("ids", ids), ("labels", classes)):
+        if column is not None and (column.shape != (len(rows),) or column.dtype.kind not in "iuU"):
+            raise ArrayFileError(
+                f"the {name} in {path} have shape {column.shape} and dtype {column.dtype}: a text or a whole number "
+                f"for each of the {len(rows)} rows is needed"
+            )
+    return Features(rows, ids, classes)
 
 
 def pick(arrays: Mapping[str, NDArray[Any]], name: str, path: Path, remedy: str = "") -> NDArray[Any]:

@@ -367,7 +367,7 @@ def lock(folder: Path) -> Iterator[None]:
         ArtifactBusyError: there is one.
     """
     try:
-        with FileLock(folder / LOCK, timeout=0):
+        with FileLock(folder / LOCK, timeout=0, is_singleton=True):  # a writer may hold it already
             yield
     except Timeout as error:
         raise ArtifactBusyError(

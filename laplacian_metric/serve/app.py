@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager, suppress
@@ -13,11 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from laplacian_metric import __version__
-from laplacian_metric.retrieval.engines.engine import EngineError, EngineUnreachableError
-from laplacian_metric.retrieval.replies import Reply
-from laplacian_metric.retrieval.retriever import Retriever
-from laplacian_metric.serve.queries import Embedded, QueryError
-from laplacian_metric.serve.service import Options, OverloadedError, Service
+from laplacian_metric.core.gallery import GalleryError
+from laplacian_metric.serve.index import Reply
+from laplacian_metric.serve.queries import QueryError
+from laplacian_metric.serve.service import Service, UnavailableError
 
 try:
     from fastapi import FastAPI, Query, Request
@@ -27,90 +25,45 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 except ImportError as error:
-    raise ImportError('the service needs FastAPI: pip install "laplacian-metric[serve]"') from error
+    raise ImportError('the service needs FastAPI: pip install ".[serve]"') from error
 
 LOGGER = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "testserver")
 PAGES = {"index.html": "text/html", "serve.js": "text/javascript", "serve.css": "text/css"}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:"
+BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
 Message = MutableMapping[str, Any]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Asked(BaseModel):
-    """What every query may say."""
+class VectorQuery(BaseModel):
+    """A query by its features."""
 
     model_config = ConfigDict(extra="forbid")
 
+    vector: list[Number] = Field(max_length=100_000, description="The features of the query.")
     k: int = Field(default=5, ge=1, description="Items that are returned.")
-    order: Literal["cosine", "expected distance", "match probability"] = "cosine"
-    all: bool = Field(default=False, description="Return items for refused queries too.")
-    where: dict[str, str | int | bool | list[str | int | bool]] | None = Field(
-        default=None, description="Values by column, for collections in an engine."
-    )
 
 
-class VectorQuery(Asked):
-    """A query by its embedding, or by its features where the index has a Trust."""
-
-    embedding: list[Number] | None = Field(default=None, max_length=100_000)
-    features: list[Number] | None = Field(default=None, max_length=100_000)
-    kappa: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    uncertainty: float | None = Field(default=None, allow_inf_nan=False)
-
-
-class TextQuery(Asked):
+class TextQuery(BaseModel):
     """A query by a text."""
 
+    model_config = ConfigDict(extra="forbid")
+
     text: str = Field(min_length=1)
-
-
-class Neighbour(BaseModel):
-    """An item, its cosine similarity to the query, and the probability that both are of one class."""
-
-    id: str
-    similarity: float
-    probability: float | None
-
-
-class Answered(BaseModel):
-    """The answer to a query."""
-
-    answered: bool | None = Field(description="Whether it is answered; null where nothing is calibrated.")
-    refusal: str | None = Field(description="Why it is refused.")
-    reason: str | None = Field(description="trusted, unlike anything seen or no reliable match.")
-    because: str | None = Field(description="The input that spoke loudest for the reason.")
-    probability: float | None = Field(description="That the nearest item is right.")
-    label: str | None = Field(description="The label of the nearest item.")
-    neighbours: list[Neighbour]
-
-    @staticmethod
-    def of(reply: Reply) -> Answered:
-        """Return a reply as plain values."""
-        return Answered(
-            answered=reply.answered,
-            refusal=reply.reason if reply.answered is False else None,
-            reason=reply.verdict,
-            because=reply.because,
-            probability=reply.probability,
-            label=reply.label,
-            neighbours=[
-                Neighbour(id=match.item, similarity=match.similarity, probability=match.probability)
-                for match in reply.matches
-            ],
-        )
+    k: int = Field(default=5, ge=1, description="Items that are returned.")
 
 
 class Health(BaseModel):
-    """How the service is."""
+    """The state of the service."""
 
     status: Literal["ok", "stale"] = Field(description="stale where the folder could not be read again.")
     problem: str | None
     items: int
-    dim: int
-    features: int | None = Field(description="The number of features that a query needs; null without Trust.")
+    dim: int = Field(description="The number of features of a query.")
+    threshold: float = Field(description="From which probability on an answer is accepted.")
     takes: list[str] = Field(description="vector, image and text: what queries may be.")
     read: int = Field(description="How often the folder was read.")
     answered: int
@@ -169,7 +122,7 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
 
     Args:
         service: what answers.
-        watch: seconds between looks at the folder's manifest; 0 does not look.
+        watch: seconds between looks at the folder's pointer; 0 does not look.
         hosts: names that requests may call the service by; ("*",) for any. Others are refused, so that a page from
             elsewhere cannot reach a service on loopback by a name of its own.
     """
@@ -181,17 +134,14 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
         if watching is not None:
             watching.cancel()
 
-    refusals: dict[int | str, dict[str, Any]] = {
-        code: {"model": Problem} for code in (400, 413, 422, 503, 504)
-    }
     app = FastAPI(
         title="laplacian_metric",
         version=__version__,
-        description="Neighbours with trust, reason and refusal.",
+        description="The nearest item, the probability that it is right, and a verdict.",
         lifespan=lifespan,
         docs_url=None,  # its page fetches scripts from elsewhere
         redoc_url=None,
-        responses=refusals,
+        responses={code: {"model": Problem} for code in (400, 413, 422, 503, 504)},
     )
     app.add_middleware(BodyLimit, limit=service.limits.body)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -201,27 +151,22 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
 
     @app.get("/health")
     async def health() -> Health:
-        """Return how the service is."""
-        retriever, inputs = service.retriever, service.inputs
-        takes = ["vector"]
-        if inputs is not None:
-            takes += [
-                name for name, taken in (("image", inputs.takes_images), ("text", inputs.takes_text)) if taken
-            ]
+        """Return the state of the service."""
+        index = service.index
         return Health(
             status="ok" if service.problem is None else "stale",
             problem=service.problem,
-            items=await run_in_threadpool(len, retriever),
-            dim=retriever.dim,
-            features=None if retriever.trust is None else retriever.trust.gallery.width,
-            takes=takes,
+            items=await run_in_threadpool(len, index),
+            dim=index.dim,
+            threshold=index.trust.threshold,
+            takes=service.inputs.takes,
             read=service.number,
             answered=service.answered,
         )
 
     @app.post("/reload")
     async def reload() -> dict[str, int]:
-        """Read the folder again; queries that run are answered from what was there before."""
+        """Read the folder again; queries that run are answered from the previous index."""
         try:
             return {"read": await run_in_threadpool(service.reload)}
         except (ValueError, OSError) as error:
@@ -231,47 +176,24 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
 
 
 def _add_queries(app: FastAPI, service: Service) -> None:
-    async def answered(query: Embedded, request: Asked) -> Answered:
-        if request.k > service.limits.items:
-            raise QueryError(f"k is {request.k}: at most {service.limits.items} items are returned")
-        if request.where is not None and isinstance(service.retriever, Retriever):
-            raise QueryError(
-                "where is given: an index has no columns to filter by, a collection in an engine has"
-            )
-        where = None if request.where is None else json.dumps(request.where, sort_keys=True)
-        return Answered.of(await service.ask(query, Options(request.k, request.order, request.all, where)))
-
     @app.post("/query/vector")
-    async def vector(request: VectorQuery) -> Answered:
+    async def vector(request: VectorQuery) -> Reply:
         """Search for a vector."""
-        names = ("embedding", "features", "kappa", "uncertainty")
-        return await answered(service.of_vector({name: getattr(request, name) for name in names}), request)
+        return await service.ask(service.row(request.vector), request.k)
 
     @app.post("/query/text")
-    async def text(request: TextQuery) -> Answered:
+    async def text(request: TextQuery) -> Reply:
         """Search for a text."""
         if len(request.text) > service.limits.text:
-            raise QueryError(
-                f"text has {len(request.text)} characters: at most {service.limits.text} are taken"
-            )
-        if service.inputs is None:
-            raise QueryError(
-                "texts are not taken: start the service with --text, the sentence encoder of the index"
-            )
-        return await answered(
-            await run_in_threadpool(service.inputs.of_text, service.retriever, request.text), request
-        )
+            raise QueryError(f"text has {len(request.text)} characters: at most {service.limits.text} are taken")
+        rows = await run_in_threadpool(service.inputs.of_texts, [request.text])
+        return await service.ask(rows[0], request.k)
 
-    content = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-
-    @app.post("/query/image", openapi_extra={"requestBody": {**content, "required": True}})
-    async def image(request: Request, k: Annotated[int, Query(ge=1)] = 5, all: bool = False) -> Answered:
+    @app.post("/query/image", openapi_extra={"requestBody": {**BINARY, "required": True}})
+    async def image(request: Request, k: Annotated[int, Query(ge=1)] = 5) -> Reply:
         """Search for an image: the body is the content of an image file."""
-        if service.inputs is None:
-            raise QueryError("images are not taken: start the service with --model, the model of the index")
-        body = await request.body()
-        query = await run_in_threadpool(service.inputs.of_image, service.retriever, body)
-        return await answered(query, Asked(k=k, all=all))
+        rows = await run_in_threadpool(service.inputs.of_image, await request.body())
+        return await service.ask(rows[0], k)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -294,26 +216,25 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Turn errors into short answers: what a request does wrong, or that the service cannot answer now."""
+    """Turn errors into short answers: what is wrong with a request, or that the service cannot answer now."""
+    late = "the answer took longer than the service allows: ask again later"
+    answers: list[tuple[type[Exception], int, Callable[[Any], str], dict[str, str] | None]] = [
+        (QueryError, 422, str, None),
+        (RequestValidationError, 422, _complaint, None),
+        (UnavailableError, 503, str, {"retry-after": "1"}),
+        (GalleryError, 503, str, {"retry-after": "5"}),
+        (TimeoutError, 504, lambda error: late, None),
+        (asyncio.TimeoutError, 504, lambda error: late, None),
+    ]
 
-    def answers(kind: type[Exception], status: int, say: Callable[[Any], str] = str, **headers: str) -> None:
-        @app.exception_handler(kind)
+    def handler(status: int, say: Callable[[Any], str], headers: dict[str, str] | None) -> Any:
         async def handle(request: Request, error: Exception) -> JSONResponse:
-            return JSONResponse({"detail": say(error)}, status, headers=headers or None)
+            return JSONResponse({"detail": say(error)}, status, headers=headers)
 
-    answers(QueryError, 422)
-    answers(EngineError, 422)
-    answers(EngineUnreachableError, 503, retry_after="5")
-    answers(OverloadedError, 503, retry_after="1")
-    answers(
-        TimeoutError, 504, lambda error: "the answer took longer than the service allows: ask again later"
-    )
-    answers(
-        asyncio.TimeoutError,
-        504,
-        lambda error: "the answer took longer than the service allows: ask again later",
-    )
-    answers(RequestValidationError, 422, _complaint)
+        return handle
+
+    for kind, status, say, headers in answers:
+        app.add_exception_handler(kind, handler(status, say, headers))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

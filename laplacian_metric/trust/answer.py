@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.check import Floats
+from laplacian_metric.core.neighbours import Neighbours
 
 ACCEPT, UNLIKE, UNRELIABLE = "accept", "unlike anything seen", "no reliable match"
 SMALLEST_WEIGHT = 0.001  # an input with a smaller one is never given as a reason
@@ -30,6 +31,7 @@ class Answer:
         because: (Q,), the input that speaks most against the answer.
         each: (Q, k), the probability that each of the first k items is right; None unless the target is "each@k".
         none: (Q,), the probability that none of the first k is; None unless the target is "each@k" or "any@k".
+        neighbours: what the search returned, at most 50 items for each query, without their vectors.
     """
 
     probability: Floats
@@ -43,6 +45,7 @@ class Answer:
     because: NDArray[Any]
     each: Floats | None = None
     none: Floats | None = None
+    neighbours: Neighbours | None = None
 
     def __len__(self) -> int:
         return len(self.probability)

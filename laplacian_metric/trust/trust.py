@@ -456,6 +456,7 @@ class Trust:
             because,
             None if calibration.each is None else calibration.each(observed.neighbours),
             None if self.target == "top1" else 1 - probability,
+            observed.neighbours,
         )
 
 

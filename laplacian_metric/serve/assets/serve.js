@@ -26,34 +26,28 @@ function choose(chosen) {
 }
 
 function request() {
-  const options = { k: Number(element("k").value), all: element("all").checked };
-  const vector = element("vector").value.trim();
+  const k = Number(element("k").value);
+  const typed = element("vector").value.trim();
   const text = element("text").value.trim();
-  if (file) {
-    return ask(`query/image?k=${options.k}&all=${options.all}`, { method: "POST", body: file });
-  }
-  if (text) return ask("query/text", posted({ ...options, text }));
-  if (!vector) throw new Error("nothing to search for: choose an image, or fill in a field");
-  const numbers = vector.replace(/[[\]]/g, " ").split(/[\s,;]+/).filter(Boolean).map(Number);
-  if (numbers.some((number) => !Number.isFinite(number))) throw new Error("the vector has something that is no number");
-  const name = health && health.features !== null ? "features" : "embedding";
-  return ask("query/vector", posted({ ...options, [name]: numbers }));
+  if (file) return ask(`query/image?k=${k}`, { method: "POST", body: file });
+  if (text) return ask("query/text", posted({ k, text }));
+  if (!typed) throw new Error("nothing to search for: choose an image, or fill in a field");
+  const vector = typed.replace(/[[\]]/g, " ").split(/[\s,;]+/).filter(Boolean).map(Number);
+  if (vector.some((number) => !Number.isFinite(number))) throw new Error("the vector has an entry that is not a number");
+  return ask("query/vector", posted({ k, vector }));
 }
 
 function show(answer) {
-  const refused = answer.answered === false;
+  const accepted = answer.verdict === "accept";
   const verdict = element("verdict");
-  verdict.textContent = refused ? "Refused" : answer.label !== null ? answer.label : "Nearest items";
-  verdict.className = refused ? "bad" : answer.reason === "trusted" ? "good" : "";
-  const parts = [];
-  if (answer.probability !== null) parts.push(`The nearest item is right with probability ${answer.probability.toFixed(2)}.`);
-  if (answer.reason !== null) parts.push(`Reason: ${answer.reason} (${answer.because}).`);
-  if (refused && answer.reason === null) parts.push(answer.refusal);
-  element("why").textContent = parts.join(" ");
+  verdict.textContent = accepted ? answer.label ?? answer.nearest : answer.verdict;
+  verdict.className = accepted ? "good" : "bad";
+  const probability = answer.probability === null ? "unknown" : answer.probability.toFixed(2);
+  const against = accepted ? "" : ` Against it: ${answer.because}.`;
+  element("why").textContent = `The nearest item, ${answer.nearest}, is right with probability ${probability}.${against}`;
   element("items").replaceChildren(...answer.neighbours.map((item) => {
     const row = document.createElement("tr");
-    const probability = item.probability === null ? "–" : item.probability.toFixed(3);
-    for (const value of [item.id, item.similarity.toFixed(4), probability]) {
+    for (const value of [item.id, item.label ?? "–", item.distance.toFixed(4)]) {
       const cell = document.createElement("td");
       cell.textContent = value;
       row.append(cell);
@@ -85,8 +79,8 @@ async function start() {
     element("about").textContent = `The service does not answer: ${error.message}`;
     return;
   }
-  element("about").textContent = `${health.items.toLocaleString("en")} items in ${health.dim} dimensions.`;
-  element("width").textContent = health.features === null ? health.dim : health.features;
+  element("about").textContent = `${health.items.toLocaleString("en")} items. An answer is accepted from a probability of ${health.threshold.toFixed(2)} on.`;
+  element("width").textContent = health.dim;
   for (const input of document.querySelectorAll("[data-takes]")) {
     input.hidden = !health.takes.includes(input.dataset.takes);
   }
