@@ -16,21 +16,29 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from benchmarks.common import report
-from benchmarks.engines import clusters, head, items_of
-from laplacian_metric.retrieval import Index, load
-from laplacian_metric.retrieval import save as save_index
-from laplacian_metric.retrieval.replies import query_embedded
+from laplacian_metric.serve import Index
 from laplacian_metric.trust import Trust
 
 TITLE = "The service under concurrent clients"
 NOTE = (
-    "Queries by features against an index with Trust, on loopback; the clients are another process on the same "
-    "machine. 'index' is how many queries a second the index answers in this process, in batches of 64 and one by one; "
-    "'service' what the clients got. Waiting times are of single requests, from their first byte to the last of the "
-    "answer. Memory is the resident memory of the server after the first quarter of the time and at the end."
+    "Queries by features, on loopback; the clients are another process on the same machine. 'index' is how many queries "
+    "a second the index answers in this process, in batches of 64 and one by one; 'service' is what the clients got. "
+    "Waiting times are of single requests, from their first byte to the last of the answer. Memory is the resident memory of the server after the first quarter of the time and at the end."
 )
+
+
+WIDTH, CLASSES = 128, 100
+
+
+def clusters(num: int, seed: int) -> tuple[NDArray[np.float32], list[int]]:
+    """Return features (N, 128) around one centre for each of 100 classes, and the classes."""
+    centres = np.random.default_rng(0).standard_normal((CLASSES, WIDTH))
+    codes = np.arange(num) % CLASSES
+    rows = centres[codes] + 1.5 * np.random.default_rng(seed + 1).standard_normal((num, WIDTH))
+    return rows.astype(np.float32), codes.tolist()
 
 
 async def _client(
@@ -111,15 +119,12 @@ def loaded(
     }
 
 
-def bare(folder: Path, queries: Any, batch: int, seconds: float) -> float:
+def bare(index: Index, queries: NDArray[np.float32], batch: int, seconds: float) -> float:
     """Return how many queries a second an index answers by itself."""
-    index = load(folder)
-    items, done = items_of(queries), 0
-    begun = time.perf_counter()
+    done, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
-        some = slice(done % len(items), done % len(items) + batch)
-        query_embedded(index, items[some], [""] * len(items[some]), 5, features=queries[some])
-        done += len(items[some])
+        start = done % len(queries)
+        done += len(index.replies(queries[start : start + batch], 5))
     return done / (time.perf_counter() - begun)
 
 
@@ -130,19 +135,16 @@ def main(
     seconds: Annotated[float, typer.Option(help="That they go on.")] = 60.0,
 ) -> None:
     """Measure the service."""
-    (h, labels), (valid_h, valid_labels) = clusters(items, 0), clusters(300, 11)
     queries, _ = clusters(512, 10)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "index"
-        trust = Trust.fit((h, labels), (valid_h, valid_labels), encoder=head())
-        trust.store_scales()
-        save_index(Index(items_of(h)).with_trust(trust), folder)
-        together, alone = bare(folder, queries, 64, seconds / 6), bare(folder, queries, 1, seconds / 6)
-        command = [sys.executable, "-m", "laplacian_metric.cli", "serve", str(folder), "--port", "0"]
+        index = Index(Trust.fit(clusters(items, 0), clusters(300, 11)))
+        index.save(place)
+        together, alone = bare(index, queries, 64, seconds / 6), bare(index, queries, 1, seconds / 6)
+        command = [sys.executable, "-m", "laplacian_metric.cli", "serve", place, "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             address = server.stdout.readline().split()[-1].rstrip("/")
-            bodies = [json.dumps({"features": row.tolist()}).encode() for row in queries]
+            bodies = [json.dumps({"vector": row.tolist()}).encode() for row in queries]
             try:
                 row = loaded(
                     address, server.pid, bodies, clients=clients, seconds=seconds, warm_up=seconds / 4

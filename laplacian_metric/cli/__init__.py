@@ -91,6 +91,9 @@ for command in (
 
 def main() -> None:
     """Entry point of the console script."""
+    if sys.stdout is None:
+        common.error("standard output is closed: the result cannot be printed")
+        sys.exit(1)
     try:
         app()
     except KeyboardInterrupt:  # before a command has begun

@@ -16,7 +16,9 @@ def embed(
     model: options.Model,
     data: Annotated[
         str,
-        typer.Argument(metavar="IMAGES", help="A folder of images, an image, a data set's name, or a file of features."),
+        typer.Argument(
+            metavar="IMAGES", help="A folder of images, an image, a data set, or a file of features."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="A new file: .npz or .safetensors.")],
     images: options.Images,
@@ -57,4 +59,6 @@ def embed(
         common.print_json({"out": str(out), "images": len(source), "least_certain": certain})
         return
     rows = [(name, common.number(value, 2)) for name, value in least]
-    common.show(f"{out}: {len(source)} images. Those with the smallest kappa:", common.table(("image", "kappa"), rows))
+    common.show(
+        f"{out}: {len(source)} images. Those with the smallest kappa:", common.table(("image", "kappa"), rows)
+    )

@@ -85,7 +85,9 @@ def index(
 
     is_change = place.add or bool(place.remove)
     if (source is None) == (place.add or not place.remove):
-        raise ValueError("pass the source of the items, a model or a file of vectors; or --remove and no source")
+        raise ValueError(
+            "pass the source of the items, a model or a file of vectors; or --remove and no source"
+        )
     with ExitStack() as held:
         if is_change:  # nobody else changes it meanwhile
             held.enter_context(artifact.lock(out))
@@ -125,7 +127,9 @@ class Opened:
     def items(self, data: str | None) -> Features:
         """Return the items."""
         if (self.model is None) == (data is not None):
-            raise ValueError("data is for a model, and needed with one: a file of vectors has the items itself")
+            raise ValueError(
+                "data is for a model, and needed with one: a file of vectors has the items itself"
+            )
         return self.read(str(data or self.vectors), "train")
 
     def read(self, place: str, split: str = "validation") -> Features:
@@ -188,7 +192,9 @@ def _galleries(place: Place, items: Features, head: Any) -> tuple[Any, Any]:
     for name, rows in spaces:
         gallery = open_gallery(place.gallery, dim=rows.shape[1], name=name)
         if len(gallery):
-            raise ValueError(f"collection {name!r} has {len(gallery)} items already: pass --add, or another --collection")
+            raise ValueError(
+                f"collection {name!r} has {len(gallery)} items already: pass --add, or another --collection"
+            )
         gallery.add(ids, rows, labels)
         galleries.append(gallery)
     return galleries[0], galleries[1] if head is not None else None
@@ -212,7 +218,9 @@ def _changed(index: Index, opened: Opened | None, data: str | None, remove: list
     galleries = [(gallery, trust.spaces.head), *([] if features is None else [(features, None)])]
     if opened is not None:
         if opened.model is not None and opened.model.encoder.fingerprint() != index.encoder:
-            raise ValueError("the model is not that of the index: pass the model that the index was built with")
+            raise ValueError(
+                "the model is not that of the index: pass the model that the index was built with"
+            )
         items = opened.items(data)
         labels = None if items.labels is None else items.labels.tolist()
         for space, head in galleries:
@@ -225,7 +233,9 @@ def _changed(index: Index, opened: Opened | None, data: str | None, remove: list
     trust.refresh()
     trust.calibration = trust.calibration.withdrawn("the index was changed since the calibration")
     if index.guarantee is not None:
-        common.warn("warning: the guarantee was for the former items: --guarantee chooses a threshold for these")
+        common.warn(
+            "warning: the guarantee was for the former items: --guarantee chooses a threshold for these"
+        )
     return replace(index, guarantee=None)
 
 
@@ -243,11 +253,11 @@ def _promised(index: Index, queries: Features, promise: Promise) -> Index:
     if queries.labels is None or answer.labels is None:
         raise ValueError("the labels of the queries of --guarantee are needed")
     if same := int((answer.distance < SAME).sum()):
-        raise ValueError(f"{same} of the {len(answer)} queries of --guarantee are items of the index: pass others")
+        raise ValueError(
+            f"{same} of the {len(answer)} queries of --guarantee are items of the index: pass others"
+        )
     right = np.array(answer.labels.tolist(), dtype=object) == np.array(queries.labels.tolist(), dtype=object)
-    guarantee = Guarantee.fit(
-        answer.probability, right, error=promise.error, confidence=promise.confidence
-    )
+    guarantee = Guarantee.fit(answer.probability, right, error=promise.error, confidence=promise.confidence)
     return replace(index, trust=index.trust.accepting(guarantee), guarantee=guarantee)
 
 
@@ -270,7 +280,10 @@ def _sentences(index: Index) -> list[str]:
     trust, guarantee = index.trust, index.guarantee
     said = [f"calibration error of the probability: {trust.calibration_error or trust.note}"]
     if guarantee is None:
-        return [*said, f"accepts answers with a probability of at least {trust.threshold:.2f}; --guarantee promises an error"]
+        return [
+            *said,
+            f"accepts answers with a probability of at least {trust.threshold:.2f}; --guarantee promises an error",
+        ]
     share, wrong = guarantee.answered / guarantee.tested, guarantee.wrong / max(guarantee.answered, 1)
     return [
         *said,

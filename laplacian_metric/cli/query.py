@@ -12,6 +12,7 @@ from laplacian_metric.cli import common, options
 if TYPE_CHECKING:
     from laplacian_metric.serve.index import Index, Reply
 
+
 def query(
     index: Annotated[Path, typer.Argument(help="The folder of an index, or of a saved Trust.")],
     images: options.Images,
@@ -52,9 +53,7 @@ def query(
         _show(ids, replies, k)
 
 
-def _features(
-    place: str, index: Index, model: Path | None, images: options.Images
-) -> tuple[list[str], Any]:
+def _features(place: str, index: Index, model: Path | None, images: options.Images) -> tuple[list[str], Any]:
     """Return names and features (Q, H) of images or of the vectors in a file."""
     from laplacian_metric.core import array_files
 

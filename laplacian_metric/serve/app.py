@@ -185,7 +185,9 @@ def _add_queries(app: FastAPI, service: Service) -> None:
     async def text(request: TextQuery) -> Reply:
         """Search for a text."""
         if len(request.text) > service.limits.text:
-            raise QueryError(f"text has {len(request.text)} characters: at most {service.limits.text} are taken")
+            raise QueryError(
+                f"text has {len(request.text)} characters: at most {service.limits.text} are taken"
+            )
         rows = await run_in_threadpool(service.inputs.of_texts, [request.text])
         return await service.ask(rows[0], request.k)
 

@@ -11,12 +11,25 @@ from pydantic import BaseModel, Field
 
 from laplacian_metric.core import artifact
 from laplacian_metric.core.artifact import Manifest
+from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.gallery import open_gallery
 from laplacian_metric.trust.guarantee import Guarantee
 from laplacian_metric.trust.storage import TrustManifest
 from laplacian_metric.trust.trust import Trust
 
 TRUST = "trust"
+
+
+class GuaranteeEntry(Strict):
+    """A `Guarantee`."""
+
+    threshold: float
+    error: float
+    confidence: float
+    bound: float
+    tested: int
+    answered: int
+    wrong: int
 
 
 class IndexManifest(Manifest):
@@ -26,7 +39,7 @@ class IndexManifest(Manifest):
     PAYLOADS: ClassVar[tuple[str, ...]] = (TRUST,)
 
     encoder: str | None
-    guarantee: Guarantee | None
+    guarantee: GuaranteeEntry | None
 
 
 class Neighbour(BaseModel):
@@ -40,7 +53,9 @@ class Neighbour(BaseModel):
 class Reply(BaseModel):
     """The answer to one query."""
 
-    probability: float | None = Field(description="That the nearest item is right; null where nothing was found.")
+    probability: float | None = Field(
+        description="That the nearest item is right; null where nothing was found."
+    )
     verdict: str = Field(description="accept, unlike anything seen or no reliable match")
     because: str = Field(description="The input that speaks most against the answer.")
     nearest: str | int = Field(description="The id of the item that is answered.")
@@ -77,7 +92,8 @@ class Index:
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write everything into a folder, which is there whole or not at all."""
-        manifest = IndexManifest(encoder=self.encoder, guarantee=self.guarantee)
+        promised = None if self.guarantee is None else GuaranteeEntry(**vars(self.guarantee))
+        manifest = IndexManifest(encoder=self.encoder, guarantee=promised)
         artifact.save(folder, manifest, {TRUST: self.trust.save}, overwrite=overwrite)
 
     @staticmethod
@@ -92,7 +108,8 @@ class Index:
             return Index(_trust(folder, address))
         with artifact.load(folder, IndexManifest) as opened:
             manifest = opened.manifest
-            return Index(_trust(opened.path(TRUST), address), manifest.encoder, manifest.guarantee)
+            promised = None if manifest.guarantee is None else Guarantee(**manifest.guarantee.model_dump())
+            return Index(_trust(opened.path(TRUST), address), manifest.encoder, promised)
 
     @property
     def dim(self) -> int:

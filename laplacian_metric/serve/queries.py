@@ -60,7 +60,9 @@ class Inputs:
         try:
             pixels = decode_image(io.BytesIO(content))
         except UnreadableImageError as error:
-            raise QueryError("the image does not decode: send the content of a PNG or JPEG file, say") from error
+            raise QueryError(
+                "the image does not decode: send the content of a PNG or JPEG file, say"
+            ) from error
         encoder = self.model.encoder
         with self._using, torch.inference_mode():
             prepared = self.model.preparation.batch(pixels)[None]

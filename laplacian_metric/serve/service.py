@@ -141,7 +141,9 @@ class Service:
         except FileNotFoundError:
             return  # it is being replaced
         except Exception:
-            LOGGER.exception("%s cannot be read again: queries are answered from the previous index", self.folder)
+            LOGGER.exception(
+                "%s cannot be read again: queries are answered from the previous index", self.folder
+            )
 
     async def watch(self, seconds: float) -> None:
         """Look at the pointer every so often, and read the folder again when it is another."""

@@ -13,35 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from laplacian_metric.retrieval import Index, Items, calibrate, save
-from laplacian_metric.serve import Service
+from laplacian_metric.core.array_gallery import ArrayGallery
+from laplacian_metric.serve import Index, Service
 from laplacian_metric.trust import Trust
-from tests.retrieval.engines.cases import data
+
+WIDTH, DIM, CLASSES = 12, 8, 4
+
+
+def features(num: int, seed: int = 0) -> tuple[NDArray[np.float64], list[str]]:
+    """Return features (N, 12) around one centre for each class, and the classes."""
+    codes = np.arange(num) % CLASSES
+    noise = np.random.default_rng(seed).standard_normal((num, WIDTH))
+    return np.eye(WIDTH)[codes] + 0.4 * noise, [f"class {code}" for code in codes]
 
 
 def saved(folder: Path, items: int = 200, name: str = "item", overwrite: bool = False) -> Path:
-    """Save an index with Trust and a threshold."""
-    gallery, validation = data(items, spread=0.4), data(200, seed=1, spread=0.4)
-    trust = Trust.fit((gallery.h, gallery.labels), (validation.h, validation.labels), encoder=gallery.head)
-    index = Index(gallery.items, [f"{name} {row}" for row in range(items)]).with_trust(trust)
-    index = calibrate(
-        index,
-        validation.items,
-        validation.labels,
-        gallery.labels,
-        alpha=0.4,
-        level=None,
-        features=validation.h,
-    )
-    save(index, folder, overwrite=overwrite)
-    return folder
-
-
-def plain(folder: Path) -> Path:
-    """Save an index without anything calibrated."""
-    items = Items(np.eye(4), np.full(4, 10.0), np.full(4, 0.1), None, "a4f0")
-    save(Index(items, ["ant", "bee", "cat", "dog"]), folder)
+    """Save an index of features and embeddings whose ids begin with a name."""
+    head = (np.random.default_rng(5).standard_normal((DIM, WIDTH)), np.zeros(DIM))
+    (h, labels), ids = features(items), [f"{name} {row}" for row in range(items)]
+    galleries = [ArrayGallery(rows, labels, ids) for rows in (h @ head[0].T, h)]
+    trust = Trust.fit(galleries[0], features(200, seed=1), features=galleries[1], encoder=head)
+    Index(trust).save(folder, overwrite=overwrite)
     return folder
 
 

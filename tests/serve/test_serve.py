@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laplacian_metric.retrieval import engines, load
-from laplacian_metric.retrieval.replies import query_embedded
-from laplacian_metric.serve import Limits, Service
-from laplacian_metric.serve.service import Options, OverloadedError
-from tests.retrieval.engines.cases import collection_of, data
-from tests.serve.running import client_of, plain, process, running, saved
+from laplacian_metric.core import artifact
+from laplacian_metric.core.gallery import GalleryError
+from laplacian_metric.serve import Index, Limits, Service
+from laplacian_metric.serve.queries import QueryError
+from laplacian_metric.serve.service import UnavailableError
+from laplacian_metric.trust import Trust
+from tests.serve.running import WIDTH, client_of, features, process, running, saved
 
 httpx = pytest.importorskip("httpx", reason="httpx is not installed")
 pytest.importorskip("starlette.testclient", reason="FastAPI is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
-QUERIES = data(12, seed=7, spread=0.4)
+QUERIES, _ = features(12, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -40,57 +41,43 @@ def client(folder: Path) -> Iterator[Any]:
         yield opened
 
 
-def test_answers_are_those_of_the_index(folder: Path, client: Any) -> None:
-    index = load(folder)
-    expected = query_embedded(index, QUERIES.items, [""] * 12, 3, features=QUERIES.h)
-    verdicts = set()
-    for row, reply in enumerate(expected):
-        answer = client.post("/query/vector", json={"features": QUERIES.h[row].tolist(), "k": 3})
+def test_answers_are_those_of_trust(folder: Path, client: Any) -> None:
+    expected = Index.load(folder).trust(QUERIES)
+    assert expected.neighbours is not None
+    for row, vector in enumerate(QUERIES.tolist()):
+        answer = client.post("/query/vector", json={"vector": vector, "k": 3})
         assert answer.status_code == 200, answer.text
         content = answer.json()
-        assert [item["id"] for item in content["neighbours"]] == [match.item for match in reply.matches]
-        assert content["answered"] == reply.answered
-        assert content["probability"] == pytest.approx(reply.probability, abs=1e-5)
-        assert (content["reason"], content["because"]) == (reply.verdict, reply.because)
-        assert (content["refusal"] is None) == (reply.answered is True)
-        verdicts.add(reply.answered)
-    assert verdicts == {True, False}
-    far = client.post("/query/vector", json={"features": [-3.0] * 12, "all": True, "k": 2}).json()
-    assert far["reason"] == "unlike anything seen"
-    assert far["answered"] is False
+        assert [item["id"] for item in content["neighbours"]] == expected.neighbours.ids[row, :3].tolist()
+        assert content["probability"] == pytest.approx(expected.probability[row])
+        for name in ("verdict", "because", "nearest"):
+            assert content[name] == getattr(expected, name)[row]
+        assert content["label"] == expected.labels[row]  # type: ignore[index]
+    far = client.post("/query/vector", json={"vector": [-3.0] * WIDTH, "k": 2}).json()
+    assert far["verdict"] == "unlike anything seen"
     assert len(far["neighbours"]) == 2
 
 
-def test_an_index_without_trust_takes_embeddings(tmp_path: Path) -> None:
-    with client_of(Service(plain(tmp_path / "index"))) as client:
-        answer = client.post("/query/vector", json={"embedding": [0, 3, 0.1, 0], "k": 99}).json()
-        assert [item["id"] for item in answer["neighbours"]][:1] == ["bee"]
-        assert len(answer["neighbours"]) == 4
-        assert (answer["answered"], answer["reason"], answer["probability"]) == (None, None, None)
+def test_a_saved_trust_is_an_index(tmp_path: Path) -> None:
+    trust = Trust.fit(features(100), features(60, seed=1))
+    trust.accepting(0.8).save(tmp_path / "trust")
+    with client_of(Service(tmp_path / "trust")) as client:
         health = client.get("/health").json()
-        assert (health["items"], health["dim"], health["features"], health["takes"]) == (
-            4,
-            4,
-            None,
-            ["vector"],
-        )
-        assert (
-            "where"
-            in client.post("/query/vector", json={"embedding": [1] * 4, "where": {"a": 1}}).json()["detail"]
-        )
+        assert (health["items"], health["dim"], health["threshold"]) == (100, WIDTH, 0.8)
+        assert health["takes"] == ["vector"]
+        assert client.post("/query/vector", json={"vector": [1.0] * WIDTH}).json()["nearest"] in range(100)
 
 
-def test_a_collection_in_an_engine_is_served_with_filters(tmp_path: Path) -> None:
-    gallery, validation = data(150), data(80, seed=1)
-    collection = collection_of("exact:", tmp_path, gallery)
-    collection.fit_trust((validation.h, validation.labels), encoder=gallery.head)
-    engines.save(collection, tmp_path / "saved")
-    with client_of(Service(tmp_path / "saved")) as client:
-        query = {"features": QUERIES.h[0].tolist(), "where": {"shop": [1]}, "all": True}
-        answer = client.post("/query/vector", json=query).json()
-        assert {int(item["id"].split()[1]) % 3 for item in answer["neighbours"]} == {1}
-        refused = client.post("/query/vector", json={**query, "where": {"shop": 55}})
-        assert (refused.status_code, "filter" in refused.json()["detail"]) == (422, True)
+def test_an_index_keeps_its_guarantee_and_any_label(tmp_path: Path) -> None:
+    (h, labels), (valid, valid_labels) = features(100), features(400, seed=1)
+    pairs, valid_pairs = ([(label, 1) for label in some] for some in (labels, valid_labels))
+    trust = Trust.fit((h, pairs), (valid[:200], valid_pairs[:200]))
+    guarantee = trust.guarantee((valid[200:], valid_pairs[200:]), error=0.3)
+    Index(trust.accepting(guarantee), "a4f0", guarantee).save(tmp_path / "index")
+    index = Index.load(tmp_path / "index")
+    assert (index.encoder, index.guarantee) == ("a4f0", guarantee)
+    assert index.trust.threshold == guarantee.threshold
+    assert "class" in str(index.replies(QUERIES[:1])[0].label)
 
 
 def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
@@ -99,7 +86,7 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
     kind = {"content-type": "application/json"}
     bodies: list[bytes] = [b"", b"{", b"null", b"[]", b"3", b'"text"', b"\xff\xfe", b"{}", b"[" * 5000]
     bodies += [
-        b'{"features": %s}' % text
+        b'{"vector": %s}' % text
         for text in (b"[NaN]", b"[Infinity]", b"[1e999]", b"null", b"{}", b'"x"', b"[[1]]")
     ]
     wrong: list[Any] = [
@@ -109,27 +96,23 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
         [],
         [None] * width,
         ["a"] * width,
-        [1e39] * width,
+        ["1e39x"] * width,
         [True, *good],
         {"0": 1},
         7,
     ]
-    bodies += [json.dumps({"features": value}).encode() for value in wrong]
-    bodies += [json.dumps({"embedding": value}).encode() for value in (good, None, "x")]
+    bodies += [json.dumps({"vector": value}).encode() for value in wrong]
+    bodies += [json.dumps({"features": value}).encode() for value in (good, None, "x")]
     for name, values in {
         "k": [0, -1, 10**9, 1.5, "many", None, [5], 10**30],
-        "order": ["size", 1, None, ""],
-        "all": ["perhaps", 7, None, [True]],
-        "kappa": [-1, "x", [1]],
-        "uncertainty": ["x", {}],
-        "where": [{"a": 1}, "a = 1", [1], {"a": {"b": 1}}],
         "unknown": [1],
-        "features ": [good],
+        "vector ": [good],
+        "where": [{"a": 1}, None],
     }.items():
-        bodies += [json.dumps({"features": good, name: value}).encode() for value in values]
+        bodies += [json.dumps({"vector": good, name: value}).encode() for value in values]
     requests = [("/query/vector", body, kind) for body in bodies]
     requests += [
-        ("/query/vector", json.dumps({"features": good}).encode(), {"content-type": c})
+        ("/query/vector", json.dumps({"vector": good}).encode(), {"content-type": c})
         for c in ("text/plain", "image/png", "")
     ]
     requests += [
@@ -137,8 +120,7 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
         for body in (b"", b"{}", b'{"text": ""}', b'{"text": 5}', b'{"text": "hello"}', b'{"text": ["a"]}')
     ]
     requests += [
-        (f"/query/image?{query}", b"no image", {})
-        for query in ("", "k=0", "k=x", "k=-5", "all=perhaps", "k=1e3")
+        (f"/query/image?{query}", b"no image", {}) for query in ("", "k=0", "k=x", "k=-5", "k=51", "k=1e3")
     ]
     requests += [
         ("/query", b"{}", kind),
@@ -151,12 +133,12 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
     number = 0
     while len(requests) < 100:
         number += 1
-        requests.append(("/query/vector", json.dumps({"features": good}).encode()[:-number], kind))
+        requests.append(("/query/vector", json.dumps({"vector": good}).encode()[:-number], kind))
     return requests
 
 
 def test_a_hundred_malformed_requests_are_refused_with_a_reason(client: Any) -> None:
-    requests = malformed(12)
+    requests = malformed(WIDTH)
     assert len(requests) == 100
     for path, body, headers in requests:
         answer = client.post(path, content=body, headers=headers)
@@ -169,9 +151,9 @@ def test_a_hundred_malformed_requests_are_refused_with_a_reason(client: Any) -> 
 
 
 def test_bodies_texts_and_numbers_of_items_have_limits(folder: Path) -> None:
-    limits = Limits(body=2000, items=3)
+    limits = Limits(body=2000, items=3, text=5)
     with client_of(Service(folder, limits=limits)) as client:
-        large = b'{"features": [' + b"1," * 2000 + b"1]}"
+        large = b'{"vector": [' + b"1," * 2000 + b"1]}"
         assert client.post("/query/vector", content=large).status_code == 413
         chunks = client.post(
             "/query/vector",
@@ -179,9 +161,10 @@ def test_bodies_texts_and_numbers_of_items_have_limits(folder: Path) -> None:
             headers={"content-type": "application/json"},
         )
         assert chunks.status_code == 413
-        many = client.post("/query/vector", json={"features": [1.0] * 12, "k": 4})
+        many = client.post("/query/vector", json={"vector": [1.0] * WIDTH, "k": 4})
         assert (many.status_code, "3" in many.json()["detail"]) == (422, True)
-        assert client.post("/query/vector", json={"features": [1.0] * 12, "k": 3}).status_code == 200
+        assert client.post("/query/vector", json={"vector": [1.0] * WIDTH, "k": 3}).status_code == 200
+        assert client.post("/query/text", json={"text": "too long"}).status_code == 422
         assert client.get("/health", headers={"host": "elsewhere.example"}).status_code == 400
 
 
@@ -190,24 +173,22 @@ def test_slow_answers_and_a_long_queue_are_refused(folder: Path, monkeypatch: py
     waiting = threading.Event()
     replies = service._replies
     monkeypatch.setattr(service, "_replies", lambda *these: waiting.wait(5) and replies(*these))
-    query = service.of_vector({"features": [1.0] * 12})
+    row = service.row([1.0] * WIDTH)
 
     async def several() -> list[Any]:
-        first = asyncio.create_task(service.ask(query, Options()))
+        first = asyncio.create_task(service.ask(row))
         await asyncio.sleep(0.05)
-        others = [asyncio.create_task(service.ask(query, Options())) for _ in range(4)]
+        others = [asyncio.create_task(service.ask(row)) for _ in range(4)]
         results = await asyncio.gather(first, *others, return_exceptions=True)
         waiting.set()
         await service._task
-        results.append(await service.ask(query, Options()))
+        results.append(await service.ask(row))
         return results
 
     *refused, answered = asyncio.run(several())
     kinds = [type(result) for result in refused]
-    assert kinds.count(OverloadedError) == 2
-    assert all(
-        isinstance(result, (TimeoutError, asyncio.TimeoutError, OverloadedError)) for result in refused
-    )
+    assert kinds.count(UnavailableError) == 2
+    assert set(kinds) <= {TimeoutError, asyncio.TimeoutError, UnavailableError}
     assert answered.probability is not None
 
 
@@ -215,23 +196,40 @@ def test_queries_that_wait_are_answered_together(folder: Path, monkeypatch: pyte
     service = Service(folder)
     sizes: list[int] = []
     replies = service._replies
-    monkeypatch.setattr(
-        service, "_replies", lambda batch, options: sizes.append(len(batch)) or replies(batch, options)
-    )
+    monkeypatch.setattr(service, "_replies", lambda rows, k: sizes.append(len(rows)) or replies(rows, k))
 
     async def many() -> list[Any]:
-        vectors = [service.of_vector({"features": row.tolist()}) for row in QUERIES.h]
-        expected = [
-            service.ask(one, Options(k=1 + row % 2, answer_all=True)) for row, one in enumerate(vectors)
-        ]
-        return list(await asyncio.gather(*expected))
+        rows = [service.row(row.tolist()) for row in QUERIES]
+        return list(await asyncio.gather(*(service.ask(row, 1 + i % 2) for i, row in enumerate(rows))))
 
     answers = asyncio.run(many())
-    assert [len(reply.matches) for reply in answers] == [1, 2] * 6
+    assert [len(reply.neighbours) for reply in answers] == [1, 2] * 6
     assert max(sizes) > 1
     assert sum(sizes) == 12
-    alone = query_embedded(load(folder), QUERIES.items, [""] * 12, 1, features=QUERIES.h, answer_all=True)
-    assert [reply.matches[0].item for reply in answers] == [reply.matches[0].item for reply in alone]
+    alone = Index.load(folder).replies(QUERIES)
+    assert [reply.nearest for reply in answers] == [reply.nearest for reply in alone]
+
+
+def test_a_query_that_fails_spoils_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(folder)
+    index = service.index
+    replies = Index.replies
+
+    def failing(self: Index, h: Any, k: int = 1) -> Any:
+        if (h[:, 0] == 99).any():
+            raise ValueError("h has a row that cannot be searched for")
+        if (h[:, 0] == 98).any():
+            raise GalleryError("the database is gone")
+        return replies(self, h, k)
+
+    monkeypatch.setattr(Index, "replies", failing)
+    rows = [QUERIES[0], np.full(WIDTH, 99.0), np.full(WIDTH, 98.0), np.ones(WIDTH + 1)]
+    kinds = [type(result).__name__ for result in service._replies(rows, 1)]
+    assert kinds == ["Reply", QueryError.__name__, GalleryError.__name__, UnavailableError.__name__]
+    assert service.index is index
+    with client_of(service) as client:
+        gone = client.post("/query/vector", json={"vector": [98.0] * WIDTH})
+        assert (gone.status_code, "retry-after" in gone.headers) == (503, True)
 
 
 def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Path) -> None:
@@ -244,10 +242,9 @@ def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Pat
         def ask() -> None:
             with httpx.Client(base_url=address, timeout=30) as client:
                 while not stop.is_set():
-                    query = {"features": QUERIES.h[0].tolist(), "k": 1, "all": True}
-                    answer = client.post("/query/vector", json=query)
+                    answer = client.post("/query/vector", json={"vector": QUERIES[0].tolist(), "k": 1})
                     if answer.status_code == 200:
-                        seen.append(answer.json()["neighbours"][0]["id"].split()[0])
+                        seen.append(answer.json()["nearest"].split()[0])
                     else:
                         wrong.append(answer.text)
 
@@ -260,7 +257,7 @@ def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Pat
             time.sleep(0.05)
         before = service.number
         assert httpx.post(f"{address}/reload").json() == {"read": before + 1}
-        (tmp_path / "index" / "manifest.json").write_text("{}", encoding="utf-8")
+        (tmp_path / "index" / artifact.POINTER).write_text("{}", encoding="utf-8")
         assert httpx.post(f"{address}/reload").status_code == 409
         health = httpx.get(f"{address}/health").json()
         stop.set()
@@ -269,11 +266,11 @@ def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Pat
     assert wrong == []
     assert {seen[0], seen[-1]} == {"old", "new"}
     assert (health["status"], health["items"]) == ("stale", 80)
-    assert "manifest" in health["problem"]
+    assert artifact.POINTER in health["problem"]
 
 
 def test_a_killed_server_restarts_from_its_files(folder: Path) -> None:
-    query = {"features": QUERIES.h[1].tolist()}
+    query = {"vector": QUERIES[1].tolist()}
     answers = []
     for _ in range(2):
         with process(folder) as (server, address):
@@ -286,7 +283,8 @@ def test_a_killed_server_restarts_from_its_files(folder: Path) -> None:
 def test_torch_is_not_loaded_to_answer_vectors(folder: Path) -> None:
     code = (
         "import sys; from laplacian_metric.serve import Service, create_app\n"
-        f"app = create_app(Service({str(folder)!r}))\n"
+        f"service = Service({str(folder)!r})\n"
+        f"create_app(service); service.index.replies([[1.0] * {WIDTH}])\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -297,8 +295,8 @@ def test_the_description_names_paths_answers_and_refusals(client: Any) -> None:
     assert {"/query/vector", "/query/text", "/query/image", "/health", "/reload"} <= set(description["paths"])
     vector = description["paths"]["/query/vector"]["post"]["responses"]
     assert {"200", "413", "422", "503", "504"} <= set(vector)
-    reason = description["components"]["schemas"]["Answered"]["properties"]["reason"]
-    assert "unlike anything seen" in reason["description"]
+    verdict = description["components"]["schemas"]["Reply"]["properties"]["verdict"]
+    assert "unlike anything seen" in verdict["description"]
 
 
 def test_many_clients_at_once_and_no_growth_of_memory(folder: Path) -> None:
@@ -306,17 +304,8 @@ def test_many_clients_at_once_and_no_growth_of_memory(folder: Path) -> None:
     from benchmarks.serve import loaded
 
     with process(folder) as (server, address):
-        bodies = [json.dumps({"features": row.tolist()}).encode() for row in QUERIES.h]
+        bodies = [json.dumps({"vector": row.tolist()}).encode() for row in QUERIES]
         row = loaded(address, server.pid, bodies, clients=10, seconds=2.0, warm_up=1.0)
     assert row["errors"] == 0
     assert row["answers"] > 10
     assert row["growth MiB"] < 20
-
-
-@pytest.mark.parametrize("vector", [np.ones(12), np.linspace(-1, 1, 12)])
-def test_a_kappa_of_the_query_gives_match_probabilities(client: Any, vector: Any) -> None:
-    query = {"features": vector.tolist(), "all": True}
-    without = client.post("/query/vector", json=query).json()["neighbours"]
-    neighbours = client.post("/query/vector", json={**query, "kappa": 20.0}).json()["neighbours"]
-    assert all(item["probability"] is None for item in without)
-    assert all(0 <= item["probability"] <= 1 for item in neighbours)
