@@ -67,7 +67,9 @@ EXTRAS = {
         "milvus-lite>=2.5",
         "ray>=2.40",
         "pandas>=2.0",
+        "langchain-core>=0.3",
     ],
+    "test-integrations": ["langchain-core>=0.3", "llama-index-core>=0.12", "haystack-ai>=2.10", "mteb>=2.0"],
     "export": ["onnx>=1.17", "onnxscript>=0.2"],
     "report": ["jinja2>=3.1", "matplotlib>=3.8", "pillow>=10.3"],
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"],
@@ -80,6 +82,10 @@ EXTRAS = {
     "milvus": ["pymilvus>=2.6.2", "milvus-lite>=2.5"],
     "serve": ["fastapi>=0.115", "uvicorn>=0.30"],
     "text": ["sentence-transformers>=3.0"],
+    "langchain": ["langchain-core>=0.3"],
+    "llama-index": ["llama-index-core>=0.12"],
+    "haystack": ["haystack-ai>=2.10"],
+    "mteb": ["mteb>=2.0"],
 }
 
 setup(

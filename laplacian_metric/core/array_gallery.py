@@ -190,6 +190,14 @@ class ArrayGallery:
         taken = items if len(rows) == len(items) else items.take(rows)
         return Sample(taken.ids, taken.vectors, taken.labels)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: all but the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
     def _selected(self, items: Items, where: Where | None) -> NDArray[np.bool_]:
         """Return which items a filter and the gallery's own filter leave."""
         selected = np.ones(len(items), dtype=bool)

@@ -57,7 +57,9 @@ class TrustSummary(Strict):
         """Return the summary of a `Trust`."""
         gallery, error = trust.spaces.gallery, trust.calibration_error
         if not isinstance(gallery, ArrayGallery):
-            raise TypeError("trust answers from a database: upload one whose gallery is of arrays, or save it elsewhere")
+            raise TypeError(
+                "trust answers from a database: upload one whose gallery is of arrays, or save it elsewhere"
+            )
         return TrustSummary(
             items=len(gallery),
             dimensions=gallery.dim if trust.spaces.features is None else trust.spaces.features.dim,
@@ -267,7 +269,11 @@ def _check_trust(trust: Trust | None, lam: LAM, folder: Path) -> None:
     """Refuse a calibration for another head, and to drop the one of a posterior that is replaced."""
     if trust is not None:
         head = Head.of(lam)
-        if trust.spaces.head is not None and head is not None and not np.array_equal(trust.spaces.head.weight, head.weight):
+        if (
+            trust.spaces.head is not None
+            and head is not None
+            and not np.array_equal(trust.spaces.head.weight, head.weight)
+        ):
             raise ValueError(
                 "trust was calibrated with another head than lam's: fit it with encoder=lam.encoder"
             )

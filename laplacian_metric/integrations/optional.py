@@ -53,6 +53,27 @@ def base_class(module: str, name: str, install: str) -> Any:
     return Missing
 
 
+def class_decorator(module: str, name: str, install: str) -> Any:
+    """A class decorator of an optional library; without the library, the decorated class can be named and not made.
+
+    Example:
+        >>> @class_decorator("no_such_library", "component", "laplacian-metric[haystack]")
+        ... class Mine:
+        ...     pass
+        >>> Mine()
+        Traceback (most recent call last):
+        ...
+        ImportError: Mine needs no_such_library: pip install "laplacian-metric[haystack]"
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        missing = base_class(module, name, install)
+        return lambda cls: type(
+            cls.__name__, (missing, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        )
+
+
 def refuse(module: str, needed_by: str, install: str, error: ImportError) -> NoReturn:
     """Say what to install, and why the import failed where the library is there but broken."""
     library = module.split(".")[0]

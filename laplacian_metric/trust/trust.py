@@ -423,6 +423,14 @@ class Trust:
         if isinstance(gallery, ArrayGallery) and len(gallery) and gallery.items.ids.dtype.kind == "i":
             self._next_id = int(gallery.items.ids.max()) + 1
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: all but the lock."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
     def _num_items(self) -> int:
         return 0 if self.spaces.gallery is None else len(self.spaces.gallery)
 
