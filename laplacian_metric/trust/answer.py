@@ -52,7 +52,7 @@ class Answer:
 
     def at(self, rows: NDArray[np.int64]) -> Answer:
         """Return the answers to some of the queries."""
-        columns = {field.name: getattr(self, field.name) for field in fields(Answer)}
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Answer)}
         return Answer(**{name: None if values is None else values[rows] for name, values in columns.items()})
 
 

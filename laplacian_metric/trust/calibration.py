@@ -78,7 +78,9 @@ class Calibration:
     def probability(self, match_logits: Floats, novelty: Floats) -> Floats:
         """Return sigmoid(a + b logit(match P(known))), (Q,)."""
         a, b = self.slope
-        return sigmoid(a + b * discounted(match_logits, self.novelty.log_known(novelty, self.expected_ood)))
+        with np.errstate(invalid="ignore"):  # NaN where a response was empty or too short
+            log_known = self.novelty.log_known(novelty, self.expected_ood)
+            return sigmoid(a + b * discounted(match_logits, log_known))
 
     def expecting(self, ood: float | None, items: int) -> Calibration:
         """Return the same match with the last sigmoid refitted for another expected share of OOD queries."""

@@ -30,7 +30,8 @@ def sigmoid(x: Floats) -> Floats:
         >>> sigmoid(np.array([0.0])).tolist()
         [0.5]
     """
-    p: Floats = np.exp(-np.logaddexp(0, -x))
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        p: Floats = np.exp(-np.logaddexp(0, -x))
     return p
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
     if successes >= trials:
         return 1.0
     k = np.arange(successes + 1)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])  # of factorials
+    logs = _log_factorials(1 << max(10, trials.bit_length()))
     terms = (
         logs[trials]
         - logs[k]
@@ -41,6 +42,13 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
         + (trials - k) * math.log1p(-probability)
     )
     return float(min(1.0, np.exp(terms - terms.max()).sum() * math.exp(terms.max())))
+
+
+@lru_cache(maxsize=8)
+def _log_factorials(most: int) -> Floats:
+    """Return log(k!) for k from 0 to ``most``."""
+    logs: Floats = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+    return logs
 
 
 def upper_bound(successes: int, trials: int, confidence: float) -> float:

@@ -9,9 +9,8 @@ import numpy as np
 from laplacian_metric.core.check import Floats
 
 TAIL = 0.05  # the share of the reference beyond which a tail is exponential
-OOD_MEAN = (
-    3.0  # the mean of the novelty's tail that is assumed for OOD queries, where that of known ones is 1
-)
+OOD_MEAN = 3.0  # the assumed mean of the novelty's tail for OOD queries, where that of known ones is 1
+TIED = 1e-9  # sums of logs of shares that are equal but for rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +36,11 @@ class Tail:
         return Tail(np.sort(values), *beyond(values, TAIL))
 
     def __call__(self, values: Floats) -> Floats:
-        """Return t(x), (N,): 0 for the least of all, -log .05 at the threshold."""
-        at_least = len(self.reference) - np.searchsorted(self.reference, values, side="left")
+        """Return t(x), (N,): 0 for the least of all, -log .05 at the threshold; NaN stays NaN."""
+        at_least = len(self.reference) - np.searchsorted(self.reference, values - TIED, side="left")
         near = np.log(1 / np.maximum(at_least / len(self.reference), TAIL))
         far = -np.log(TAIL) + (values - self.threshold) / self.excess
-        return np.where(values > self.threshold, far, near)
+        return np.where(values > self.threshold, far, np.where(np.isnan(values), np.nan, near))
 
 
 def beyond(values: Floats, share: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.array_gallery import ArrayGallery
-from laplacian_metric.core.check import as_ids, as_labels, check, unit_rows
+from laplacian_metric.core.check import Floats, as_ids, as_labels, check, unit_rows
 from laplacian_metric.core.gallery import Gallery
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.trust.answer import SMALLEST_WEIGHT, Answer, reasons, verdicts
@@ -223,11 +223,7 @@ class Trust:
             raise TypeError(
                 f"right has dtype {flags.dtype} and shape {flags.shape}: booleans are needed, one a query"
             )
-        units = (
-            None
-            if features is None
-            else unit_rows("features", check("features", features, "Q H", Q=len(flags)))
-        )
+        units = _units(features, len(flags))
         observed = observe(neighbours, feature_neighbours, units, view, scores=scores)
         spaces = Spaces(None, None, None, view)
         flags = flags[:, None] if flags.ndim == 1 else flags
@@ -243,12 +239,10 @@ class Trust:
         scores: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Answer queries with features h (Q, H), or what a search returned to them, as in `fit_responses`."""
-        spaces, calibration = (
-            self.spaces,
-            self.calibration,
-        )  # one gallery and one view, whatever others do meanwhile
+        # One gallery and one view, whatever other threads do meanwhile.
+        spaces, calibration = self.spaces, self.calibration
         if neighbours is not None:
-            units = None if features is None else unit_rows("features", check("features", features, "Q H"))
+            units = _units(features, len(neighbours))
             observed = observe(
                 neighbours, feature_neighbours, units, spaces.view, answer=self.answered, scores=scores
             )
@@ -293,9 +287,12 @@ class Trust:
                 "labels are needed, of at least two classes: the calibration has inputs of classes"
             )
         _, sample, observed = _left_out(spaces, MOST_LEFT_OUT)
-        usable = observed.complete & ~observed.duplicate
-        values = {name: column[usable] for name, column in observed.novelty.items()}
-        calibration = replace(changed.calibration, novelty=Novelty.fit(values, self.calibration.alpha))
+        complete = observed.complete
+        if not complete.any():
+            return changed
+        reference = {name: column[complete] for name, column in observed.novelty.items()}
+        calibration = replace(changed.calibration, novelty=Novelty.fit(reference, self.calibration.alpha))
+        usable = complete & ~observed.duplicate
         right = _equal(observed.labels, sample)[usable]
         sizes = np.unique(np.array([hash(label) for label in sample]), return_counts=True)[1]
         enough = (
@@ -303,7 +300,7 @@ class Trust:
         )
         if enough and self.target == "top1" and set(calibration.match.names) <= set(observed.match):
             inputs = np.column_stack([observed.match[name] for name in calibration.match.names])[usable]
-            totals = calibration.novelty.parts(values).sum(axis=1)
+            totals = calibration.novelty.parts(observed.novelty).sum(axis=1)[usable]
             logits = calibration.match.logit(inputs)
             calibration = calibration.recalibrated(logits, totals, right, changed._num_items())
         return replace(changed, calibration=calibration)
@@ -506,7 +503,8 @@ def _left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], 
     assert of_features is not None
     assert spaces.view is not None
     num, r = len(of_features), spaces.view.basis.shape[1]
-    ids, vectors, labels = of_features.sample(num if num < ITEMS_PER_DIMENSION * r else most)
+    everything = isinstance(of_features, ArrayGallery) or num < ITEMS_PER_DIMENSION * r
+    ids, vectors, labels = of_features.sample(num if everything else most)
     listed = [] if labels is None else labels.tolist()
     rows = np.unique(np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(np.int64))
     if num >= ITEMS_PER_DIMENSION * r:
@@ -556,6 +554,11 @@ def _width(spaces: Spaces) -> int:
 
 def _ids(gallery: Gallery | None) -> NDArray[Any] | None:
     return gallery.items.ids if isinstance(gallery, ArrayGallery) else None
+
+
+def _units(features: Any, num: int) -> Floats | None:
+    """Return queries' features (Q, H) scaled to unit length."""
+    return None if features is None else unit_rows("features", check("features", features, "Q H", Q=num))
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Any]:
