@@ -30,7 +30,7 @@ from experiments.controlled_process import KAPPA_POS, Cell, Images, images_of, m
 from experiments.frozen import turned_head
 from laplacian_metric import vmf
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.methods.sampling.alignment import procrustes
+from laplacian_metric.methods.sampling.ensemble import nearest_orthogonal
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.metrics.statistics import spearman
 
@@ -204,7 +204,7 @@ def measure(network: Network, images: Images) -> dict[str, Any]:
     above = torch.triu_indices(TEST_IMAGES, TEST_IMAGES, 1).unbind()
     true_cosine, cosine = (mean @ mean.T)[above], (m @ m.T)[above]
     some = torch.randperm(len(cosine), generator=generator)[:200_000]
-    turned = m @ procrustes(fit_m, fit_mean)
+    turned = m @ nearest_orthogonal(fit_m.double().T @ fit_mean.double()).to(m)
     latent = images.around(mean, kappa, generator)
     angle = (turned * latent).sum(1).clamp(-1, 1).acos()
     result: dict[str, Any] = {

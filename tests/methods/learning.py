@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import methods
-from laplacian_metric.core.method import FitData, Learner, Setup, Start
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Learner, Setup, Start
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner
 from tests.generators import seeded

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from laplacian_metric import NetworkLAM, methods, metrics
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
 from tests.generators import seeded
 from tests.methods.learning import (
     LOSS,

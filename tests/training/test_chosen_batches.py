@@ -15,7 +15,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric.core.method import Setup
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.methods import make
-from laplacian_metric.methods.pairs.triplet_learner import TripletLearner
+from laplacian_metric.methods.pairs.triplet import TripletLearner
 from laplacian_metric.training import TrainingOptions, checkpoint, train
 from tests.training.cases import (
     Case,

@@ -14,8 +14,8 @@ from hessians.approximations import Approximation
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.arguments import at_least, one_of, parse_choices, positive
-from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.frozen_features import features_of

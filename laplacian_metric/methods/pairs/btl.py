@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians.checks import Choice
-from laplacian_metric.core.arguments import at_least, not_negative, positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
+from laplacian_metric.core.options import Count, NotNegative, Positive, Variance
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.gaussian_heads import LARGEST, MeanAndVariance, VarianceHead
-from laplacian_metric.encoder.networks.uncertainty import check_variance
-from laplacian_metric.methods.pairs.triplet_learner import NeighbourEmbedder, TripletLearner, TripletMethod
+from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance, VarianceHead
+from laplacian_metric.methods.pairs.triplet import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_likelihood import (
     Directed,
     Distances,
@@ -67,15 +66,11 @@ class Distance(Choice):
 class BTL(TripletMethod):
     """Trains means and one variance an image with -log P(tau < -margin) over hard triplets, and KL divergences.
 
+    The margin is one between squared distances, in the likelihood and in the choice of triplets; see `TripletMethod` for
+    the choice. Hard triplets alone make all variances grow: whatever is more probably in the wrong order gains by more
+    noise.
+
     Attributes:
-        margin: between squared distances, in the likelihood and in the choice of triplets.
-        only_hard: whether only triplets whose means violate |a - p|^2 < |a - n|^2 - margin are trained on; by default
-            those out of a cache, as in the paper, and not those of a batch. Such triplets alone make all variances
-            grow: whatever is more probably in the wrong order gains by more noise.
-        mining: where negatives come from, "cache" as in the paper, or "batch".
-        negatives: how many of an anchor: the nearest of the cache, or any of the batch.
-        cache: how many images are in the cache.
-        refresh: after how many steps it is drawn anew.
         prior: see `Prior`.
         kl_weight: of the three divergences of a triplet.
         likelihood: see `Likelihood`.
@@ -92,19 +87,12 @@ class BTL(TripletMethod):
     name: ClassVar[str] = "btl"
 
     prior: Prior = Prior.GAUSSIAN
-    kl_weight: float = 1e-6
+    kl_weight: NotNegative = 1e-6
     likelihood: Likelihood = Likelihood.EXACT
     distance: Distance = Distance.EUCLIDEAN
-    hidden: int = 512
-    variance: float | None = None
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_negative(kl_weight=self.kl_weight)
-        at_least(1, hidden=self.hidden)
-        check_variance(self.variance, LARGEST)
-        positive("scale", self.scale)
+    hidden: Count = 512
+    variance: Variance | None = None
+    scale: Positive = 1.0
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder = self.encoder(encoders, setup)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
 from hessians import Pairs
 from hessians.pair_loss import PairBlocks, PairLoss
 from hessians.pairs import LabelPairs
-from laplacian_metric.core.arguments import at_least, not_negative
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.options import Count, NotNegative
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, pairwise
 from laplacian_metric.vmf import length_and_variance
 from laplacian_metric.vmf.checks import precise
@@ -81,12 +81,6 @@ def difference_covariance(
         >>> [round(x, 4) for x in difference_covariance(e, e[slice(1, 3)]).tolist()]
         [0.19, 0.38, 0.38]
     """
-    if not len(gallery):
-        raise ValueError("the gallery is empty: no query has a neighbour")
-    if queries.dim != gallery.dim:
-        raise ValueError(
-            f"queries have {queries.dim} dimensions and the gallery {gallery.dim}: embed them alike"
-        )
     mean, spread = mean_and_spread(queries)
     other_mean, other_spread = mean_and_spread(gallery)
     if not expected and queries.gaussians is None:
@@ -164,14 +158,10 @@ class TripletLoss(PairLoss):
         1.25
     """
 
-    margin: float = 0.1
-    negatives: int = 5
+    margin: NotNegative = 0.1
+    negatives: Count = 5
     # Of pair losses; there is nothing to be weighed here.
     negative_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        not_negative(margin=self.margin)
-        at_least(1, negatives=self.negatives)
 
     def __call__(self, u: Tensor, pairs: Pairs) -> Tensor:
         if not isinstance(pairs, LabelPairs):

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians.checks import Choice
-from laplacian_metric.core.arguments import parse_choices, positive
 from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start
+from laplacian_metric.core.options import Draws, Positive
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods.sampling.alignment import nearest_orthogonal
 from laplacian_metric.methods.sampling.soft_neighbours import RandomImages, neighbour_disagreement
 from laplacian_metric.vmf import StreamedFit
 
@@ -82,15 +81,9 @@ class Ensemble(Method):
     combine: Combine = Combine.SIMILARITY
     reflections: bool = True
     disagreement: Disagreement | None = None
-    references: int = 1000
-    sharpness: float = 30.0
+    references: Draws = 1000
+    sharpness: Positive = 30.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
-        if self.references < 2:
-            raise ValueError(f"references is {self.references}, at least 2 images are needed to choose among")
-        positive("sharpness", self.sharpness)
 
     @property
     def by_neighbours(self) -> bool:
@@ -261,3 +254,22 @@ def look_through(
             stacklevel=3,
         )
     return products, drawn.members
+
+
+def nearest_orthogonal(matrix: Tensor, *, reflections: bool = True) -> Tensor:
+    """The orthogonal matrix closest to a square one: U V' of its singular value decomposition U S V'.
+
+    Without reflections the direction of the smallest singular value is turned round where the determinant would be -1.
+    Of the sum of the products of rows, ``source.T @ target``, it is the one that brings ``source`` onto ``target``.
+
+    Example:
+        >>> nearest_orthogonal(torch.diag(torch.tensor([2.0, -0.5]))).tolist()
+        [[1.0, 0.0], [0.0, -1.0]]
+        >>> nearest_orthogonal(torch.diag(torch.tensor([2.0, -0.5])), reflections=False).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    U, _, Vh = torch.linalg.svd(matrix)
+    if not reflections and float(torch.linalg.det(U @ Vh)) < 0:
+        U = torch.cat([U[:, :-1], -U[:, -1:]], dim=1)
+    rotation: Tensor = U @ Vh + 0.0  # no -0.0
+    return rotation

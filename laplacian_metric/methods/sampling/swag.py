@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector
 
 from hessians.checks import Choice
-from laplacian_metric.core.arguments import not_negative, parse_choices
 from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
+from laplacian_metric.core.options import Count, Draws, NotNegative
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.layers import batch_norm_statistics, tracking_layers
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
@@ -64,39 +65,27 @@ class SWAG(Method):
         batch_norm: the statistics of batch norm layers under drawn weights.
 
     Example:
-        >>> SWAG(rank=1)
-        Traceback (most recent call last):
-        ...
-        ValueError: rank is 1: a covariance takes 2 deviations or more, and 0 uses the variances alone
+        >>> SWAG(weights="head").rank
+        20
     """
 
     name: ClassVar[str] = "swag"
     start: ClassVar[Start] = Start.NETWORK
 
     weights: Which = Which.ALL
-    rank: int = 20
-    collect_every: int | None = None
-    burn_in: int = 0
-    scale: float = 1.0
-    samples: int = 100
+    rank: Annotated[int, Field(ge=0)] = 20
+    collect_every: Count | None = None
+    burn_in: Annotated[int, Field(ge=0)] = 0
+    scale: NotNegative = 1.0
+    samples: Draws = 100
     seed: int = 0
     batch_norm: BatchNorm = BatchNorm.UPDATE
 
     def __post_init__(self) -> None:
-        parse_choices(self)
-        if self.rank < 0 or self.rank == 1:
+        if self.rank == 1:
             raise ValueError(
-                f"rank is {self.rank}: a covariance takes 2 deviations or more, and 0 uses the variances alone"
+                "rank is 1: a covariance takes 2 deviations or more, and 0 uses the variances alone"
             )
-        if self.collect_every is not None and self.collect_every < 1:
-            raise ValueError(
-                f"collect_every is {self.collect_every}, at least 1 step is needed; None takes one every epoch"
-            )
-        if self.burn_in < 0:
-            raise ValueError(f"burn_in is {self.burn_in}, 0 epochs or more are needed")
-        not_negative(scale=self.scale)
-        if self.samples < 2:
-            raise ValueError(f"samples is {self.samples}, at least 2 draws are needed to see a spread")
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return SWAGLearner(only(encoders, self.name), self, setup)

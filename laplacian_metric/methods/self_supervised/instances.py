@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from laplacian_metric.core.arguments import not_negative, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import (
@@ -21,6 +21,7 @@ from laplacian_metric.core.method import (
     all_pairs,
     only,
 )
+from laplacian_metric.core.options import NotNegative, Positive
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import spread_loss
@@ -45,13 +46,9 @@ class NTXent(Method):
     has_uncertainty: ClassVar[bool] = False
     needs_labels: ClassVar[bool] = False
 
-    temperature: float = 0.1
-    spread: float = 0.0
+    temperature: Positive = 0.1
+    spread: NotNegative = 0.0
     views: ImageViews = field(default_factory=ImageViews)
-
-    def __post_init__(self) -> None:
-        positive("temperature", self.temperature)
-        not_negative(spread=self.spread)
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         learner = InstanceLearner(only(encoders, self.name), self)
@@ -69,7 +66,7 @@ class ISIF(NTXent):
 
     name: ClassVar[str] = "isif"
 
-    spread: float = 1.0
+    spread: NotNegative = 1.0
 
 
 class InstanceLearner(Learner):

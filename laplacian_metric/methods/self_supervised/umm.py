@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from laplacian_metric.core.arguments import at_least, not_negative, positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
+from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.small import seeded
@@ -59,21 +60,17 @@ class UMM(Method):
     name: ClassVar[str] = "umm"
     needs_labels: ClassVar[bool] = False
 
-    temperature: float = 0.1
-    consistency: float = 0.1
-    ranking: float = 1.0
+    temperature: Positive = 0.1
+    consistency: NotNegative = 0.1
+    ranking: NotNegative = 1.0
     samples: Schedule = ((0, 5), (100, 3), (150, 1))
-    trace: float = 0.5
-    bins: int = 20
-    components: int = 1
-    spread: float = 0.0
+    trace: Positive = 0.5
+    bins: Count = 20
+    components: Count = 1
+    spread: NotNegative = 0.0
     views: ImageViews = field(default_factory=ImageViews)
 
     def __post_init__(self) -> None:
-        positive("temperature", self.temperature)
-        positive("trace", self.trace)
-        not_negative(consistency=self.consistency, ranking=self.ranking, spread=self.spread)
-        at_least(1, bins=self.bins, components=self.components)
         epochs = [epoch for epoch, _ in self.samples]
         if not epochs or epochs[0] != 0 or epochs != sorted(set(epochs)):
             raise ValueError(f"samples is {self.samples}: pairs (first epoch, k), in order, from epoch 0 on")

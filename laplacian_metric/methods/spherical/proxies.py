@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
+from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.methods.spherical.vmf_head import LARGEST_LOG, VMFEmbedder
@@ -59,29 +60,17 @@ class Proxies(Method):
 
     metric: Metric = "cosine"
     isotropic: bool = False
-    temperature: float | None = None
-    initial_kappa: float = 50.0
-    proxy_rate: float = 10.0
-    samples: int = 16
-    anchor_weight: float = 0.0
+    temperature: Positive | None = None
+    initial_kappa: Annotated[float, Field(gt=0, le=1e5)] = 50.0
+    proxy_rate: Positive = 10.0
+    samples: Count = 16
+    anchor_weight: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        if self.metric not in get_args(Metric):
-            raise ValueError(
-                f"metric is {self.metric!r}, one of {', '.join(map(repr, get_args(Metric)))} is needed"
-            )
         if self.isotropic and self.metric not in ("nivmf", "el-nivmf"):
             raise ValueError(
                 f"isotropic is for the metrics 'nivmf' and 'el-nivmf': {self.metric!r} always is"
             )
-        positive("temperature", self.temperature)
-        positive("proxy_rate", self.proxy_rate)
-        if not 0 < self.initial_kappa <= 1e5:
-            raise ValueError(f"initial_kappa is {self.initial_kappa}, above 0 and up to 100000 is needed")
-        if self.samples < 1:
-            raise ValueError(f"samples is {self.samples}, at least 1 is needed")
-        if not 0 <= self.anchor_weight < math.inf:
-            raise ValueError(f"anchor_weight is {self.anchor_weight}, a number from 0 on is needed")
 
     @property
     def scale(self) -> float:

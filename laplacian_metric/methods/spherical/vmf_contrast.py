@@ -23,11 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.info_nce import Negatives, info_nce, mean_of_chosen, pair_masks
 from laplacian_metric.vmf.bessel import relative_log_normalizer
 from laplacian_metric.vmf.bessel_expansion import log_uniform_density
-from laplacian_metric.vmf.checks import check_distribution
 
 ENTRIES_AT_ONCE = 1 << 22
 
@@ -51,7 +49,6 @@ def positivity_info_nce(
         >>> positivity_info_nce(mean, sure, labels, **options) < positivity_info_nce(mean, unsure, labels, **options)
         tensor(True)
     """
-    _check(mean, kappa, labels)
     cosine = (F.normalize(mean.double()) @ F.normalize(mean.double()).T).clamp(-1, 1)
     log_h = vmf.log_positivity(cosine, kappa[:, None], kappa, kappa_pos, mean.shape[1])
     return info_nce(log_h, labels, negatives=negatives).to(mean.dtype)
@@ -90,8 +87,6 @@ def mc_info_nce(
         >>> mc_info_nce(mean, sure, labels, **options) < mc_info_nce(mean, unsure, labels, **options)
         tensor(True)
     """
-    _check(mean, kappa, labels)
-    positive("kappa_pos", kappa_pos)
     similar = kappa_pos * draw_cosines(mean, kappa, samples, generator)
     return info_nce(similar.logsumexp((2, 3)) - 2 * math.log(samples), labels, negatives=negatives)
 
@@ -129,7 +124,6 @@ def contrastive_hib(
         >>> round(loss.item(), 2)  # sigmoid(e^2 - 4) and sigmoid(-4)
         0.05
     """
-    _check(mean, kappa, labels)
     positive, candidates = pair_masks(labels, negatives)
     logits = log_scale.exp() * draw_cosines(mean, kappa, samples, generator) + offset
     if not bool(positive.any()):
@@ -141,8 +135,6 @@ def contrastive_hib(
 
 def draw_cosines(mean: Tensor, kappa: Tensor, samples: int, generator: torch.Generator | None) -> Tensor:
     """Return z_i^k . z_j^l of all draws of all images, (N, N, K, K)."""
-    if samples < 1:
-        raise ValueError(f"samples is {samples}, at least 1 is needed")
     drawn = vmf.sample(mean, kappa, samples, generator=generator)
     return torch.einsum("kiz,ljz->ijkl", drawn, drawn)
 
@@ -164,8 +156,6 @@ def elk_info_nce(
         >>> elk_info_nce(mean, torch.full((4,), 100.0), labels) < elk_info_nce(mean, torch.ones(4), labels)
         tensor(True)
     """
-    _check(mean, kappa, labels)
-    positive("scale", scale)
     return info_nce(scale * log_kernel(mean, kappa, mean, kappa), labels, negatives=negatives)
 
 
@@ -202,13 +192,3 @@ def _log_kernel_rows(mean_p: Tensor, kappa_p: Tensor, mean_q: Tensor, kappa_q: T
         + log_uniform_density(dim)
     )
     return log_kernel.to(mean_p.dtype)
-
-
-def _check(mean: Tensor, kappa: Tensor, labels: Tensor) -> None:
-    if mean.ndim != 2 or not len(mean):
-        raise ValueError(f"mean has shape {tuple(mean.shape)}, (N, Z) with at least one image is needed")
-    if kappa.shape != mean.shape[:1]:
-        raise ValueError(f"kappa has shape {tuple(kappa.shape)} for {len(mean)} embeddings: one for each")
-    if labels.shape != mean.shape[:1]:
-        raise ValueError(f"labels has {labels.numel()} entries for {len(mean)} embeddings")
-    check_distribution(mean, kappa)

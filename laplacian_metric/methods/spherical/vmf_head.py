@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
-from laplacian_metric.core.info_nce import NEGATIVES, Negatives
+from laplacian_metric.core.info_nce import Negatives
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
+from laplacian_metric.core.options import Count, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.spherical.vmf_contrast import (
     contrastive_hib,
@@ -26,7 +27,7 @@ from laplacian_metric.methods.spherical.vmf_contrast import (
 )
 from laplacian_metric.vmf.checks import check_dim
 
-LOSSES = ("positivity", "mc-infonce", "elk", "hib")
+Loss = Literal["positivity", "mc-infonce", "elk", "hib"]
 # exp(13) is 4e5: a spread of a thousandth of a radian, beyond which nothing is told apart.
 LARGEST_LOG = 13.0
 HIB_START = math.log(16.0), -8.0  # log a and b: an even chance at a cosine of 1/2
@@ -57,30 +58,14 @@ class VMFHead(Method):
 
     name: ClassVar[str] = "vmf"
 
-    loss: Literal["positivity", "mc-infonce", "elk", "hib"] = "positivity"
-    kappa_pos: float | None = None
+    loss: Loss = "positivity"
+    kappa_pos: Positive | None = None
     negatives: Negatives = "others"
-    samples: int = 16
-    hidden: int = 128
-    initial_kappa: float = 16.0
+    samples: Count = 16
+    hidden: Count = 128
+    # What starts with nearly no spread learns none.
+    initial_kappa: Annotated[float, Field(gt=1, le=1000)] = 16.0
     stop_gradient: bool = False
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss is {self.loss!r}, one of {', '.join(map(repr, LOSSES))} is needed")
-        if self.negatives not in NEGATIVES:
-            raise ValueError(
-                f"negatives is {self.negatives!r}, one of {', '.join(map(repr, NEGATIVES))} is needed"
-            )
-        positive("kappa_pos", self.kappa_pos)
-        for name in ("samples", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, at least 1 is needed")
-        if not 1 < self.initial_kappa <= 1000:
-            raise ValueError(
-                f"initial_kappa is {self.initial_kappa}, a number above 1 and up to 1000 is needed: what starts with "
-                "nearly no spread learns none"
-            )
 
     @property
     def scale(self) -> float:

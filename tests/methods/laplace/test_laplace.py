@@ -15,8 +15,8 @@ from hessians.approximations import Approximation
 from hessians.output_hessian import OutputHessian
 from hessians.pair_loss import PairBlocks, PairLoss
 from laplacian_metric import LAM
-from laplacian_metric.core.method import FitData, Setup, Start
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup, Start
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.frozen_features import features_of, unlabelled_features
 from laplacian_metric.methods import find, make

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import vmf
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
 from laplacian_metric.training import TrainingOptions, load_best, train

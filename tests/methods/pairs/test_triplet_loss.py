@@ -121,14 +121,13 @@ def test_other_methods_train_with_it(name: str) -> None:
 def test_a_choice_of_pairs_and_a_curvature_are_refused() -> None:
     x, _ = points(4)
     triplets = tuple(torch.tensor([i]) for i in (0, 1, 2))
-    with pytest.raises(ValueError, match="ListedPairs has none: leave out the miner"):
+    with pytest.raises(ValueError, match="miner"):
         TripletLoss()(x, Pairs.from_indices(triplets, 4))
     with pytest.raises(NotImplementedError, match="no curvature"):
         TripletLoss().output_hessian(x, Pairs.from_labels([0, 0, 1, 1]))
-    with pytest.raises(ValueError, match="margin is -1"):
-        TripletLoss(margin=-1)
-    with pytest.raises(ValueError, match="negatives is 0"):
-        TripletLoss(negatives=0)
+    for option, value in (("margin", -1), ("negatives", 0)):
+        with pytest.raises(ValueError, match=option):
+            TripletLoss(**{option: value})
     assert ContrastiveLoss().negative_weight == TripletLoss().negative_weight
 
 
@@ -187,13 +186,8 @@ def test_large_concentrations_keep_the_digits_of_their_spread(dim: int) -> None:
     torch.testing.assert_close(spread, (dim - 1) / kappa, rtol=2e-4, atol=0)
 
 
-def test_certain_points_have_no_covariance_and_wrong_galleries_are_refused() -> None:
+def test_certain_points_have_no_covariance() -> None:
     z = torch.eye(3)
     sure = torch.full((3,), torch.inf)
     e = StochasticEmbedding(z, z, sure, 1 / sure)
     assert not bool(difference_covariance(e, e).any())
-    with pytest.raises(ValueError, match="gallery is empty"):
-        difference_covariance(e, e[slice(0, 0)])
-    flat = StochasticEmbedding(z[:, :2], z[:, :2], sure, 1 / sure)
-    with pytest.raises(ValueError, match="3 dimensions and the gallery 2"):
-        difference_covariance(e, flat)

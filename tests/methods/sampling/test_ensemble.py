@@ -13,7 +13,6 @@ from hessians import ContrastiveLoss
 from laplacian_metric import metrics, vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.ensemble import Ensemble, EnsembleEmbedder
 from laplacian_metric.methods.sampling.soft_neighbours import neighbour_disagreement
 
@@ -227,16 +226,6 @@ class TestNeighbours:
         e = embedder_of(copies, combine="naive", disagreement="neighbours").embed(images(20))
         assert float(e.uncertainty.max()) < 1e-10
         assert float(e.kappa.median()) < 20
-
-    def test_what_is_wrong_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="disagreement is 'votes', one of 'kappa', 'neighbours'"):
-            make("ensemble", disagreement="votes")
-        with pytest.raises(ValueError, match="references is 1, at least 2"):
-            Ensemble(references=1)
-        with pytest.raises(ValueError, match="sharpness is 0"):
-            Ensemble(sharpness=0.0)
-        with pytest.raises(ValueError, match="the loader is empty"):
-            embedder_of([encoder_of(0), encoder_of(1)], data_of(), combine="naive", disagreement="neighbours")
 
 
 @pytest.mark.parametrize("how", ["similarity", "aligned", "naive"])

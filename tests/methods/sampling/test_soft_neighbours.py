@@ -60,27 +60,6 @@ def test_identical_members_agree_and_opposite_choices_are_log_m() -> None:
     torch.testing.assert_close(actual, torch.tensor([math.log(3)], dtype=torch.float64))
 
 
-def test_no_images() -> None:
-    assert neighbour_disagreement(units(2, 0, 3), units(2, 4, 3)).shape == (0,)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(M, N, Z\) and \(M, R, Z\) are needed"):
-        neighbour_disagreement(units(2, 3), units(2, 3))
-    for references in (units(3, 4, 3), units(2, 4, 5)):
-        with pytest.raises(ValueError, match="the same networks and dimensions"):
-            neighbour_disagreement(units(2, 4, 3), references)
-    with pytest.raises(ValueError, match="there are no references"):
-        neighbour_disagreement(units(2, 4, 3), units(2, 0, 3))
-    for name in ("members", "references"):
-        parts = {"members": units(2, 4, 3), "references": units(2, 4, 3)}
-        parts[name][1, 2] = torch.nan
-        with pytest.raises(
-            ValueError, match=f"{name} has NaN or infinite entries in 1 of 4 rows, the first is row 2"
-        ):
-            neighbour_disagreement(parts["members"], parts["references"])
-
-
 def test_a_draw_of_images_has_no_preference_and_no_repetition() -> None:
     counts = torch.zeros(40)
     for seed in range(400):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, InfoNCELoss
 from laplacian_metric import LAM, methods
-from laplacian_metric.core.method import FitData, Keep, Learner, Method, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Keep, Learner, Method, Setup
 from laplacian_metric.data.views import ImageViews, ViewError
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner, ViewLoader, stacked_views

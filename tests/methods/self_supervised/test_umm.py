@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import (
     consistency_loss,
@@ -160,8 +160,9 @@ def test_it_learns_pairs_of_noisy_views_and_l_n_keeps_sigma_from_shrinking(tmp_p
     options = TrainingOptions(epochs=12, batch_size=50, optimizer="adam", learning_rate=1e-2)
     traces = {}
     for consistency in (0.0, 0.3):
-        method = UMM(consistency=consistency, ranking=0.0, samples=((0, 4),), views=_views)  # type: ignore[arg-type]
+        method = UMM(consistency=consistency, ranking=0.0, samples=((0, 4),))
         learner = method.learner([_encoder(features=32)], SETUP)
+        learner.augmentation = _views  # type: ignore[attr-defined]
         folder = tmp_path / str(consistency)
         history = train(learner, data, data, options, folder, progress=False).history
         assert history[-1]["loss"] < history[0]["loss"]
@@ -184,8 +185,9 @@ def test_the_published_weight_of_the_consistency_collapses(tmp_path: Path) -> No
     both = torch.cat([views(data.inputs[:50], drawn), views(data.inputs[:50], drawn)])
     losses = {}
     for weight in (0.1, 10.0):
-        method = UMM(consistency=weight, ranking=0.0, samples=((0, 4),), views=views)  # type: ignore[arg-type]
+        method = UMM(consistency=weight, ranking=0.0, samples=((0, 4),))
         learner = method.learner([_encoder(features=32)], SETUP)
+        learner.augmentation = views  # type: ignore[attr-defined]
         train(learner, data, None, options, tmp_path / str(weight), progress=False)
         mean, log_variance = learner.learner.network(both)  # type: ignore[attr-defined]
         alone = _learner(consistency=0.0, ranking=0.0, samples=((0, 0),))

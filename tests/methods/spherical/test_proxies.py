@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.methods.spherical.proxies import Metric, Proxies, ProxyLearner, log_similarity
