@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     result_folders(tables)
     tables.add_argument("--only", nargs="+", metavar="NAME", default=[], help="make only these tables")
 
-    suite = actions.add_parser("suite", help="run a suite, or judge scores or a model by it")
+    suite = actions.add_parser("suite", help="run a suite, or judge scores by it")
     suite.set_defaults(act=run_suite)
     suite.add_argument(
         "--out", type=Path, required=True, help="folder for finished parts and the leaderboard"
@@ -147,8 +147,6 @@ def run_suite(options: argparse.Namespace) -> int:
     ok = True
     if options.scores is not None:
         own = run.add_scores(options.scores)
-    elif options.encoder is not None:
-        own = run.add_model(options.encoder)
     else:
         print(run.announcement(), flush=True)
         ok = run.run().ok

@@ -28,8 +28,6 @@ from laplacian_metric.metrics.evaluation import OWN, TEST, Evaluation
 
 __all__ = [
     "OWN",
-    "Cloud",
-    "Latent",
     "Result",
     "ResultFileError",
     "Results",
@@ -74,49 +72,6 @@ class Training(BaseModel):
 
     history: tuple[Epoch, ...]
     best_epoch: StrictInt | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Cloud:
-    """Embedded images: points (n, Z), covariances (n, Z, Z) or None, kappa (n,) or None, labels (n,) or None."""
-
-    points: Array
-    covariances: Array | None = None
-    kappa: Vector | None = None
-    labels: Labels | None = None
-
-    def __post_init__(self) -> None:
-        if self.points.ndim != 2:
-            raise ValueError(f"has points of {self.points.ndim} dimensions, not 2")
-        number, dim = self.points.shape
-        if self.covariances is not None:
-            if len(self.covariances) != number or self.covariances.size != number * dim * dim:
-                raise ValueError(
-                    f"has covariances of the shape {self.covariances.shape} for points {self.points.shape}"
-                )
-            object.__setattr__(self, "covariances", self.covariances.reshape(number, dim, dim))
-        for name in ("kappa", "labels"):
-            values = getattr(self, name)
-            if values is not None and len(values) != number:
-                raise ValueError(f"has {name} of {len(values)} entries for {number} points")
-
-
-class Latent(BaseModel):
-    """Some of the test images in two or three dimensions, and some of each set of out-of-distribution images."""
-
-    model_config = ConfigDict(frozen=True)
-
-    test: Cloud
-    ood: dict[str, Cloud] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _beside_each_other(cls, content: Any) -> Any:
-        """In files the points stand beside the sets, which earlier ones call "out"."""
-        if not isinstance(content, Mapping) or "test" in content:
-            return content
-        sets = content.get("ood") or content.get("out") or {}
-        return {"test": {key: content[key] for key in content if key not in ("ood", "out")}, "ood": sets}
 
 
 @dataclass(frozen=True, eq=False)

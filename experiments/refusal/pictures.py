@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.harness.tables.curves import band
-from experiments.harness.tables.styles import GRID, panels, shared_legend, style_of
+from experiments.harness.tables.panels import band
+from experiments.harness.tables.panels import GRID, panels, shared_legend
 from experiments.refusal.measures import Matched
-from laplacian_metric.report.plots import as_png
+from laplacian_metric.report.plots import COLOURS, as_png
 
 Array = NDArray[np.float64]
 
@@ -21,11 +21,11 @@ def refusal_picture(shares: Array, curves: Mapping[str, Mapping[str, Sequence[Ar
     labels = _labels(curves)
     for axes, (title, by_label) in zip(every, curves.items(), strict=True):
         for label, drawn in by_label.items():
-            style = style_of(label, None, labels)
+            colour = COLOURS[labels.index(label) % len(COLOURS)]
             mean, deviation = band(drawn)
-            axes.plot(100 * shares, mean, label=label, **style.line())
+            axes.plot(100 * shares, mean, label=label, color=colour)
             axes.fill_between(
-                100 * shares, mean - deviation, mean + deviation, color=style.colour, alpha=0.15, linewidth=0
+                100 * shares, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0
             )
         axes.set(title=title, xlabel="refused queries (%)", ylabel="error rate among answered")
         axes.set_ylim(bottom=0)
@@ -42,8 +42,8 @@ def reliability_picture(tables: Mapping[str, Mapping[str, Sequence[Matched]]]) -
         axes.plot([0, 1], [0, 1], color="#aaaaaa", linewidth=1)
         for label, matched in by_label.items():
             predicted, happened = _pooled(matched)
-            style = style_of(label, None, labels)
-            axes.plot(predicted, happened, label=label, marker=style.marker, markersize=4, **style.line())
+            colour = COLOURS[labels.index(label) % len(COLOURS)]
+            axes.plot(predicted, happened, label=label, marker="o", markersize=4, color=colour)
         axes.set(title=title, xlabel="match probability", ylabel="share that match", xlim=(0, 1), ylim=(0, 1))
         axes.grid(alpha=GRID)
     shared_legend(figure, every, columns=4)

@@ -1,4 +1,4 @@
-"""What is measured of an embedder: its own scores, which see the image alone, and scores that see the gallery too."""
+"""Scores of a set's images, each searched for among the others: of the image alone, and of image and gallery."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from laplacian_metric import metrics
-from laplacian_metric.core.labelled_gallery import LabelledGallery
-from laplacian_metric.core.neighbours import Surroundings, log_distance
-from laplacian_metric.core.vector_search import Floats
-from laplacian_metric.metrics import Ranking, Uncertainties, statistics, trivial_scores
-from laplacian_metric.metrics.positives import Positives
+from laplacian_metric.core.array_gallery import ArrayGallery
+from laplacian_metric.core.check import Floats
+from laplacian_metric.core.neighbours import Neighbours
+from laplacian_metric.metrics import Uncertainties, statistics
 from laplacian_metric.metrics.resampling import Interval, bootstrap_all
-from laplacian_metric.trust.calibration import Logistic, discounted, fit_match, match_inputs, novelty_inputs
-from laplacian_metric.trust.novelty import MOST_REFERENCE, Novelty
+from laplacian_metric.trust import Trust
+from laplacian_metric.trust.fitting import Logistic
+from laplacian_metric.trust.inputs import RESPONSE, log_distance
+from laplacian_metric.trust.view import GaussianView
 
 IMAGE, GALLERY = "image alone", "image and gallery"
 GALLERY_DISTANCE, GAP, MATCH_RISK, TRUST = "gallery distance", "distance gap", "match risk", "Trust"
 TRIVIAL_OF_GALLERY = (GALLERY_DISTANCE, "LOF", "margin", "vote", "kernel vote")
 LABELLED = ("margin", "vote", "kernel vote", TRUST, "Trust match")  # these need the labels of the gallery
-ALPHA = 0.05
-DEPTH = 10
+SIGNS = {"uncertainty": -1, "log distance": -1, "gap to the tenth": 1}  # by which the nearest is right
+TENTH = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,46 +37,41 @@ class Searched:
     """The images of a set, each searched for among the others.
 
     Attributes:
-        gallery: of all of them.
-        around: what surrounds each.
-        right: (N,), whether the nearest other image has its class.
+        points: (N, Z), unit embeddings.
+        neighbours: of each, without itself; ids are rows.
         classes: (N,), numbers of their classes.
     """
 
-    gallery: LabelledGallery
-    around: Surroundings
-    right: NDArray[np.bool_]
+    points: Tensor
+    neighbours: Neighbours
     classes: NDArray[np.int64]
 
     @staticmethod
     def of(points: Tensor, labels: Tensor) -> Searched:
-        """Return the neighbourhoods of unit embeddings (N, Z) with labels (N,).
+        """Return the neighbourhoods of embeddings (N, Z) with labels (N,).
 
         Example:
-            >>> z = torch.nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)))
+            >>> z = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
             >>> Searched.of(z, torch.arange(30) % 3).right.shape
             (30,)
         """
-        gallery = LabelledGallery.of(points.detach().cpu().float(), labels.tolist(), name="embeddings")
-        around = gallery.around_items(np.arange(len(gallery)))
-        assert gallery.codes is not None
-        assert around.classes is not None
-        return Searched(gallery, around, around.classes == gallery.codes, gallery.codes)
+        units = F.normalize(points.detach().cpu().float())
+        classes = labels.cpu().numpy()
+        gallery = ArrayGallery(units, classes)
+        neighbours = gallery.search(units, RESPONSE + 1).without(np.arange(len(units)))
+        return Searched(units, neighbours, classes)
 
     @property
-    def ranking(self) -> Ranking:
-        """The first neighbours, for the evaluator."""
-        counts = Positives.from_labels(torch.from_numpy(self.classes)).counts
-        nearest = torch.from_numpy(self.around.nearest)
-        distance = torch.from_numpy(self.around.z.nearest.copy())
-        hits = torch.from_numpy(self.right)[:, None]
-        return Ranking(hits, counts, nearest, distance, torch.zeros_like(nearest), len(self.gallery) - 1)
+    def right(self) -> NDArray[np.bool_]:
+        """Whether the nearest other image has an image's class, (N,)."""
+        assert self.neighbours.labels is not None
+        right: NDArray[np.bool_] = self.neighbours.labels[:, 0] == self.classes
+        return right
 
-    def inputs(self, uncertainty: Floats | None) -> Floats:
-        """Return what the match risk is made of: the image's uncertainty, its distance, and the gap to the tenth."""
-        near, tenth = log_distance(self.around.z.nearest), log_distance(self.around.z.tenth)
-        columns = [near, tenth - near] if uncertainty is None else [uncertainty, near, tenth - near]
-        return np.stack(columns, axis=1)
+    def inputs(self, uncertainty: Floats) -> Floats:
+        """Return what the match risk is made of, (N, 3): an image's uncertainty, its distance, the gap to the tenth."""
+        distances = log_distance(self.neighbours.distances[:, [0, min(TENTH, self.neighbours.k - 1)]])
+        return np.column_stack([uncertainty, distances[:, 0], distances[:, 1] - distances[:, 0]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +94,13 @@ class MatchRisk:
 
         Example:
             >>> generator = torch.Generator().manual_seed(0)
-            >>> z = torch.nn.functional.normalize(torch.randn(60, 3, generator=generator))
-            >>> searched = Searched.of(z, torch.arange(60) % 3)
+            >>> searched = Searched.of(torch.randn(60, 3, generator=generator), torch.arange(60) % 3)
             >>> MatchRisk.fit(searched, torch.rand(60, generator=generator)).logistic.weights.shape
             (3,)
         """
         reference = np.sort(_plain(uncertainty))
         inputs = searched.inputs(normal_rank(reference, _plain(uncertainty)))
-        signs = np.array([-1, -1, 1])
-        return MatchRisk(reference, Logistic.fit(inputs, searched.right, signs))
+        return MatchRisk(reference, Logistic.fit(inputs, searched.right, SIGNS))
 
     def __call__(self, searched: Searched, uncertainty: Tensor) -> Tensor:
         """Return the risk (N,) as a logit: the greater, the likelier a wrong answer."""
@@ -115,48 +110,37 @@ class MatchRisk:
 
 @dataclass(frozen=True, eq=False)
 class GalleryScores:
-    """What is calibrated on validation images once: the match risk, and `Trust`'s match in the embedding alone."""
+    """What is calibrated on validation images once: the match risk, and `Trust` in the embedding alone."""
 
     risk: MatchRisk
-    match: Logistic
-    slope: tuple[float, float]
+    trust: Trust
 
     @staticmethod
     def fit(searched: Searched, uncertainty: Tensor) -> GalleryScores:
         """Fit on validation images."""
-        around = searched.around
-        features = novelty_inputs(around.h, around.queries)
-        novelty = Novelty.fit(features, ALPHA)
-        soft = novelty.log_soft_known(novelty.parts(features).sum(axis=1))
-        fitted = fit_match(match_inputs(around), soft, searched.right)
-        return GalleryScores(MatchRisk.fit(searched, uncertainty), fitted.logistic, fitted.slope)
+        view = GaussianView.of(searched.points, searched.classes)
+        trust = Trust.fit_responses(searched.neighbours, searched.right, features=searched.points, view=view)
+        return GalleryScores(MatchRisk.fit(searched, uncertainty), trust)
 
     def __call__(self, searched: Searched, uncertainty: Tensor) -> dict[str, Tensor]:
         """Return every score (N,) of image and gallery."""
-        around, gallery = searched.around, searched.gallery
-        free = trivial_scores((np.asarray(gallery.embeddings.rows), gallery.codes))
+        free = metrics.trivial_scores((searched.points, searched.classes))
         scores = {name: free[name] for name in TRIVIAL_OF_GALLERY}
-        scores[GAP] = torch.from_numpy(np.asarray(around.z.nearest - around.z.tenth))
+        distances = searched.neighbours.distances
+        scores[GAP] = torch.from_numpy(distances[:, 0] - distances[:, min(TENTH, distances.shape[1] - 1)])
         scores[MATCH_RISK] = self.risk(searched, uncertainty)
-        inputs = novelty_inputs(around.h, around.queries)
-        own = Novelty.fit(
-            inputs[gallery.reference(MOST_REFERENCE)], ALPHA
-        )  # what is known is measured on this gallery
-        novelty = own.parts(inputs).sum(axis=1)
-        logits = self.match.logit(match_inputs(around))
-        a, b = self.slope
-        scores |= {
-            TRUST: torch.from_numpy(-(a + b * discounted(logits, own.log_soft_known(novelty)))),
-            "Trust match": torch.from_numpy(-logits),
-            "Trust novelty": torch.from_numpy(novelty),
+        answer = self.trust.with_gallery(searched.points, searched.classes).items()
+        return scores | {
+            TRUST: torch.from_numpy(-answer.probability),
+            "Trust match": torch.from_numpy(-answer.match),
+            "Trust novelty": torch.from_numpy(answer.novelty),
         }
-        return scores
 
 
 def retrieval_numbers(searched: Searched, scores: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return recall@1 and, for every score, how well it detects the wrong answers: by the one evaluator."""
     evaluation = metrics.evaluate_ranking(
-        searched.ranking,
+        metrics.rank(searched.points, searched.classes, 1),
         scores={name: Uncertainties(values) for name, values in scores.items()},
         classes=torch.from_numpy(searched.classes),
         ks=(1,),

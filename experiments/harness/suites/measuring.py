@@ -37,6 +37,7 @@ from experiments.harness.suites.sets import (
 from experiments.harness.suites.suite import Entry
 from experiments.second_moment import SecondMoment
 from laplacian_metric import metrics
+from laplacian_metric.core.array_gallery import ArrayGallery
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.splits import require_selectable
@@ -150,18 +151,11 @@ def safe_retrieval(searched: Searched, uncertainty: Tensor, share: float = SAFE_
 
 def _nearest_is_right(searched: Searched, items: Tensor) -> Tensor:
     """Return for every image whether the nearest of some items (N,), a mask, other than itself has its class."""
-    neighbours, classes = (
-        torch.from_numpy(np.array(searched.around.z.neighbours.ids)),
-        torch.from_numpy(searched.classes),
-    )
-    kept = items[neighbours]
-    nearest = neighbours.gather(1, kept.int().argmax(1, keepdim=True))[:, 0]
-    if len(missing := (~kept.any(1)).nonzero()[:, 0]):  # all of its nearest are gone
-        z = torch.from_numpy(searched.gallery.embeddings.unit(slice(None))).float()
-        cosines = (z[missing] @ z.T).masked_fill(~items, -torch.inf)
-        cosines[torch.arange(len(missing)), missing] = -torch.inf
-        nearest[missing] = cosines.argmax(1)
-    return classes[nearest] == classes
+    kept = items.numpy()
+    gallery = ArrayGallery(searched.points[items], searched.classes[kept], np.flatnonzero(kept))
+    neighbours = gallery.search(searched.points, 2).without(np.arange(len(kept)))
+    assert neighbours.labels is not None
+    return torch.from_numpy(neighbours.labels[:, 0] == searched.classes)
 
 
 def _embedded(
@@ -185,7 +179,7 @@ def _beside(fitted: Fitted, sets: TrackSets, inputs: Mapping[str, Dataset]) -> S
     """Return the norms of features and embeddings, and the Mahalanobis distance where there are features."""
     scores: Scores = {}
     features = sets.track.network.frozen
-    moment = SecondMoment.of(sets[TRAIN].inputs.numpy()) if features and sets.model is None else None
+    moment = SecondMoment.of(sets[TRAIN].inputs.numpy()) if features else None
     for name, images in inputs.items():
         of_set = norms(fitted.encoder, images)
         if moment is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ from experiments.harness import provenance
 from experiments.harness.config import differences
 from experiments.harness.provenance import failure, is_disk_full
 from experiments.harness.suites.fitting import Fitted, Fitting, Part
-from experiments.harness.suites.judging import GALLERY, IMAGE
-from experiments.harness.suites.leaderboard import SHOWN_OF_GALLERY, Row, row_of
+from experiments.harness.suites.leaderboard import Row
 from experiments.harness.suites.measuring import chosen_by, measured
 from experiments.harness.suites.sets import VALIDATION, TrackSets
-from experiments.harness.suites.submission import Submission, judge, judge_model
+from experiments.harness.suites.submission import Submission, judge
 from experiments.harness.suites.suite import Suite
 from experiments.harness.work import RunError, read_json, write_json
 from experiments.sets.lookup import MissingDataError
 from laplacian_metric.core import tensor_file
-from laplacian_metric.core.checked import near
+from laplacian_metric.core.checked import finite, near
 
 LOGGER = logging.getLogger(__name__)
 
@@ -246,7 +245,7 @@ class Benchmark:
         if content is None:
             content = {"of": identity, **compute(), **self.origin}
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, _without_nan(content))
+            write_json(path, finite(content))
             self.say(f"{part}: {'tried' if choosing else 'measured'}")
             return read_json(path) or {}
         if changes := differences(content.get("of", {}), identity):
@@ -287,31 +286,16 @@ class Benchmark:
     def add_scores(self, path: Path) -> list[Row]:
         """Judge a file of embeddings, labels and uncertainties, and keep its rows."""
         record, listed = judge(Submission.read(path), path.stem, self.suite.resamples)
-        self._keep(path.stem, {"file": path.name, **record}, listed)
-        return listed
-
-    def add_model(self, folder: Path) -> list[Row]:
-        """Judge a model folder on the sets of the first track, and keep its rows."""
-        track, name = self.tracks[0], folder.resolve().name
-        work = self.out / WORK / "features" / f"model-{name}"
-        record = judge_model(
-            folder, self.suite, track, work, self.sets[track].data_dir, self.fitting.progress
-        )
-        base = Row(track, name, name, record["score"], IMAGE, rule="none: a model of yours", seeds=1)
-        wanted = [(record["score"], IMAGE), *((score, GALLERY) for score in SHOWN_OF_GALLERY)]
-        listed = [row_of(replace(base, score=score, group=group), [record]) for score, group in wanted]
-        self._keep(name, record, listed)
+        place = self.out / ADDED / f"{path.stem}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        rows = [asdict(row) for row in listed]
+        write_json(place, finite({"rows": rows, "file": path.name, **record, **self.origin}))
         return listed
 
     def added(self) -> list[Row]:
-        """Return the rows that `add_scores` and `add_model` kept."""
+        """Return the rows that `add_scores` kept."""
         contents = [read_json(path) or {} for path in sorted((self.out / ADDED).glob("*.json"))]
         return [Row(**_with_nan(row)) for content in contents for row in content["rows"]]
-
-    def _keep(self, name: str, record: dict[str, Any], listed: list[Row]) -> None:
-        path = self.out / ADDED / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, _without_nan({"rows": [asdict(row) for row in listed], **record, **self.origin}))
 
     # --- what came out ---
 
@@ -407,14 +391,5 @@ def choice_of(
 
 
 def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a row, with NaN where `_without_nan` left None."""
+    """Return the entries of a row, with NaN where `finite` left None."""
     return {key: float("nan") if value is None else value for key, value in row.items()}
-
-
-def _without_nan(content: Any) -> Any:
-    """Return plain values in which what is not defined is None."""
-    if isinstance(content, dict):
-        return {str(key): _without_nan(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_without_nan(value) for value in content]
-    return None if isinstance(content, float) and content != content else content

@@ -22,7 +22,6 @@ from laplacian_metric.core.dataset import Dataset, at_even_steps
 from laplacian_metric.core.progress import track as progress_bar
 from laplacian_metric.data.splits import Split
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.model_folder import ModelFolder
 
 TRAIN, VALIDATION, SEEN, PEOPLE, CLEAN, CROPPED = "train", "validation", "seen", "people", "clean", "cropped"
 CHOICE, UNSEEN, CORRUPTED = "choice/", "unseen/", "corrupted/"
@@ -40,7 +39,6 @@ class TrackSets:
         data_dir: the folder of the data sets.
         folder: where features are kept.
         progress: whether to show bars; None asks the terminal.
-        model: whose backbone and preparation of images are taken in place of the track's.
     """
 
     def __init__(
@@ -49,14 +47,11 @@ class TrackSets:
         data_dir: Path | None,
         folder: Path,
         progress: bool | None = None,
-        *,
-        model: ModelFolder | None = None,
     ) -> None:
         self.track = track
         self.data_dir = data_dir
         self.folder = folder
         self.progress = progress
-        self.model = model
         self._images: dict[str, Dataset] = {}
         self._inputs: dict[str, Dataset] = {}
         self._searched: dict[str, tuple[Tensor, Searched]] = {}
@@ -66,8 +61,7 @@ class TrackSets:
     def encoder(self) -> Encoder:
         """The network of the track as it is before any training; a frozen one has its usual head."""
         if self._encoder is None:
-            encoder = _encoder(self.track, self.data_dir) if self.model is None else self.model.lam.encoder
-            self._encoder = encoder.eval()
+            self._encoder = _encoder(self.track, self.data_dir).eval()
         return self._encoder
 
     def names(self) -> list[str]:
@@ -173,8 +167,7 @@ class TrackSets:
         elif name.startswith(CORRUPTED):
             kind, strength = name.removeprefix(CORRUPTED).rsplit("-", 1)
             floats = corrupt(floats, kind, float(strength), indices=images.indices)
-        preparation = None if self.model is None else self.model.preparation
-        return floats if preparation is None else preparation.scaled(floats)
+        return floats
 
     def _floats(self, name: str) -> Tensor:
         return torch.cat([self._block(name, rows) for rows in self._blocks(name)])
