@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import jacrev
 
@@ -21,13 +21,10 @@ from laplacian_metric import LAM, Encoder, Trust, __version__, data, methods, me
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.files import output_folder
 from laplacian_metric.core.method import Setup
-from laplacian_metric.demo.page import Queries, Shown, demo_page
-from laplacian_metric.laplace.diagnostics import Diagnostics
+from laplacian_metric.demo.page import VERDICTS, Queries, Shown, demo_page
 from laplacian_metric.metrics import Evaluation, Uncertainties
-from laplacian_metric.report.texts import share
-from laplacian_metric.retrieval import NoThresholdError, Threshold, choose_threshold
+from laplacian_metric.report.texts import number, share
 from laplacian_metric.training import Trained, TrainingOptions, train
-from laplacian_metric.trust import Answer
 
 APPROXIMATIONS = ("fixed", "positive")
 
@@ -123,101 +120,42 @@ WEIGHT_DECAY = 1e-4
 MARGIN = 1.3
 WIDTH, DIM = 16, 32  # channels of the first convolution, dimensions of the embedding
 
-ALPHA, DELTA = 0.1, 0.1  # at most this share of the answers is wrong, but for this probability
-PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
-
+ERROR, CONFIDENCE = 0.1, 0.9  # at most this share of the accepted answers is wrong, with this probability
+GUARANTEEING = 200  # validation images that choose the threshold; the others calibrate the probability
 COMPARED_IMAGES = 24
 NEIGHBOURS = 5
-
 REPORT_NAME = "report.html"
-
+OOD = "digits"
+INTRO = (
+    "A small network learned to put images of the same kind of clothing close together, from {:,} images in {:.0f} "
+    "seconds. Each of {:,} new images of clothes is a query: its answer is the nearest training image, right if both "
+    "show the same kind of clothing. {:,} handwritten digits are queries too; every answer to a digit is wrong. Trust "
+    "gives each answer the probability that it is right."
+)
 
 LOGGER = logging.getLogger(__name__)
-OOD = "digits"
-
 OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
-    """Images with their features and what `Trust` answers about them.
-
-    Attributes:
-        images: the images.
-        features: of the encoder's backbone.
-        answer: for each image, searched for in the gallery.
-        neighbours: (N, k), rows of the nearest gallery images.
-        similarities: (N, k), their cosines.
-    """
-
-    images: Dataset
-    features: Dataset
-    answer: Answer
-    neighbours: Tensor
-    similarities: Tensor
-
-    @property
-    def uncertainty(self) -> Tensor:
-        """1 - probability, (N,)."""
-        return 1 - torch.from_numpy(self.answer.probability)
-
-
-@dataclass(frozen=True, eq=False)
 class DemoResult:
-    """All that the page and the closing table show.
+    """What the demo computed.
 
     Attributes:
-        seed, epochs: of the run.
-        trained: the training.
         encoder: the network.
-        gallery: the training images, which are searched.
-        calibrating: how many validation images calibrated the probability.
-        test, ood: the queries.
-        pixel_recall: recall at 1 of the raw pixels.
-        evaluation: of the test images, and of detecting the OOD images; the scores compare `Trust` with others.
-        threshold: the smallest probability with a promise; None where none can be promised, for the ``reason``.
-        diagnostics: of the Laplace posterior.
-        curvatures: of the last layer.
-        seconds: of all computations.
+        trust: what answers the queries.
+        gallery, test, ood: the images; ``features`` has those of the backbone for each.
+        shown: what the page shows.
+        figures: the numbers of the closing table, None where there is none.
     """
 
-    seed: int
-    epochs: int
-    trained: Trained
     encoder: Encoder
     trust: Trust
     gallery: Dataset
-    calibrating: int
-    test: Answered
-    ood: Answered
-    pixel_recall: float
-    evaluation: Evaluation
-    threshold: Threshold | None
-    reason: str
-    diagnostics: Diagnostics
-    curvatures: list[Curvature]
-    seconds: float
-
-    def share_answered(self, answered: Answered) -> float | None:
-        """Return the share of queries above the threshold; None without one."""
-        return None if self.threshold is None else float(self._accepted(answered).mean())
-
-    @property
-    def answered_error(self) -> float | None:
-        """The share of wrong answers among those above the threshold; None where nothing is answered."""
-        if self.threshold is None or not (accepted := self._accepted(self.test)).any():
-            return None
-        return float((~right(self.test)[accepted]).mean())
-
-    def _accepted(self, answered: Answered) -> NDArray[np.bool_]:
-        assert self.threshold is not None
-        return self.threshold.answers(answered.uncertainty.numpy())
-
-
-def right(answered: Answered) -> NDArray[np.bool_]:
-    """Return whether the nearest gallery image is of the query's class, (N,)."""
-    assert answered.answer.labels is not None
-    return np.asarray(np.array(answered.answer.labels) == answered.images.labels.numpy())
+    test: Dataset
+    ood: Dataset
+    shown: Shown
+    figures: dict[str, Any]
 
 
 def network(seed: int) -> Encoder:
@@ -275,43 +213,89 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
         lam.features(images.in_memory(), progress=False) for images in (gallery, validation, test, digits)
     )
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
-    promising, calibrating = order[:PROMISING], order[PROMISING:]
-    trust = Trust.fit(
-        (h.features, h.labels),
-        (held_out.features[calibrating], held_out.labels[calibrating]),
-        encoder=encoder,
-    )
-    threshold, reason = _promised(trust, held_out.select(promising))
+    calibrating = held_out.select(order[GUARANTEEING:])
+    trust = Trust.fit((h.features, h.labels), (calibrating.features, calibrating.labels), encoder=encoder)
+    trust, promise = _guaranteed(trust, held_out.select(order[:GUARANTEEING]))
 
     on_stage("answering queries")
-    point = _embed(encoder, h.features)
-    answered = []
-    for images, x in ((test, h_test), (digits, h_ood)):
-        similarities, neighbours = (_embed(encoder, x.features) @ point.T).topk(NEIGHBOURS)
-        answered.append(Answered(images, x, trust(x.features), neighbours, similarities))
+    known = _queries("clothes", encoder, trust, h, h_test, test)
+    ood = _queries(OOD, encoder, trust, h, h_ood, digits)
+
     on_stage("fitting the Laplace posterior, and comparing")
     lam.fit_features(h, check_mode=False).optimize_prior_precision()
-    pixels = [nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)]
-    return DemoResult(
-        seed=seed,
-        epochs=epochs,
-        trained=trained,
-        encoder=encoder,
-        trust=trust,
-        gallery=gallery,
-        calibrating=len(calibrating),
-        test=answered[0],
-        ood=answered[1],
-        pixel_recall=metrics.recall_at_k(
-            pixels[1], test.labels, database=pixels[0], database_labels=gallery.labels
-        ),
-        evaluation=_evaluate(lam, encoder, point, h, answered[0], answered[1], seed),
-        threshold=threshold,
-        reason=reason,
+    evaluation = _evaluate(lam, encoder, trust, h, h_test, h_ood, seed)
+    compared = curvatures(h.features, h.labels, encoder.head, loss, COMPARED_IMAGES)
+    times = (trained.seconds, time.perf_counter() - begin)
+    shown = Shown(
+        intro=INTRO.format(len(gallery), trained.seconds, len(test), len(digits)),
+        items=gallery.thumbnails(),
+        item_labels=gallery.label_names.tolist(),
+        known=known,
+        ood=ood,
+        evaluation=evaluation,
+        promise=promise,
+        training=[
+            ("Nearest pixels are right", share(_pixel_recall(gallery, test))),
+            (f"Nearest embeddings of {DIM} dimensions are right", share(evaluation["recall@1"])),
+            ("Images, epochs", f"{len(gallery):,}, {epochs}"),
+            ("Seconds of training, of everything", "{:.1f}, {:.1f}".format(*times)),
+            ("Validation images that calibrated the probability", f"{len(calibrating):,}"),
+        ],
+        curvature=[
+            (one.approximation, 1000 * one.seconds, float((one.diagonal < 0).double().mean()), one.deviation)
+            for one in compared
+        ],
         diagnostics=lam.diagnostics(),
-        curvatures=curvatures(h.features, h.labels, encoder.head, loss, COMPARED_IMAGES),
-        seconds=time.perf_counter() - begin,
+        about=[
+            ("laplacian_metric", __version__),
+            ("PyTorch", str(torch.__version__)),
+            ("Python", platform.python_version()),
+            ("Threads", str(torch.get_num_threads())),
+            ("Seed", str(seed)),
+        ],
+        credits=[f"{images.citation} Licence of the images: {images.licence}." for images in (test, digits)],
     )
+    return DemoResult(encoder, trust, gallery, test, digits, shown, _figures(shown, trust, times))
+
+
+def _guaranteed(trust: Trust, queries: Dataset) -> tuple[Trust, str]:
+    """Return a Trust that accepts answers above a threshold with a guarantee, if there is one, and the guarantee."""
+    try:
+        guarantee = trust.guarantee((queries.features, queries.labels), error=ERROR, confidence=CONFIDENCE)
+    except ValueError as error:
+        return (
+            trust,
+            f"No threshold can be guaranteed ({error}): answers from {trust.threshold} on are accepted.",
+        )
+    return trust.accepting(guarantee), (
+        f"{GUARANTEEING} further validation images chose the probability from which answers are accepted, "
+        f"{number(guarantee.threshold)}: with probability {share(CONFIDENCE)} over such images, at most "
+        f"{share(ERROR)} of the accepted answers to clothes are wrong."
+    )
+
+
+def _figures(shown: Shown, trust: Trust, times: tuple[float, float]) -> dict[str, Any]:
+    evaluation, accepted = shown.evaluation, shown.known.verdict == VERDICTS[0]
+    return {
+        "training_seconds": times[0],
+        "seconds": times[1],
+        "error": 1 - evaluation["recall@1"],
+        "probability_ece": evaluation["probability_ece"],
+        "r_auroc": evaluation["r_auroc"],
+        "ood_auroc": evaluation.scores["novelty"].ood[OOD]["auroc"],
+        "threshold": trust.threshold,
+        "accepted": float(accepted.mean()),
+        "accepted_error": float(1 - shown.known.right[accepted].mean()) if accepted.any() else None,
+        "ood_accepted": float((shown.ood.verdict == VERDICTS[0]).mean()),
+        "curvature_deviation": max(deviation for *_, deviation in shown.curvature),
+    }
+
+
+def _pixel_recall(gallery: Dataset, test: Dataset) -> float:
+    items, queries = (
+        nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)
+    )
+    return metrics.recall_at_k(queries, test.labels, database=items, database_labels=gallery.labels)
 
 
 @torch.no_grad()
@@ -319,124 +303,54 @@ def _embed(encoder: Encoder, features: Tensor) -> Tensor:
     return nn.functional.normalize(encoder.head(features), dim=1)
 
 
-def _promised(trust: Trust, queries: Dataset) -> tuple[Threshold | None, str]:
-    """Return the smallest probability with a promise about the errors among the answers, or why there is none."""
-    answer = trust(queries.features)
-    assert answer.labels is not None
-    wrong = np.array(answer.labels) != queries.labels.numpy()
-    try:
-        return choose_threshold(1 - answer.probability, wrong, alpha=ALPHA, delta=DELTA), ""
-    except NoThresholdError as error:
-        return None, str(error)
+def _queries(
+    name: str, encoder: Encoder, trust: Trust, items: Dataset, features: Dataset, images: Dataset
+) -> Queries:
+    """Return queries with their answers."""
+    answer = trust(features.features)
+    near = (_embed(encoder, features.features) @ _embed(encoder, items.features).T).topk(NEIGHBOURS)
+    right = np.asarray(answer.labels) == images.labels.numpy()
+    return Queries(
+        name=name,
+        images=images.thumbnails(),
+        labels=images.label_names.tolist(),
+        right=right & (name != OOD),
+        probability=answer.probability,
+        verdict=answer.verdict,
+        because=answer.because,
+        neighbours=near.indices.numpy(),
+        similarities=near.values.numpy(),
+    )
 
 
 def _evaluate(
-    lam: LAM, encoder: Encoder, gallery: Tensor, known: Dataset, test: Answered, ood: Answered, seed: int
+    lam: LAM, encoder: Encoder, trust: Trust, items: Dataset, test: Dataset, ood: Dataset, seed: int
 ) -> Evaluation:
     """Return the numbers of `Trust`, and of scores to compare it with."""
-
-    def score(of: Callable[[Answered], Tensor]) -> Uncertainties:
-        return Uncertainties(of(test), {OOD: of(ood)})
-
+    answers = [trust(queries.features) for queries in (test, ood)]
     trivial = [
-        metrics.trivial_scores((known.features, known.labels), images.features.features, encoder=encoder)
-        for images in (test, ood)
+        metrics.trivial_scores((items.features, items.labels), queries.features, encoder=encoder)
+        for queries in (test, ood)
     ]
-    scores = {
-        "novelty": score(lambda images: torch.from_numpy(images.answer.novelty)),
-        "1/kappa of the Laplace posterior": score(
-            lambda images: 1 / lam.embed_features(images.features).kappa.detach()
-        ),
-        **{name: Uncertainties(trivial[0][name], {OOD: trivial[1][name]}) for name in trivial[0]},
-    }
+    kappa = [lam.embed_features(queries.features).kappa.detach() for queries in (test, ood)]
+
+    def score(inside: Any, outside: Any) -> Uncertainties:
+        return Uncertainties(torch.as_tensor(inside), {OOD: torch.as_tensor(outside)})
+
     return metrics.evaluate(
-        _embed(encoder, test.features.features),
-        test.images.labels,
-        database=gallery,
-        database_labels=known.labels,
-        probability=torch.from_numpy(test.answer.probability),
-        ood_uncertainty={OOD: ood.uncertainty},
-        scores=scores,
+        _embed(encoder, test.features),
+        test.labels,
+        database=_embed(encoder, items.features),
+        database_labels=items.labels,
+        probability=torch.from_numpy(answers[0].probability),
+        ood_uncertainty={OOD: 1 - torch.from_numpy(answers[1].probability)},
+        scores={
+            "novelty": score(*(answer.novelty for answer in answers)),
+            "1/kappa": score(*(1 / values for values in kappa)),
+            **{name: score(*(scores[name] for scores in trivial)) for name in trivial[0]},
+        },
         generator=torch.Generator().manual_seed(seed),
         drawn=("refusals",),
-    )
-
-
-def shown(result: DemoResult) -> Shown:
-    """Return what the page shows, in plain values."""
-    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
-    return Shown(
-        intro=f"A small network learned to put images of the same kind of clothing close together, from "
-        f"{len(result.gallery):,} images in {result.trained.seconds:.0f} seconds. Each of {len(result.test.images):,} "
-        "new images of clothes is a query: its answer is the nearest training image, right if both show the same "
-        f"kind of clothing. {len(result.ood.images):,} handwritten digits are queries too; every answer to a digit is "
-        "wrong. Trust gives each answer the probability that it is right.",
-        items=result.gallery.images[:, 0].numpy(),
-        item_labels=result.gallery.label_names.tolist(),
-        known=_queries("clothes", result.test, right(result.test)),
-        ood=_queries(OOD, result.ood, np.zeros(len(result.ood.images), dtype=bool)),
-        evaluation=result.evaluation,
-        promise=_promise(result),
-        training=[
-            ("Nearest pixels are right", share(result.pixel_recall)),
-            (f"Nearest embeddings of {DIM} dimensions are right", share(result.evaluation["recall@1"])),
-            ("Images, epochs", f"{len(result.gallery):,}, {result.epochs}"),
-            ("Seconds of training, of everything", f"{result.trained.seconds:.1f}, {result.seconds:.1f}"),
-            ("Parameters of the network", f"{parameters:,}"),
-            ("Validation images that calibrated the probability", f"{result.calibrating:,}"),
-        ],
-        curvature=[
-            (
-                one.approximation,
-                1000 * one.seconds,
-                float((one.diagonal < 0).double().mean()),
-                one.deviation,
-            )
-            for one in result.curvatures
-        ],
-        diagnostics=result.diagnostics,
-        about=[
-            ("laplacian_metric", __version__),
-            ("PyTorch", str(torch.__version__)),
-            ("Python", platform.python_version()),
-            ("Threads", str(torch.get_num_threads())),
-            ("Seed", str(result.seed)),
-        ],
-        credits=[
-            f"{images.citation} Licence of the images: {images.licence}."
-            for images in (result.test.images, result.ood.images)
-        ],
-    )
-
-
-def _queries(name: str, answered: Answered, correct: NDArray[np.bool_]) -> Queries:
-    answer = answered.answer
-    return Queries(
-        name=name,
-        images=answered.images.images[:, 0].numpy(),
-        labels=answered.images.label_names.tolist(),
-        right=correct,
-        probability=answer.probability,
-        verdict=np.where(answer.reason == "trusted", "accept", answer.reason),
-        because=answer.because,
-        neighbours=answered.neighbours.numpy(),
-        similarities=answered.similarities.numpy(),
-    )
-
-
-def _promise(result: DemoResult) -> str:
-    text = (
-        f"{PROMISING} validation images choose the smallest probability at which at most {share(ALPHA)} of the answers "
-        f"are wrong, with probability {share(1 - DELTA)} over such images. "
-    )
-    accepted = result.share_answered(result.test)
-    if result.threshold is None or accepted is None:
-        return f"{text}Here none can be guaranteed: {result.reason}."
-    error = "none" if result.answered_error is None else share(result.answered_error)
-    return (
-        f"{text}It is {1 - result.threshold.value:.2f}: {share(accepted)} of the clothes are answered, {error} of the "
-        f"answers are wrong, and {share(result.share_answered(result.ood) or 0.0)} of the digits are answered. The "
-        "guarantee is about clothes."
     )
 
 
@@ -455,5 +369,5 @@ def run_demo(
     with output_folder(out, force) as folder:
         result = compute(seed, epochs, on_stage)
         on_stage("writing the report")
-        (folder / REPORT_NAME).write_text(demo_page(shown(result)).html(), encoding="utf-8")
+        (folder / REPORT_NAME).write_text(demo_page(result.shown).html(), encoding="utf-8")
     return result

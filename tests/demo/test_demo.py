@@ -16,18 +16,18 @@ from laplacian_metric.demo import compute as computing
 from laplacian_metric.demo.compute import (
     DIM,
     EPOCHS,
-    EXAMPLES,
     OOD,
     DemoResult,
     by_autograd,
     compute,
     curvatures,
     network,
-    right,
+    run_demo,
     trained_network,
 )
-from laplacian_metric.demo.page import demo_page, run_demo
-from laplacian_metric.report.blocks.texts import share
+from laplacian_metric.demo.page import EXAMPLES, VERDICTS, demo_page
+from laplacian_metric.report import Gallery
+from laplacian_metric.report.texts import number, share
 
 LOSS = ContrastiveLoss(margin=1.3, negatives="active")
 
@@ -84,15 +84,13 @@ def test_the_diagonal_by_autograd_is_that_of_the_plain_hessian() -> None:
     torch.testing.assert_close(by_autograd(features, labels, head, LOSS, "full"), plain)
 
 
-def test_the_curvature_agrees_with_autograd() -> None:
-    features, labels, head = small_layer()
-    results = curvatures(features, labels, head, LOSS, num=12)
+def test_the_curvature_agrees_with_autograd_and_a_wrong_one_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = curvatures(*small_layer(), LOSS, num=12)
     assert [each.approximation for each in results] == ["fixed", "positive"]
     assert max(each.deviation for each in results) < 1e-12
     assert all(each.diagonal.shape == (24,) for each in results)
-
-
-def test_a_wrong_closed_form_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = computing.last_layer_ggn_diagonal
 
     def wrong(*arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -105,71 +103,53 @@ def test_a_wrong_closed_form_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_the_numbers_are_those_of_the_library(result: DemoResult, long_form: bool) -> None:
+    known, evaluation = result.shown.known, result.shown.evaluation
     with torch.no_grad():
         points = [
             nn.functional.normalize(result.encoder.raw(images.floats()), dim=1)
-            for images in (result.gallery, result.test.images)
+            for images in (result.gallery, result.test)
         ]
-    recall = metrics.recall_at_k(
-        points[1], result.test.images.labels, database=points[0], database_labels=result.gallery.labels
-    )
-    assert result.evaluation["recall@1"] == pytest.approx(recall)
-    assert right(result.test).mean() == pytest.approx(recall)
-    answer = result.trust(result.test.features.features)
-    np.testing.assert_array_equal(answer.probability, result.test.answer.probability)
-    assert result.evaluation["r_auroc"] == pytest.approx(
-        metrics.r_auroc(
-            points[1],
-            result.test.images.labels,
-            result.test.uncertainty,
-            database=points[0],
-            database_labels=result.gallery.labels,
-        )
-    )
-    novelty = [torch.from_numpy(queries.answer.novelty) for queries in (result.test, result.ood)]
-    assert result.evaluation.scores["novelty"].ood[OOD]["auroc"] == pytest.approx(metrics.ood_auroc(*novelty))
-    assert max(each.deviation for each in result.curvatures) < 1e-10
+    searched = {"database": points[0], "database_labels": result.gallery.labels}
+    recall = metrics.recall_at_k(points[1], result.test.labels, **searched)
+    assert evaluation["recall@1"] == pytest.approx(recall)
+    assert known.right.mean() == pytest.approx(recall)
+    assert not result.shown.ood.right.any()
+    uncertainty = torch.from_numpy(1 - known.probability)
+    expected = metrics.r_auroc(points[1], result.test.labels, uncertainty, **searched)
+    assert evaluation["r_auroc"] == pytest.approx(expected)
+    with torch.no_grad():
+        answers = [
+            result.trust(result.encoder.features(images.floats())) for images in (result.test, result.ood)
+        ]
+    np.testing.assert_allclose(answers[0].probability, known.probability, atol=1e-6)
+    novelty = [torch.from_numpy(answer.novelty) for answer in answers]
+    figures = result.figures
+    assert figures["ood_auroc"] == pytest.approx(metrics.ood_auroc(*novelty), abs=1e-6)
+    assert figures["curvature_deviation"] < 1e-10
+    # What is accepted has at least the threshold's probability.
+    np.testing.assert_array_equal(known.verdict == VERDICTS[0], known.probability >= result.trust.threshold)
     if long_form:
-        assert recall > max(0.8, result.pixel_recall)
-        assert result.evaluation["probability_ece"] < 0.08
-        assert result.evaluation.scores["novelty"].ood[OOD]["auroc"] > 0.9
-        assert result.answered_error is not None
-        assert result.answered_error < 1 - recall
+        assert recall > 0.8
+        assert figures["probability_ece"] < 0.08
+        assert figures["ood_auroc"] > 0.9
+        assert figures["accepted_error"] < 1 - recall
 
 
 @pytest.mark.slow
-def test_the_page_says_the_numbers_and_leads_with_trust(result: DemoResult) -> None:
-    page = demo_page(result)
+def test_the_page_says_the_numbers_and_leads_with_the_error(result: DemoResult) -> None:
+    shown = result.shown
+    page = demo_page(shown)
     html = page.html()
-    assert page.sections[0].title == "Which answers can be trusted"
-    wrong = ~right(result.test)
-    for reason in ("trusted", "no reliable match", "unlike anything seen"):
-        here = result.test.answer.reason == reason
-        assert f"<td>{reason}</td>" in html
-        assert share(float(here.mean())) in html
-    assert share(float(wrong.mean())) in html
-    for name, score in result.evaluation.scores.items():
-        assert name == "own" or name in html
-        assert f"{score.ood[OOD]['auroc']:.3f}" in html
-    if result.threshold is None:
-        assert "none can be promised" in html
-    else:
-        assert f"{share(result.share_answered(result.test) or 0.0)} of the clothes are answered" in html
-    assert html.count('class="card"') >= EXAMPLES
-
-
-@pytest.mark.slow
-def test_nothing_above_the_threshold_is_no_error(result: DemoResult) -> None:
-    from dataclasses import replace
-
-    from laplacian_metric.retrieval import Threshold
-
-    never = Threshold(-1.0, 0.1, 0.1, 0.05, 100, 0, 0)
-    nothing = replace(result, threshold=never)
-    assert nothing.answered_error is None
-    assert nothing.share_answered(nothing.test) == 0
-    assert replace(result, threshold=None, reason="too few").share_answered(result.test) is None
-    assert "too few" in demo_page(replace(result, threshold=None, reason="too few")).html()
+    assert page.sections[0].title == "Error against share answered"
+    assert share(shown.evaluation.refusals[20].error) in html
+    for verdict in VERDICTS:
+        assert f"<td>{verdict}</td>" in html
+        assert share(float((shown.known.verdict == verdict).mean())) in html
+    for score in shown.evaluation.scores.values():
+        assert number(score.ood[OOD]["auroc"]) in html
+    galleries = [block for section in page.sections for block in section.blocks if isinstance(block, Gallery)]
+    assert galleries
+    assert max(len(gallery.cards) for gallery in galleries) == EXAMPLES
 
 
 def test_a_failing_demo_leaves_nothing(tmp_path: Path) -> None:
