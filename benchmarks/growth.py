@@ -28,15 +28,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import Row, mebibytes, peak_extra_memory, report, write_text
+from experiments.sets.lookup import VARIABLE
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder, Trust
 from laplacian_metric.core.progress import track
 from laplacian_metric.data import load
-from experiments.sets.lookup import VARIABLE
 from laplacian_metric.encoder import train_head
-from laplacian_metric.laplace.accumulate import Settings
 from laplacian_metric.laplace.fit import fit_layer, layer_data
+from laplacian_metric.laplace.options import FitSettings
 from laplacian_metric.retrieval import Index, Items
 from laplacian_metric.trust.trust import SAME
 
@@ -185,7 +185,7 @@ def fit_by_rows(encoder: Encoder, features: Tensor, labels: Tensor) -> None:
     """A fit that goes over all pairs row by row, as every fit did before there was a search."""
     lam = LAM(encoder, LOSS)
     data = layer_data(encoder.head, LOSS, features, labels, lam.approximation)
-    fit_layer(data, Settings(lam.structure, lam.approximation), None, encoder, encoder.fingerprint())
+    fit_layer(data, FitSettings(lam.options, search=False), None, encoder, encoder.fingerprint())
 
 
 def embedded(lam: LAM, features: Tensor) -> Items:

@@ -1,6 +1,6 @@
 """Features that any program exported (.npy, .npz or .safetensors) get an uncertainty; no model is needed.
 
-In a shell: lam fit --features known.npz --dim 8 --steps 500 --no-confidence --out model; lam embed model new.npy
+In a shell: lam fit --features known.npz --dim 8 --steps 500 --out model; lam embed model new.npy
 """
 
 from __future__ import annotations

@@ -21,14 +21,13 @@ def main(photos: str, weights: str, lite: int = 0, size: int = 128, steps: int =
     name = f"timm:tf_efficientnet_lite{lite}"
     network = Encoder.from_checkpoint(weights, name, part="backbone", pooling="average").eval()
     loss, features = ContrastiveLoss(margin=0.7, negatives="active"), {}
-    for split in ("train", "validation", "test"):
+    for split in ("train", "test"):
         images = load("folder", split, path=photos, image_size=size, preprocessing="unit")
         features[split] = LAM(network, loss).features(DataLoader(images, batch_size=50))
     known, generator = features["train"], torch.Generator().manual_seed(0)
     head = train_head(known.features, known.labels, loss, 64, steps=steps, generator=generator)
     lam = LAM(Encoder(network.backbone, head), loss).fit_features(known, check_mode=False)
     lam.optimize_prior_precision()
-    lam.fit_confidence(known, features["validation"])
     test, labels = lam.embed_features(features["test"]), features["test"].labels
     return metrics.evaluate(test.point, labels, test.uncertainty, ks=(1,), resamples=0).values
 

@@ -23,13 +23,12 @@ def main(
     encoder = Encoder.with_head(published.backbone, published.num_features).eval()  # the identity
     lam = LAM(encoder, ContrastiveLoss(margin=0.7, negatives="active"))
     features = {}
-    for split in ("train", "validation", "test"):
+    for split in ("train", "test"):
         images = load("folder", split, path=photos, image_size=size, preprocessing="unit")
         folder = Path(cache) / split if cache else None
         features[split] = lam.features(DataLoader(images, batch_size=50), folder=folder)
     lam.fit_features(features["train"], check_mode=False)  # nothing was trained with this loss
     lam.optimize_prior_precision()
-    lam.fit_confidence(features["train"], features["validation"])
     test, labels = lam.embed_features(features["test"]), features["test"].labels
     return metrics.evaluate(test.point, labels, test.uncertainty, ks=(1,), resamples=0).values
 

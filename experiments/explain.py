@@ -29,7 +29,7 @@ ALPHA, CALIBRATED, SPLITS = (
     300,
     300,
 )  # error rate, queries, calibration sets that a threshold is tried on
-FITTED = 2500  # of the 3,000 training images; the others calibrate the confidence
+FITTED = 2500  # of the 3,000 training images
 BLUE, RED, GREY, GREEN = "#1f6f8b", "#c1440e", "#8a8a8a", "#4a7c2c"
 STYLE = {
     "font.size": 9,
@@ -62,7 +62,7 @@ def read() -> Images:
 def trained(
     images: Images, dim: int, epochs: int, approximation: str = "fixed", structure: str = "lowrank"
 ) -> LAM:
-    """A small network and its posterior, with a calibrated confidence."""
+    """A small network and its posterior."""
     torch.manual_seed(0)
     layers = [torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, dim)]
     model = torch.nn.Sequential(*layers)
@@ -74,11 +74,9 @@ def trained(
             loss(model(images.train[batch]), Pairs.from_labels(images.labels[batch])).backward()
             optimizer.step()
     lam = LAM(Encoder.from_module(model), loss, approximation, structure)
-    fitted, validation = slice(0, FITTED), slice(FITTED, None)
-    features = lam.features([(images.train[fitted], images.labels[fitted])])
+    features = lam.features([(images.train[:FITTED], images.labels[:FITTED])])
     lam.fit_features(features, check_mode=False)
     lam.optimize_prior_precision()
-    lam.fit_confidence(features, lam.features([(images.train[validation], images.labels[validation])]))
     return lam
 
 

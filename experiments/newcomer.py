@@ -48,7 +48,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     (
         "Is the posterior's own uncertainty, 1/kappa, better than that probability? The features are kept.",
         "lam fit --encoder resnet50-gem-v1 --weights resnet50.safetensors --image-size 64 --data photos"
-        " --no-confidence --structure lowrank --cache features --out posterior",
+        " --structure lowrank --cache features --out posterior",
     ),
     ("", "lam evaluate posterior photos:test --ood others --out kappa.json"),
     ("", "lam compare trust.json kappa.json"),

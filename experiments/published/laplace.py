@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from experiments.published.triplets import random_triplets
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.loss_summary import summarise
 from laplacian_metric import vmf
-from laplacian_metric.core.arguments import at_least, one_of
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, only
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.fit import Fitted, features_and_labels, layer_data, pull_back, sum_of_squares
 from laplacian_metric.laplace.layer import DiagonalCurvature, Structure
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.laplace import Laplace, LaplaceLearner
-
-VARIANTS = ("default", "published")
 
 
 def fit_summed(
@@ -109,15 +108,14 @@ class SampledEmbedder(LAMEmbedder):
         return replace(e, point=mean, mean=mean, kappa=kappa, uncertainty=drawn.std(0).sum(1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedLaplace(Laplace):
     """The method "laplace" with the variant of the published code.
 
     Attributes:
         variant: "published" does as the published code: the curvature is summed over random triplets of shuffled
             batches, and images are embedded by ``samples`` draws of the weights, whose mean is the point and whose
-            standard deviations, summed over the dimensions, are the uncertainty (``score`` has no part in it). Prior
-            precision and n_effective are 1 there where they are not given.
+            standard deviations, summed over the dimensions, are the uncertainty. Prior precision and n_effective are 1 there where they are not given.
         triplets: of a batch at most, in the published variant.
         batch_size: of the published variant's batches.
         samples: of the published variant.
@@ -128,24 +126,16 @@ class PublishedLaplace(Laplace):
     """
 
     variant: Literal["default", "published"] = "default"
-    triplets: int = 5000
-    batch_size: int = 256
-    samples: int = 100
+    triplets: Annotated[int, Field(ge=1)] = 5000
+    batch_size: Annotated[int, Field(ge=3)] = 256
+    samples: Annotated[int, Field(ge=2)] = 100
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of(VARIANTS, variant=self.variant)
-        for name, least in {"triplets": 1, "batch_size": 3, "samples": 2}.items():
-            at_least(least, **{name: getattr(self, name)})
         if self.variant == "default":
             return
         if self.structure is not Structure.DIAGONAL:
             raise ValueError(
                 f'structure is "{self.structure.value}", but variant="published" has "diag" only'
-            )
-        if self.score != "1/kappa":
-            raise ValueError(
-                f'score is {self.score!r}, but variant="published" has an uncertainty of its own: leave score out'
             )
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
@@ -171,6 +161,6 @@ class SummedLearner(LaplaceLearner):
             triplets=method.triplets,
             generator=self.new_generator(),
         )
-        self.choose_prior(lam, self.features(data, "validation") if method.prior == "validation" else None)
+        self.choose_prior(lam, data)
         device = self.encoder.head.weight.device
         return SampledEmbedder(lam, method.samples, torch.Generator(device).manual_seed(method.seed))

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, distributed
 
 from experiments.published.triplets import random_triplets
 from hessians import Pairs
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
-from laplacian_metric.core.arguments import one_of
 from laplacian_metric.core.method import Learner, Setup
 from laplacian_metric.core.parallel import reducer
 from laplacian_metric.encoder import Encoder
@@ -83,7 +83,6 @@ PUBLISHED = Switches(
 PAPER = Switches(memory="sum", start="prior")
 
 
-PRESETS = ("default", "published")
 DEFECTS = tuple(field.name for field in fields(Switches))
 
 
@@ -192,7 +191,7 @@ class _ClampedRunning(Running):
         super().add(curvature.clamp(min=0), gradient, loss, square, counts)
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, kw_only=True)
 class PublishedOnlineLaplace(OnlineLaplace):
     """The method "online-laplace" with the errors of the published code.
 
@@ -210,7 +209,6 @@ class PublishedOnlineLaplace(OnlineLaplace):
     defects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        one_of(PRESETS, preset=self.preset)
         for defect in self.defects:
             if defect not in DEFECTS:
                 raise ValueError(
@@ -224,7 +222,6 @@ class PublishedOnlineLaplace(OnlineLaplace):
             raise ValueError(
                 'memory="paper" and preset="published" are two things: take one of them, or give memory a number'
             )
-        super().__post_init__()
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         if (self.preset == "published" or "mined" in self.defects) and miner_of(setup) is not None:

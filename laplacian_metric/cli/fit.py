@@ -76,12 +76,6 @@ class Posterior:
             help="Calibrate Trust: the probability that the nearest image is right. The model keeps the features.",
         ),
     ] = False
-    confidence: Annotated[
-        bool | None,
-        typer.Option(
-            help="Calibrate the older confidence, which Trust replaces; on by default without --calibrate."
-        ),
-    ] = None
     seed: options.Seed = 0
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps features, so that an interrupted fit can resume.")
@@ -116,6 +110,7 @@ def fit(
     if features is not None and (network.encoder or network.weights or network.pretrained):
         raise ValueError("--features come from an encoder: leave --encoder, --weights and --pretrained out")
     from laplacian_metric.core.artifact import check_target
+    from laplacian_metric.core.checked import checked
     from laplacian_metric.data.opening import open_both
     from laplacian_metric.encoder.loading import load_encoder, preparation_for
     from laplacian_metric.encoder.precision import compute_in
@@ -124,7 +119,7 @@ def fit(
 
     check_target(out, ModelManifest, overwrite=output.force)
     device = options.checked_device(images.device)
-    chosen = FitOptions(**vars(posterior))
+    chosen = checked(FitOptions, **vars(posterior))
     loaded, preparation = None, None
     if features is None:
         architecture = options.assignments(network.encoder_option)
@@ -162,7 +157,7 @@ def _table(model: ModelFolder) -> str:
             "effective parameters",
             f"{diagnostics['effective_parameters']:.1f} of {diagnostics['parameters']}",
         ),
-        ("uncertainty", "1/kappa" if model.lam.confidence is None else "1 - confidence in the match"),
+        ("uncertainty", "1/kappa"),
     ]
     if model.trust is not None:
         rows[-1] = ("uncertainty", "1 - probability that the nearest image is right")

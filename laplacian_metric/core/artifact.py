@@ -39,10 +39,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Generic, T
 import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import DTypeLike, NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from laplacian_metric import __version__
-from laplacian_metric.core.checked import Strict, parsed, validated
+from laplacian_metric.core.checked import Strict, complaint
 from laplacian_metric.core.files import atomic_write, sync_folder
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class FileEntry(Strict):
 class Manifest(Strict):
     """Base class of what kinds of artifacts say about themselves.
 
-    A kind adds its fields and sets the class variables. ``made_with`` and ``files`` are filled in when it is saved.
+    A kind adds its fields and sets the class variables. ``format``, ``made_with`` and ``files`` are filled in when it
+    is saved.
     """
 
     FORMAT: ClassVar[str]  # such as "laplacian_metric model"; its last word names the kind in messages
@@ -96,6 +97,7 @@ class Manifest(Strict):
     OPTIONAL: ClassVar[tuple[str, ...]] = ()
     SHARED: ClassVar[bool] = False  # whether the folder may hold other files, as a repository does
 
+    format: str = ""
     made_with: dict[str, str] = Field(default={})
     files: dict[Annotated[str, Field(pattern=r"^\w[\w.-]*$")], FileEntry] = Field(default={})
 
@@ -109,8 +111,8 @@ class Manifest(Strict):
         return cls.FORMAT.rpartition(" ")[2]
 
 
-class _Files(Manifest, extra="ignore"):
-    """The files of an artifact of any kind."""
+class _AnyManifest(Manifest, extra="ignore"):
+    """What the manifests of all kinds have."""
 
 
 M = TypeVar("M", bound=Manifest)
@@ -228,7 +230,7 @@ def _check_files(root: Path, version: Path, files: Mapping[str, FileEntry], veri
             raise ArtifactError(f"{name} in {root} was altered after it was written: {COPY_AGAIN}")
         if verify and path.name == POINTER:
             with _held(path.parent) as (inner, text):
-                _check_files(path.parent, inner, _Files.model_validate_json(text).files, verify)
+                _check_files(path.parent, inner, _parsed(path.parent, text, _AnyManifest).files, verify)
 
 
 def read_manifest(folder: AnyPath, kind: type[M]) -> M:
@@ -240,7 +242,7 @@ def read_manifest(folder: AnyPath, kind: type[M]) -> M:
 def format_of(folder: AnyPath) -> str:
     """Return the format of an artifact, such as "laplacian_metric model"."""
     with _held(Path(folder)) as (_, text):
-        return str(_content(Path(folder), text)["format"])
+        return _parsed(Path(folder), text, _AnyManifest).format
 
 
 @contextmanager
@@ -290,18 +292,17 @@ def _pointer(root: Path) -> tuple[Path, str]:
     return root / found[1], found[2]
 
 
-def _content(root: Path, text: bytes) -> dict[str, Any]:
-    values = parsed(text, f"{MANIFEST} in {root}", COPY_AGAIN, ArtifactError)
-    if "format" not in values:
-        raise ArtifactError(f"{MANIFEST} in {root} names no format: {COPY_AGAIN}")
-    return values
+def _parsed(root: Path, text: bytes, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise ArtifactError(f"{MANIFEST} in {root}: {complaint(error, kind)}; {COPY_AGAIN}") from error
 
 
 def _manifest(root: Path, text: bytes, kind: type[M]) -> M:
-    values = _content(root, text)
-    if (form := values.pop("format")) != kind.FORMAT:
+    if (form := _parsed(root, text, _AnyManifest).format) != kind.FORMAT:
         raise ArtifactError(f"{root} holds no {kind.noun()}, its format is {form!r}")
-    manifest = validated(kind, values, f"{MANIFEST} in {root}", COPY_AGAIN, ArtifactError)
+    manifest = _parsed(root, text, kind)
     needed = manifest.payloads()
     if not needed <= set(manifest.files) <= needed | set(kind.OPTIONAL):
         raise ArtifactError(f"{root} has the files {sorted(manifest.files)}, {sorted(needed)} are needed")

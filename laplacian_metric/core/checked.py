@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -28,6 +28,7 @@ from pydantic import (
 from laplacian_metric.core.arguments import hint
 
 Model = TypeVar("Model", bound=BaseModel)
+Options = TypeVar("Options")
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -76,6 +77,18 @@ def validated(
     except ValidationError as problem:
         end = f"; {remedy}" if remedy else ""
         raise error(f"{place}: {complaint(problem, model)}{end}") from problem
+
+
+def checked(kind: Callable[..., Options], **values: Any) -> Options:
+    """Return a pydantic dataclass of these values.
+
+    Raises:
+        ValueError: one of them does not fit; the message names it.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as problem:
+        raise ValueError(complaint(problem, kind)) from problem
 
 
 def complaint(error: ValidationError, model: Any = None, section: str = "") -> str:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 from laplacian_metric.core.arguments import check_known, hint
+from laplacian_metric.core.checked import checked
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Registry(Generic[T]):
         """Return one with its options; an option that it does not have is refused."""
         kind = self.find(name)
         check_options(name, options, [field.name for field in fields(kind)])  # type: ignore[arg-type]
-        return kind(**options)
+        return checked(kind, **options)
 
 
 def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def _about(config: Mapping[str, Any]) -> str:
 
 def _loss(loss: Mapping[str, Any]) -> str:
     fields = ", ".join(f"{name}={value!r}" for name, value in (loss["fields"] or {}).items())
-    return f"{loss['class']}({fields})"
+    return f"{loss['kind']}({fields})"
 
 
 def _metrics(metrics: Mapping[str, float | None]) -> str:
@@ -77,7 +77,7 @@ def _metrics(metrics: Mapping[str, float | None]) -> str:
 
 
 def _how_to_load(config: Mapping[str, Any]) -> str:
-    ours = str(config["loss"]["class"]).startswith("hessians.")
+    ours = str(config["loss"]["kind"]).startswith("hessians.")
     return f"""## How to load it
 
 ```python

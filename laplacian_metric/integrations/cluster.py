@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.progress import track
 from laplacian_metric.core.images import EXTENSIONS, Preparation, UnreadableImageError, decode_image
+from laplacian_metric.core.progress import track
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.model_folder import ModelFolder
 

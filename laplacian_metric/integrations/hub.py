@@ -26,7 +26,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import LIBRARY, card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.laplace.stored_header import header_of
+from laplacian_metric.laplace.storage import manifest_of
 from laplacian_metric.metrics import Evaluation
 from laplacian_metric.trust.trust import Trust
 
@@ -132,18 +132,16 @@ def save_folder(
     folder = Path(folder)
     _check_card(folder)
     _check_trust(trust, lam, folder)
-    header = header_of(lam, lam._fit())
+    stored = manifest_of(lam).model_dump(mode="json")
     effective = {"n_effective": lam.n_effective, "prior_precision": lam.prior_precision}
     manifest = PosteriorManifest(
-        made_with=header.versions,
+        made_with=stored["made_with"],
         encoder_reference=_reference(lam.encoder) if encoder_reference is None else encoder_reference,
         licence=licence,
         metrics=_plain(metrics),
         fingerprint=lam.fingerprint(),
-        settings=header.settings.model_dump() | effective,
-        loss=header.loss.model_dump(by_alias=True),
-        fit=header.fit.model_dump(),
-        encoder=header.encoder.model_dump(),
+        settings=stored["options"] | effective,
+        **{name: stored[name] for name in ("loss", "fit", "encoder")},
         trust=None if trust is None else TrustSummary.of(trust),
     )
     payloads: dict[str, artifact.Payload] = {POSTERIOR: lam.save}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,9 +17,10 @@ from hessians.graph import DENSE_IMAGES
 from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.output_hessian import CoupledHessian, MatrixHessian, OutputHessian
 from hessians.pair_loss import PairLoss
-from hessians.pairs import LabelPairs, Population
+from hessians.pairs import LabelPairs, PairSums, Population
+from laplacian_metric.core.parallel import Reduce
 from laplacian_metric.core.progress import track
-from laplacian_metric.laplace.batching import BATCH_SIZE, class_balanced_batches
+from laplacian_metric.laplace.batching import class_balanced_batches
 from laplacian_metric.laplace.layer import (
     DiagonalCurvature,
     FullCurvature,
@@ -29,49 +30,16 @@ from laplacian_metric.laplace.layer import (
     Structure,
 )
 from laplacian_metric.laplace.layer.full import check_dense_weights
-from laplacian_metric.laplace.pair_search import (
-    PairChoice,
-    SearchedPairs,
-    SearchOptions,
-    search_pairs,
-    warn_if_inexact,
-)
+from laplacian_metric.laplace.options import FitSettings, PairChoice
+from laplacian_metric.laplace.pair_search import search_pairs, warn_if_inexact
 
 LOGGER = logging.getLogger(__name__)
 
 # Of the vectors in the dtype of the features, at the peak: the posterior has four of them in float64.
 LOW_RANK_COPIES = 9
+POWER_ITERATIONS = 2  # of the subspace that finds the eigenvectors
 
 DENSE_MEMORY = 1 << 30  # bytes of dense output Hessians that are kept between passes
-
-Reduce = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a curvature is accumulated.
-
-    Attributes:
-        structure: what is kept of the covariances.
-        approximation: what is kept of the output Hessian.
-        batch_size: of the class-balanced batches, where there are batches.
-        rank: how many eigenvectors "lowrank" keeps.
-        power_iterations: of the subspace that finds them.
-        generator: of the batches and of the subspace's start.
-        reduce: adds a tensor up over processes.
-        progress: whether to show a bar; None asks the terminal.
-        search: how all pairs of a data set are searched; None takes the pairs of this process, all of them.
-    """
-
-    structure: Structure
-    approximation: Approximation
-    batch_size: int = BATCH_SIZE
-    rank: int = 50
-    power_iterations: int = 2
-    generator: torch.Generator | None = None
-    reduce: Reduce | None = None
-    progress: bool | None = None
-    search: SearchOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -87,21 +55,7 @@ class LayerData:
 
 
 @dataclass(frozen=True)
-class Accumulated:
-    """A curvature with the pairs that it is of: ``batches`` of (rows, None for all; pairs that know all counts).
-
-    ``error`` is that of an estimated curvature's diagonal in the l2 norm, 0 where every pair was looked at.
-    """
-
-    curvature: LayerCurvature
-    num_positives: float
-    num_negatives: float
-    batches: list[tuple[Tensor | None, Pairs]]
-    error: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Part:
+class Part:
     """A batch: its rows (None for all of them) and its pairs, with the population counts of all batches."""
 
     data: LayerData
@@ -127,17 +81,22 @@ class _Part:
         return hessian
 
 
-def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | None = None) -> Accumulated:
-    """The curvature of the loss, averaged over the data set's pairs, in the weights of the layer.
+def accumulate(
+    data: LayerData, settings: FitSettings, batches: Sequence[Tensor] | None = None
+) -> tuple[LayerCurvature, list[Part], Population, float]:
+    """Return the curvature of the loss, averaged over the data set's pairs, in the weights of the layer.
+
+    Beside it the batches with their pairs, the counts of positives and negatives in all of them, and the error of an
+    estimated curvature's diagonal in the l2 norm, 0 where every pair was looked at.
 
     Without ``batches``, "fixed" and "positive" are over all pairs of the data set, and "full" and "clipped" over the
     pairs inside class-balanced batches, each batch standing for its share: the counts are summed over all batches
     and divided by once.
     """
-    labels, approximation = data.labels, settings.approximation
+    labels, options = data.labels, settings.options
     # The pairs of a whole data set are too many for the others.
-    over_all = approximation is Approximation.FIXED or (
-        approximation is Approximation.POSITIVE and settings.structure is not Structure.KRONECKER
+    over_all = options.approximation is Approximation.FIXED or (
+        options.approximation is Approximation.POSITIVE and options.structure is not Structure.KRONECKER
     )
     searched = None
     if isinstance(labels, Tensor) and batches is None:
@@ -145,44 +104,50 @@ def accumulate(data: LayerData, settings: Settings, batches: Sequence[Tensor] | 
         if not over_all or data.loss.couples_batch:
             batches = class_balanced_batches(labels, settings.batch_size, generator=settings.generator)
     parts, population = _parts(data, settings, batches, searched)
-    if settings.structure is Structure.DIAGONAL:
+    if options.structure is Structure.DIAGONAL:
         curvature: LayerCurvature = DiagonalCurvature(_summed_diagonal(data, parts, settings))
     else:
         make = {Structure.KRONECKER: _kronecker, Structure.LOW_RANK: _low_rank, Structure.FULL: _full}
-        curvature = make[settings.structure](data, parts, settings)
+        curvature = make[options.structure](data, parts, settings)
     # The curvature of "positive" has no negatives, and its positives are summed by classes.
-    error = searched.error if searched and approximation is Approximation.FIXED else 0.0
-    if error and settings.search is not None:
-        warn_if_inexact(error, float(curvature.diagonal().double().norm()), settings.search.tolerance)
-    return Accumulated(curvature, *population, [(part.rows, part.pairs) for part in parts], error)
+    error = searched[2] if searched and options.approximation is Approximation.FIXED else 0.0
+    if error:
+        warn_if_inexact(error, float(curvature.diagonal().double().norm()), settings.tolerance)
+    return curvature, parts, population, error
 
 
-def _searched(data: LayerData, labels: Tensor, settings: Settings) -> SearchedPairs | None:
-    """The sums over all pairs of a data set; None where they are summed row by row."""
-    options = settings.search
-    if options is None:
+def _searched(
+    data: LayerData, labels: Tensor, settings: FitSettings
+) -> tuple[PairSums, Tensor, float] | None:
+    """Return what `search_pairs` does; None where the pairs of a data set are summed row by row."""
+    choice = settings.options.pairs
+    if not settings.search:
         return None
     if type(data.loss) is not ContrastiveLoss or data.loss.power != 2:
-        if options.choice is PairChoice.ESTIMATE:
+        if choice is PairChoice.ESTIMATE:
             raise ValueError(
                 'pairs="estimate" is for a ContrastiveLoss with power=2: take pairs="exact", or approximation="full" '
                 'or "clipped", which go over batches'
             )
         return None
-    if settings.approximation is not Approximation.FIXED:
-        options = replace(options, reduce=None)
-    if options.reduce is None and len(labels) <= DENSE_IMAGES and options.choice is not PairChoice.ESTIMATE:
+    if settings.options.approximation is not Approximation.FIXED:
+        settings = replace(settings, reduce=None)
+    if settings.reduce is None and len(labels) <= DENSE_IMAGES and choice is not PairChoice.ESTIMATE:
         return None
-    bias = data.bias is not None
-    return search_pairs(data.loss, data.embeddings, labels, data.features, options, bias=bias)
+    return search_pairs(
+        data.loss, data.embeddings, labels, data.features, settings, bias=data.bias is not None
+    )
 
 
 def _parts(
-    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, searched: SearchedPairs | None
-) -> tuple[list[_Part], Population]:
+    data: LayerData,
+    settings: FitSettings,
+    batches: Sequence[Tensor] | None,
+    searched: tuple[PairSums, Tensor, float] | None,
+) -> tuple[list[Part], Population]:
     """The batches, with the counts of positives and negatives in all of them and in all processes."""
-    labels, approximation, reduce = data.labels, settings.approximation, settings.reduce
-    if settings.structure is Structure.KRONECKER and approximation is Approximation.FULL:
+    labels, approximation, reduce = data.labels, settings.options.approximation, settings.reduce
+    if settings.options.structure is Structure.KRONECKER and approximation is Approximation.FULL:
         raise ValueError(
             'structure "kron" of the indefinite approximation "full" has no nearest positive semi-definite product '
             'that could be found: take approximation="clipped", its positive part, or "fixed"'
@@ -195,8 +160,8 @@ def _parts(
         parts = [labels] if batches is None else [labels[rows] for rows in batches]
         sets = [LabelPairs(part) for part in parts]
     counted = sets
-    if searched is not None and len(searched.labels) > len(data.features):  # the labels of all processes
-        counted, reduce = [LabelPairs(searched.labels)], None
+    if searched is not None and len(searched[1]) > len(data.features):  # the labels of all processes
+        counted, reduce = [LabelPairs(searched[1])], None
     positives, negatives = (
         sum(pairs.num_positives for pairs in counted),
         sum(pairs.num_negatives for pairs in counted),
@@ -207,18 +172,18 @@ def _parts(
     population = (positives, negatives)
     sets = [pairs.with_population(population) for pairs in sets]
     if searched is not None:
-        sets = [pairs.with_sums(searched.sums) for pairs in sets]
+        sets = [pairs.with_sums(searched[0]) for pairs in sets]
     if batches is None:
-        return [_Part(data, None, sets[0], approximation, keeps_dense=True)], population
+        return [Part(data, None, sets[0], approximation, keeps_dense=True)], population
     u = data.embeddings
     dense = sum((len(rows) * u.shape[1]) ** 2 for rows in batches) * u.element_size()
     return [
-        _Part(data, rows, pairs, approximation, keeps_dense=dense <= DENSE_MEMORY)
+        Part(data, rows, pairs, approximation, keeps_dense=dense <= DENSE_MEMORY)
         for rows, pairs in zip(batches, sets, strict=True)
     ], population
 
 
-def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) -> Tensor:
+def _summed_diagonal(data: LayerData, parts: list[Part], settings: FitSettings) -> Tensor:
     """diag(G) without a clamp, (Z, H'), summed in float64."""
     inputs = data.weight.shape[1] + int(data.bias is not None)
     total = torch.zeros(len(data.weight), inputs, dtype=torch.float64, device=data.embeddings.device)
@@ -230,7 +195,7 @@ def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) ->
             data.bias,
             part.pairs,
             data.loss,
-            settings.approximation,
+            settings.options.approximation,
             embeddings=part.select(data.embeddings),
         )
         total += w if b is None else torch.cat([w, b[:, None]], dim=1)
@@ -238,12 +203,12 @@ def _summed_diagonal(data: LayerData, parts: list[_Part], settings: Settings) ->
     return total.to(data.embeddings.dtype)
 
 
-def _operator(data: LayerData, parts: list[_Part], settings: Settings) -> LayerGGN:
+def _operator(data: LayerData, parts: list[Part], settings: FitSettings) -> LayerGGN:
     batches = [LayerBatch(part.select(data.features), part.hessian) for part in parts]
     return LayerGGN(batches, len(data.weight), data.bias is not None, reduce=settings.reduce)
 
 
-def _kronecker(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+def _kronecker(data: LayerData, parts: list[Part], settings: FitSettings) -> LayerCurvature:
     width = data.weight.shape[1] + 1
     what = f"the Kronecker factors and eigenvectors of {width} inputs"
     _announce(what, 4 * width**2, data.embeddings, 'structure "lowrank" or "diag"')
@@ -251,7 +216,7 @@ def _kronecker(data: LayerData, parts: list[_Part], settings: Settings) -> Layer
     return KroneckerCurvature.from_factors(factors.output, factors.input)
 
 
-def _full(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+def _full(data: LayerData, parts: list[Part], settings: FitSettings) -> LayerCurvature:
     ggn = _operator(data, parts, settings)
     check_dense_weights(*ggn.shape)
     what = "the dense curvature and its eigenvectors"
@@ -259,17 +224,15 @@ def _full(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurva
     return FullCurvature.from_matrix(ggn.dense(), len(data.weight))
 
 
-def _low_rank(data: LayerData, parts: list[_Part], settings: Settings) -> LayerCurvature:
+def _low_rank(data: LayerData, parts: list[Part], settings: FitSettings) -> LayerCurvature:
     """The largest positive eigenpairs by subspace iteration, and what they leave of the diagonal."""
     ggn = _operator(data, parts, settings)
     size = math.prod(ggn.shape)
-    rank = min(settings.rank, size)
+    rank = min(settings.options.rank, size)
     width = min(size, rank + 10)
     what = f"{width} vectors over {size} weights, and the posterior in float64,"
     _announce(what, LOW_RANK_COPIES * width * size, data.embeddings, 'a lower rank, or structure "diag"')
-    values, vectors = largest_eigenpairs(
-        ggn, width, settings.power_iterations, settings.generator, settings.reduce
-    )
+    values, vectors = largest_eigenpairs(ggn, width, POWER_ITERATIONS, settings.generator, settings.reduce)
     keep = values.argsort(descending=True)[:rank]
     keep = keep[values[keep] > 0]
     factor = (vectors[keep] * values[keep].sqrt()[:, None]).view(-1, *ggn.shape)

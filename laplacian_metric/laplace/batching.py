@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BATCH_SIZE = 256
+from laplacian_metric.laplace.options import BATCH_SIZE
+
 FEWEST_PER_CLASS = 4
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.arguments import positive
+from laplacian_metric.core.checked import checked
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.laplace.options import PosthocOptions
 
 # OOD images and noise are about as long as what was fitted; pixels up to 255 are up to 255 times as long.
 FAR = 10.0
@@ -55,37 +56,26 @@ class FittedData:
 
 
 F = TypeVar("F", bound=FittedData)
+Options = TypeVar("Options", bound=PosthocOptions)
 
 
-class EncoderPosterior(Generic[F]):
+class EncoderPosterior(Generic[F, Options]):
     """A Gaussian over weights of an encoder, of the precision n_effective/temperature times a curvature plus a prior.
 
     Attributes:
         encoder: whose weights they are.
         loss: whose curvature is taken.
-        approximation: what is kept of the loss's Hessian.
-        weight_decay: of the training, or None.
+        options: the settings.
         fitted: the curvature and what it is of; None before a fit.
     """
 
     FITTED_BY: ClassVar[str] = "fit(loader)"
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        loss: PairLoss,
-        approximation: str | Approximation,
-        n_effective: float | None,
-        temperature: float,
-        weight_decay: float | None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, loss: PairLoss, options: Options) -> None:
         check_model(encoder, loss)
         self.encoder = encoder
         self.loss = loss
-        self.approximation = Approximation.parse(approximation)
-        self._n_effective = positive("n_effective", n_effective)
-        self._temperature = positive("temperature", temperature) or 1.0
-        self.weight_decay = None if not weight_decay else positive("weight_decay", weight_decay)
+        self.options = options
         self.fitted: F | None = None
         self._tensors: list[Tensor] = []
         self._marks: list[tuple[int, int, int]] = []
@@ -96,28 +86,54 @@ class EncoderPosterior(Generic[F]):
             raise NotFittedError(f"this {type(self).__name__} has no posterior yet: call {self.FITTED_BY}")
         return self.fitted
 
+    def change(self, **values: Any) -> None:
+        """Replace settings."""
+        self.options = checked(type(self.options), **{**vars(self.options), **values})
+
+    @property
+    def approximation(self) -> Approximation:
+        """What is kept of the loss's Hessian."""
+        return self.options.approximation
+
+    @property
+    def weight_decay(self) -> float | None:
+        """Of the training."""
+        return self.options.weight_decay
+
     @property
     def n_effective(self) -> float:
         """How many independent observations the loss's average stands for."""
-        return self._n_effective if self._n_effective is not None else float(self._fit().num_images)
+        given = self.options.n_effective
+        return float(self._fit().num_images) if given is None else given
 
     @n_effective.setter
     def n_effective(self, value: float | None) -> None:
-        self._n_effective = positive("n_effective", value)
+        self.change(n_effective=value)
 
     @property
     def temperature(self) -> float:
         """Divides n_effective."""
-        return self._temperature
+        return self.options.temperature
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        self._temperature = positive("temperature", value) or 1.0
+        self.change(temperature=value)
 
     @property
     def scale(self) -> float:
         """n_effective / temperature, what the curvature is multiplied with."""
-        return self.n_effective / self._temperature
+        return self.n_effective / self.options.temperature
+
+    @property
+    def prior_precision(self) -> Any:
+        """Of every weight, or of those of each layer."""
+        if self.options.prior_precision is not None:
+            return self.options.prior_precision
+        return self.scale * self.options.weight_decay if self.options.weight_decay else 1.0
+
+    @prior_precision.setter
+    def prior_precision(self, value: Any) -> None:
+        self.change(prior_precision=value)
 
     def encoder_fingerprint(self) -> str:
         """The encoder's fingerprint, computed anew only when a tensor was written to or replaced.

@@ -24,15 +24,16 @@ from hessians.features import FeatureReader
 from hessians.loss_summary import LossSummary, summarise, trained_gradient
 from hessians.pair_loss import PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.labels import Labels, as_labels
-from laplacian_metric.core.parallel import check_agreement
-from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.parallel import Reduce, check_agreement
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.accumulate import Accumulated, LayerData, Reduce, Settings, accumulate
+from laplacian_metric.laplace.accumulate import LayerData, Part, accumulate
 from laplacian_metric.laplace.encoder_posterior import FittedData, warn_of_no_curvature
 from laplacian_metric.laplace.head import FEATURE_MEMORY
 from laplacian_metric.laplace.layer import LayerCurvature
+from laplacian_metric.laplace.options import FitSettings
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,33 +90,36 @@ def bias_is_known(loss: PairLoss, approximation: Approximation) -> bool:
 
 @torch.no_grad()
 def fit_layer(
-    data: LayerData, settings: Settings, batches: Sequence[Tensor] | None, encoder: Encoder, fingerprint: str
+    data: LayerData,
+    settings: FitSettings,
+    batches: Sequence[Tensor] | None,
+    encoder: Encoder,
+    fingerprint: str,
 ) -> Fitted:
     """The curvature, and what else is known about the data, summed over all processes."""
     reduce, weight = settings.reduce, encoder.head.weight
     if reduce is not None:
-        pairs = "" if settings.search is None else f" ({settings.search.choice.value} pairs)"
         check_agreement(
             reduce,
-            f"structure {settings.structure.value!r} (rank {settings.rank}) of {settings.approximation.value!r}{pairs} "
-            f"over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder {fingerprint[:12]}",
+            f"{settings.options} over {tuple(data.weight.shape)} weights in {data.embeddings.dtype}, encoder "
+            f"{fingerprint[:12]}",
         )
     with warnings.catch_warnings():
         if isinstance(data.labels, Tensor):
             # Said once for the data set, not for every batch.
             warnings.filterwarnings("ignore", "there is no .* pair", CurvatureWarning)
-        accumulated = accumulate(data, settings, batches)
-        for tensor in accumulated.curvature.tensors().values():
+        curvature, parts, population, error = accumulate(data, settings, batches)
+        for tensor in curvature.tensors().values():
             check_no_overflow(data.features, len(data.features), tensor)
-        value, gradient = loss_and_gradient(data.loss, data, accumulated, reduce)
+        value, gradient = loss_and_gradient(data, parts, population[1], reduce)
     sums = torch.tensor(
-        [len(data.features), len(accumulated.batches), sum_of_squares(data.embeddings)],
+        [len(data.features), len(parts), sum_of_squares(data.embeddings)],
         dtype=torch.float64,
         device=gradient.device,
     )
     num_images, num_batches, squares = (sums if reduce is None else reduce(sums)).tolist()
     device, dtype = exact_device(weight.device), compute_dtype(weight)
-    curvature = accumulated.curvature.to(device, dtype)
+    curvature = curvature.to(device, dtype)
     if not curvature.trace() > 0:
         warn_of_no_curvature(
             stacklevel=5
@@ -123,41 +127,39 @@ def fit_layer(
     return Fitted(
         curvature=curvature,
         num_images=round(num_images),
-        num_positives=accumulated.num_positives,
-        num_negatives=accumulated.num_negatives,
+        num_positives=population[0],
+        num_negatives=population[1],
         num_batches=round(num_batches),
         loss_value=value,
         gradient=gradient.to(device, dtype),
         bias_is_random=data.bias is not None,
         fingerprint=fingerprint,
         length=math.sqrt(squares / num_images),
-        curvature_error=accumulated.error,
+        curvature_error=error,
     )
 
 
 def loss_and_gradient(
-    loss: PairLoss, data: LayerData, accumulated: Accumulated, reduce: Reduce | None
+    data: LayerData, parts: Sequence[Part], num_negatives: float, reduce: Reduce | None
 ) -> tuple[float, Tensor]:
-    """L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
+    """Return L over the pairs that the curvature is of, and dL/d[W | b] (Z, H') of the loss as it is trained."""
     u = data.embeddings
     value, active = 0.0, 0.0
     positive, negative = torch.zeros_like(u[:1]).expand_as(u), torch.zeros_like(u[:1]).expand_as(u)
-    for number, (rows, pairs) in enumerate(accumulated.batches):
-        part = summarise(loss, u if rows is None else u[rows], pairs)
-        value, active = value + part.value, active + part.active
-        if rows is None:  # the only batch
-            positive, negative = part.positive_gradient, part.negative_gradient
+    for number, part in enumerate(parts):
+        summary = summarise(data.loss, part.select(u), part.pairs)
+        value, active = value + summary.value, active + summary.active
+        if part.rows is None:  # the only batch
+            positive, negative = summary.positive_gradient, summary.negative_gradient
             continue
-        index = rows.to(u.device)
+        index = part.rows.to(u.device)
         if not number:
             positive, negative = torch.zeros_like(u), torch.zeros_like(u)
-        positive.index_add_(0, index, part.positive_gradient)
-        negative.index_add_(0, index, part.negative_gradient)
+        positive.index_add_(0, index, summary.positive_gradient)
+        negative.index_add_(0, index, summary.negative_gradient)
     numbers = torch.tensor([value, active], dtype=torch.float64, device=u.device)
     value, active = (numbers if reduce is None else reduce(numbers)).tolist()
-    trained = trained_gradient(
-        loss, LossSummary(value, positive, negative, active), accumulated.num_negatives
-    )
+    trained = trained_gradient(data.loss, LossSummary(value, positive, negative, active), num_negatives)
     gradient = pull_back(trained, data.features, data.bias is not None)
     return value, gradient if reduce is None else reduce(gradient)
 

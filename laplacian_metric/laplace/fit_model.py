@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
@@ -19,6 +21,7 @@ from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
+from laplacian_metric.laplace.options import LamOptions, Positive
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics.ranking import error_auroc
 from laplacian_metric.trust.calibration import LEAST_QUERIES
@@ -26,14 +29,13 @@ from laplacian_metric.trust.trust import Trust
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
-HEADS = ("keep", "trained", "whitening", "identity")
 FEW_ERRORS = 10  # of validation images, below which a calibration is hardly more than a constant
 DIM = 64  # of a head that is trained or whitens, unless it is given
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """How a posterior is fitted.
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(LamOptions):
+    """How a posterior is fitted, beside the settings of the `LAM`.
 
     Attributes:
         head: "keep" takes the encoder's head; "trained" trains one on the features, "whitening" computes one from their
@@ -42,46 +44,25 @@ class FitOptions:
         dim: of a trained or whitening head; by default 64, or the number of features if that is smaller.
         steps: training steps of a head.
         margin, distance, power: of the loss.
-        structure, approximation, rank, temperature: of the posterior, see `LAM`.
         prior: "marginal", "validation", or a number.
         calibrate: calibrate `Trust` on validation images: the probability that the nearest image is right. The model
-            keeps the training features.
-        confidence: calibrate the first form of the confidence on validation images; by default where `Trust` is not.
-            Without both the uncertainty is 1/kappa.
+            keeps the training features. Without it the uncertainty is 1/kappa.
         seed: of all random choices.
         cache: a folder that keeps features, so that an interrupted pass can resume; None keeps them in memory.
     """
 
-    head: str | None = None
-    dim: int | None = None
+    head: Literal["keep", "trained", "whitening", "identity"] | None = None
+    dim: Annotated[int, Field(ge=2)] | None = None
     steps: int = 1000
     margin: float = 0.7
     distance: str = "arccos"
     power: int = 2
-    structure: str = "diag"
-    approximation: str = "fixed"
-    rank: int = 50
-    temperature: float = 1.0
-    prior: str | float = "marginal"
+    prior: Positive | Literal["marginal", "validation"] = "marginal"
     calibrate: bool = False
-    confidence: bool | None = None
     seed: int = 0
     cache: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.confidence is None:
-            object.__setattr__(self, "confidence", not self.calibrate)
-        if self.head is not None and self.head not in HEADS:
-            raise ValueError(f"head is {self.head!r}, one of {', '.join(HEADS)} is needed")
-        if isinstance(self.prior, str) and self.prior not in ("marginal", "validation"):
-            try:
-                object.__setattr__(self, "prior", float(self.prior))
-            except ValueError:
-                raise ValueError(
-                    f"prior is {self.prior!r}: marginal, validation or a number is needed"
-                ) from None
-        if self.dim is not None and self.dim < 2:
-            raise ValueError(f"dim is {self.dim}: a direction needs at least 2 dimensions")
         if self.dim is not None and self.head in ("keep", "identity"):
             raise ValueError(
                 f"dim is given, but a head that is {self.head!r} has its own: leave one of both out"
@@ -90,7 +71,7 @@ class FitOptions:
     @property
     def needs_validation(self) -> bool:
         """Whether validation images are needed."""
-        return bool(self.confidence) or self.calibrate or self.prior == "validation"
+        return self.calibrate or self.prior == "validation"
 
     def loss(self) -> ContrastiveLoss:
         """Return the loss that the curvature is of, and that a head is trained with."""
@@ -180,27 +161,15 @@ def _features(carrier: Encoder, source: Dataset, options: FitOptions, progress: 
 def _posterior(
     encoder: Encoder, options: FitOptions, train: Dataset, held_out: Dataset | None, progress: bool | None
 ) -> LAM:
-    """Return the posterior fitted to features, with the prior and the confidence that were asked for."""
-    lam = LAM(
-        encoder,
-        options.loss(),
-        options.approximation,
-        options.structure,
-        rank=options.rank,
-        temperature=options.temperature,
-        prior_precision=None if isinstance(options.prior, str) else options.prior,
-    )
+    """Return the posterior fitted to features, with the prior that was asked for."""
+    chosen = options.prior if isinstance(options.prior, float) else options.prior_precision
+    lam = LAM.of(encoder, options.loss(), replace(options, prior_precision=chosen))
     generator = torch.Generator().manual_seed(options.seed)
     lam.fit_features(train, generator=generator, progress=progress)
     if options.prior == "validation":
         lam.optimize_prior_precision("validation", _needed(held_out), generator=generator)
-    elif options.prior == "marginal":
+    elif chosen is None:
         lam.optimize_prior_precision()
-    if options.confidence:
-        try:
-            lam.fit_confidence(train, _needed(held_out))
-        except ValueError as error:
-            raise ValueError(f"{error}; or leave it out with --no-confidence") from error
     return lam
 
 
@@ -221,7 +190,7 @@ def _warn_if_few_errors(lam: LAM, held_out: Dataset, train: Dataset) -> None:
 def _needed(held_out: T | None) -> T:
     if held_out is None:
         raise ValueError(
-            "validation images are needed for what is chosen on them: pass some, or --no-confidence"
+            "validation images are needed for what is chosen on them: pass some, or leave out --calibrate"
         )
     return held_out
 
@@ -293,7 +262,11 @@ def _about(
             "validation_images": 0 if validation is None else len(validation),
         },
         "settings": {
-            **{name: value for name, value in vars(options).items() if name != "cache"},
+            **{
+                name: getattr(value, "value", value)
+                for name, value in vars(options).items()
+                if name != "cache"
+            },
             "prior_precision": lam.prior_precision,
             "dim": lam.encoder.dim,
         },

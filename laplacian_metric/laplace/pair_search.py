@@ -23,18 +23,18 @@ from torch import Tensor
 
 from hessians import ContrastiveLoss
 from hessians.active_pairs import ActiveSearch, Cells, Stratum
-from hessians.checks import Choice, CurvatureWarning
+from hessians.checks import CurvatureWarning
 from hessians.features import FeatureReader
 from hessians.pairs import PairSums
 from laplacian_metric.core import tensor_file
 from laplacian_metric.core.artifact import ArtifactError
-from laplacian_metric.core.parallel import Reduce, gathered, share
+from laplacian_metric.core.parallel import gathered, share
 from laplacian_metric.core.progress import track
+from laplacian_metric.laplace.options import FitSettings, PairChoice
 
 LOGGER = logging.getLogger(__name__)
 
 EXACT_IMAGES = 1 << 16  # "auto" estimates beyond so many images
-TOLERANCE = 0.01  # of the diagonal of the curvature, relative, in the l2 norm
 PARTNERS = 256  # that a round looks at for each image, about
 ROUNDS_AT_ONCE = 4  # the number of rounds is a multiple of it
 PILOT_ROUNDS = 4
@@ -46,113 +46,68 @@ SECONDS_BETWEEN_NOTES = 30.0
 FILE = "pairs.safetensors"
 
 
-class PairChoice(Choice):
-    """Which of the negative pairs of a data set are looked at."""
-
-    AUTO = "auto"
-    """All of up to 65,536 images; of more an estimate."""
-
-    EXACT = "exact"
-    """All of them."""
-
-    ESTIMATE = "estimate"
-    """A stratified random share, so large that the curvature's error is within the tolerance."""
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How the pairs of a data set are searched.
-
-    Attributes:
-        choice: exact, or an estimate.
-        tolerance: the relative error of the curvature's diagonal, in the l2 norm, that an estimate may have.
-        seed: of an estimate.
-        folder: where an interrupted search is taken up; None where it starts anew.
-        reduce: adds up a tensor over processes.
-        progress: whether to show a bar; None asks the terminal.
-    """
-
-    choice: PairChoice = PairChoice.AUTO
-    tolerance: float = TOLERANCE
-    seed: int = 0
-    folder: Path | None = None
-    reduce: Reduce | None = None
-    progress: bool | None = None
-
-    def estimates(self, num_images: int) -> bool:
-        """Whether that many images are estimated."""
-        if self.choice is PairChoice.AUTO:
-            return num_images > EXACT_IMAGES
-        return self.choice is PairChoice.ESTIMATE
-
-
-@dataclass(frozen=True)
-class SearchedPairs:
-    """What a search finds: the sums, the labels of the images of all processes, and the error of the curvature's
-    diagonal in the l2 norm (0 where every pair was looked at, NaN where it was not measured)."""
-
-    sums: PairSums
-    labels: Tensor
-    error: float
-
-
 def search_pairs(
     loss: ContrastiveLoss,
     embeddings: Tensor,
     labels: Tensor,
     features: Tensor,
-    options: SearchOptions,
+    settings: FitSettings,
     *,
     bias: bool = True,
-) -> SearchedPairs:
-    """The sums over all pairs of the images of all processes, for the images of this one.
+) -> tuple[PairSums, Tensor, float]:
+    """Return the sums over all pairs of the images of all processes, for the images of this one.
+
+    Beside them the labels of the images of all processes, and the error of the curvature's diagonal in the l2 norm: 0
+    where every pair was looked at, NaN where it was not measured.
 
     Args:
         loss: with power 2.
         embeddings: u, (N, Z).
         labels: (N,).
         features: h, (N, H), in which the error of an estimate is measured.
-        options: see there.
+        settings: of the fit.
         bias: whether the curvature has entries for the bias.
 
     Example:
+        >>> from laplacian_metric.laplace.options import LamOptions
         >>> u, labels = torch.eye(3)[[0, 0, 1]], torch.tensor([0, 1, 1])
-        >>> search_pairs(ContrastiveLoss(0.7), u, labels, u, SearchOptions()).sums.active[:, 0]
+        >>> search_pairs(ContrastiveLoss(0.7), u, labels, u, FitSettings(LamOptions()))[0].active[:, 0]
         tensor([1., 1., 0.])
     """
-    if options.reduce is not None:
+    if settings.reduce is not None:
         # All processes draw the same, with the seed of the first.
-        seed = options.reduce(torch.tensor([options.seed if share()[0] == 0 else 0]))
-        options = replace(options, seed=int(seed))
+        seed = settings.reduce(torch.tensor([settings.seed if share()[0] == 0 else 0]))
+        settings = replace(settings, seed=int(seed))
     origin = None
     if loss.normalize:
         points, inverse = loss.on_sphere(embeddings)
     else:
-        every, _ = gathered(embeddings.mean(0, keepdim=True) * len(embeddings), options.reduce)
-        count, _ = gathered(torch.tensor([len(embeddings)]), options.reduce)
+        every, _ = gathered(embeddings.mean(0, keepdim=True) * len(embeddings), settings.reduce)
+        count, _ = gathered(torch.tensor([len(embeddings)]), settings.reduce)
         origin = every.sum(0) / max(1, int(count.sum()))
         points, inverse = embeddings - origin, None
-    points, start = gathered(points, options.reduce)
-    all_labels, _ = gathered(labels.to(points.device), options.reduce)
+    points, start = gathered(points, settings.reduce)
+    all_labels, _ = gathered(labels.to(points.device), settings.reduce)
     own = slice(start, start + len(labels))
-    search = ActiveSearch(points, all_labels, loss.margin, sphere=loss.normalize, seed=options.seed)
+    search = ActiveSearch(points, all_labels, loss.margin, sphere=loss.normalize, seed=settings.seed)
     class_of = search.class_of.long()
-    if options.estimates(len(points)):
-        combined = _combined(features, bias, options.seed)
+    choice = settings.options.pairs
+    if choice is PairChoice.ESTIMATE or (choice is PairChoice.AUTO and len(points) > EXACT_IMAGES):
+        combined = _combined(features, bias, settings.seed)
         sketch = _Sketch(
             loss,
             _type_weights(class_of, loss),
             points,
-            None if inverse is None else gathered(inverse, options.reduce)[0],
-            gathered(combined, options.reduce)[0],
+            None if inverse is None else gathered(inverse, settings.reduce)[0],
+            gathered(combined, settings.reduce)[0],
         )
-        active, error = _Estimate(search, options, sketch).run()
+        active, error = _Estimate(search, settings, sketch).run()
     else:
-        active, error = _exact(search, options), 0.0
-    active = active if options.reduce is None else options.reduce(active)
+        active, error = _exact(search, settings), 0.0
+    active = active if settings.reduce is None else settings.reduce(active)
     classes = _class_sums(points, class_of)
     sums = PairSums(classes, class_of[own], active[own], loss.margin, origin)
-    return SearchedPairs(sums, all_labels, error)
+    return sums, all_labels, error
 
 
 def _class_sums(points: Tensor, class_of: Tensor) -> Tensor:
@@ -179,15 +134,15 @@ def _type_weights(class_of: Tensor, loss: ContrastiveLoss) -> tuple[float, float
 # --- exactly ---
 
 
-def _exact(search: ActiveSearch, options: SearchOptions) -> Tensor:
+def _exact(search: ActiveSearch, settings: FitSettings) -> Tensor:
     tiles = search.tiles()
     rows, classes = search.rows(tiles.order), search.class_of[tiles.order]
-    note = _Note(options, search, "exact, tiles to and fro")
+    note = _Note(settings, search, "exact, tiles to and fro")
     state = note.read()
     sums = state.get("sums", search.zeros())
     first = int(state.get("number", torch.zeros(())))
-    rank, processes = share() if options.reduce is not None else (0, 1)
-    for tile in track(range(len(tiles.starts) - 1), "pairs", show=options.progress):
+    rank, processes = share() if settings.reduce is not None else (0, 1)
+    for tile in track(range(len(tiles.starts) - 1), "pairs", show=settings.progress):
         if tile < first or _process_of(tile, processes) != rank:
             continue
         search.add_tile(sums, rows, classes, tiles.starts[tile], tiles.starts[tile + 1])
@@ -255,9 +210,9 @@ class _Estimate:
     rounds. A team computes whole rounds, whose images it alone has to shuffle; in a team each process has some strata.
     """
 
-    def __init__(self, search: ActiveSearch, options: SearchOptions, sketch: _Sketch) -> None:
-        self.search, self.options, self.sketch = search, options, sketch
-        rank, processes = share() if options.reduce is not None else (0, 1)
+    def __init__(self, search: ActiveSearch, settings: FitSettings, sketch: _Sketch) -> None:
+        self.search, self.settings, self.sketch = search, settings, sketch
+        rank, processes = share() if settings.reduce is not None else (0, 1)
         self.teams = math.gcd(processes, ROUNDS_AT_ONCE)
         self.team, self.share = rank % self.teams, (rank // self.teams, processes // self.teams)
         self.cells: Cells = search.cells()
@@ -266,17 +221,17 @@ class _Estimate:
 
     def run(self) -> tuple[Tensor, float]:
         """This process's share of the sums (N, 1 + Z), and the error of the curvature's diagonal."""
-        options, search = self.options, self.search
+        settings, search = self.settings, self.search
         note = _Note(
-            options, search, f"estimate {options.tolerance} of {len(self.strata)} by {self.teams} teams"
+            settings, search, f"estimate {settings.tolerance} of {len(self.strata)} by {self.teams} teams"
         )
         state = note.read()
         sums = state.get("sums", search.zeros())
         sketches = list(state.get("sketches", torch.zeros(0, *self._shape())))
         rounds = int(state["rounds"]) if state else self._planned_rounds()
         if rounds == 0:  # the pilot says that all pairs are no more work
-            return _exact(search, options), 0.0
-        for number in track(range(rounds), "pairs", show=options.progress):
+            return _exact(search, settings), 0.0
+        for number in track(range(rounds), "pairs", show=settings.progress):
             if number < len(sketches):
                 continue
             sketches.append(self._round(PILOT_ROUNDS + number, sums, 1 / rounds))
@@ -299,7 +254,7 @@ class _Estimate:
         return self.sketch.of_active(self.scratch, order).cpu()
 
     def _added(self, sketches: Tensor) -> Tensor:
-        return sketches if self.options.reduce is None else self.options.reduce(sketches)
+        return sketches if self.settings.reduce is None else self.settings.reduce(sketches)
 
     def _planned_rounds(self) -> int:
         """How many rounds bring the error to half of the tolerance; 0 where all pairs are less work."""
@@ -309,7 +264,7 @@ class _Estimate:
         if not size > 0:
             return ROUNDS_AT_ONCE
         relative = _scatter(sketches) / size
-        wanted = math.ceil((2 * relative / self.options.tolerance) ** 2 / ROUNDS_AT_ONCE) * ROUNDS_AT_ONCE
+        wanted = math.ceil((2 * relative / self.settings.tolerance) ** 2 / ROUNDS_AT_ONCE) * ROUNDS_AT_ONCE
         wanted = max(ROUNDS_AT_ONCE, wanted)
         looked_at = sum(stratum.pairs for stratum in self.strata)
         if wanted * looked_at >= self.search.num_images**2 / 2:
@@ -340,14 +295,14 @@ def warn_if_inexact(error: float, size: float, tolerance: float) -> None:
 class _Note:
     """What a search has done so far, in a file."""
 
-    options: SearchOptions
+    settings: FitSettings
     search: ActiveSearch
     kind: str
     _written: float = field(default_factory=time.monotonic)
 
     @property
     def path(self) -> Path | None:
-        return None if self.options.folder is None else self.options.folder / FILE
+        return None if self.settings.folder is None else self.settings.folder / FILE
 
     def read(self) -> dict[str, Tensor]:
         """The tensors of an interrupted search of the same pairs; empty where there is none in each process."""
@@ -359,9 +314,9 @@ class _Note:
                     state = {name: tensor.to(self.search.points.device) for name, tensor in tensors.items()}
             except ArtifactError:
                 pass
-        if self.options.reduce is not None:
+        if self.settings.reduce is not None:
             agreed = torch.tensor([1, int(bool(state)), int(state.get("rounds", torch.zeros(())))])
-            count, ready, rounds = self.options.reduce(agreed).tolist()
+            count, ready, rounds = self.settings.reduce(agreed).tolist()
             if ready != count or rounds != count * int(agreed[2]):
                 state = {}
                 # All of them, or processes would wait for sums of the pilot that others do not compute.
@@ -389,4 +344,4 @@ class _Note:
             for tensor in (search.points, search.class_of):
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
             self._digest = digest.hexdigest()
-        return [self._digest, *map(str, share() if self.options.reduce is not None else (0, 1))]
+        return [self._digest, *map(str, share() if self.settings.reduce is not None else (0, 1))]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,14 @@ from hessians import Pairs
 from hessians.approximations import Approximation
 from hessians.checks import exact_device
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.arguments import at_least, positive
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
+from laplacian_metric.core.checked import checked
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import Labels
 from laplacian_metric.core.parallel import reducer, together, watched
 from laplacian_metric.core.tensor_file import digest
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.accumulate import Settings
-from laplacian_metric.laplace.batching import BATCH_SIZE
-from laplacian_metric.laplace.confidence import MatchConfidence
 from laplacian_metric.laplace.diagnostics import (
     Diagnostics,
     diagnose,
@@ -50,13 +46,13 @@ from laplacian_metric.laplace.fit import (
 )
 from laplacian_metric.laplace.head import HeadPosterior
 from laplacian_metric.laplace.layer import LayerPosterior, Structure
-from laplacian_metric.laplace.pair_search import TOLERANCE, PairChoice, SearchOptions
+from laplacian_metric.laplace.options import BATCH_SIZE, TOLERANCE, FitSettings, LamOptions, PairChoice
 from laplacian_metric.laplace.prior import log_marginal_likelihood, optimal_prior, validated_prior
 
 __all__ = ["LAM", "NotFittedError"]
 
 
-class LAM(EncoderPosterior[Fitted]):
+class LAM(EncoderPosterior[Fitted, LamOptions]):
     r"""The Laplacian Metric Learner: a Gaussian over the last layer's weights, made from the curvature of a pair loss.
 
     The posterior's precision is n_effective/temperature times the loss's generalised Gauss-Newton matrix, plus the
@@ -105,22 +101,37 @@ class LAM(EncoderPosterior[Fitted]):
         weight_decay: float | None = None,
         pairs: str | PairChoice = PairChoice.AUTO,
     ) -> None:
-        super().__init__(encoder, loss, approximation, n_effective, temperature, weight_decay)
-        at_least(1, rank=rank)
-        self.structure = Structure.parse(structure)
-        self.rank = rank
-        self.pairs = PairChoice.parse(pairs, "pairs")
-        self._prior_precision = positive("prior_precision", prior_precision)
+        options = checked(
+            LamOptions,
+            approximation=approximation,
+            structure=structure,
+            rank=rank,
+            n_effective=n_effective,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            weight_decay=weight_decay,
+            pairs=pairs,
+        )
+        super().__init__(encoder, loss, options)
         self._head: tuple[tuple[Any, ...], HeadPosterior] | None = None
         self._fingerprint: tuple[tuple[Any, ...], str] | None = None
-        self.confidence: MatchConfidence | None = None
-        self._calibrated_with: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, encoder: Encoder, loss: PairLoss, options: LamOptions) -> LAM:
+        """Return a LAM with these options, or with those of a class that extends them."""
+        return cls(
+            encoder, loss, **{field.name: getattr(options, field.name) for field in fields(LamOptions)}
+        )
+
+    @property
+    def structure(self) -> Structure:
+        """What is kept of the covariances of the weights."""
+        return self.options.structure
 
     def __repr__(self) -> str:
         fitted = "not fitted" if self.fitted is None else f"fitted to {self.fitted.num_images} images"
-        confidence = "" if self.confidence is None else ", with a confidence"
         size = f"{self.encoder.dim} x {self.encoder.num_features} weights"
-        return f"LAM({self.structure.value}, {self.approximation.value}, {size}, {fitted}{confidence})"
+        return f"LAM({self.structure.value}, {self.approximation.value}, {size}, {fitted})"
 
     # --- fitting ---
 
@@ -185,22 +196,15 @@ class LAM(EncoderPosterior[Fitted]):
             check_mode: warn where theta* is no mode of its loss.
             progress: whether to show bars; None asks the terminal.
         """
-        settings = Settings(
-            self.structure,
-            self.approximation,
+        settings = FitSettings(
+            self.options,
             batch_size,
-            self.rank,
-            generator=generator,
-            reduce=reducer(),
-            progress=progress,
-            search=SearchOptions(
-                self.pairs,
-                pair_tolerance,
-                0 if generator is None else int(generator.initial_seed() % (1 << 31)),
-                features.folder if isinstance(features, Dataset) else None,
-                reducer(),
-                progress,
-            ),
+            generator,
+            pair_tolerance,
+            0 if generator is None else int(generator.initial_seed() % (1 << 31)),
+            features.folder if isinstance(features, Dataset) else None,
+            reducer(),
+            progress,
         )
         with watched():
             with together(settings.reduce):
@@ -209,27 +213,15 @@ class LAM(EncoderPosterior[Fitted]):
                         f"pair_tolerance is {pair_tolerance}, a number between 0 and 1 is needed"
                     )
                 rows, pairs = features_and_labels(features, labels)
-                data = layer_data(self.encoder.head, self.loss, rows, pairs, settings.approximation)
+                data = layer_data(self.encoder.head, self.loss, rows, pairs, self.approximation)
                 chosen = None if batches is None else checked_batches(batches, rows)
                 fingerprint = self.encoder_fingerprint()
             self.fitted = fit_layer(data, settings, chosen, self.encoder, fingerprint)
-        self.confidence = None
         if check_mode:
             warn_unless_mode(self.diagnostics())
         return self
 
     # --- the posterior ---
-
-    @property
-    def prior_precision(self) -> float:
-        """Of every weight."""
-        if self._prior_precision is not None:
-            return self._prior_precision
-        return 1.0 if self.weight_decay is None else self.scale * self.weight_decay
-
-    @prior_precision.setter
-    def prior_precision(self, value: float | None) -> None:
-        self._prior_precision = positive("prior_precision", value)
 
     @property
     def head(self) -> HeadPosterior:
@@ -260,8 +252,6 @@ class LAM(EncoderPosterior[Fitted]):
             self.fitted = replace(
                 fitted, curvature=fitted.curvature.to(device), gradient=fitted.gradient.to(device)
             )
-        if self.confidence is not None:
-            self.confidence = self.confidence.to(device)
         return self
 
     def sample_weights(
@@ -315,55 +305,15 @@ class LAM(EncoderPosterior[Fitted]):
             raise ValueError(f"method is {method!r}, one of 'marginal', 'validation' is needed")
         return self.prior_precision
 
-    def fit_confidence(
-        self, reference: Dataset, validation: Dataset, *, alpha: float = 0.1
-    ) -> MatchConfidence:
-        """Calibrate the first form of this library's confidence; from now on ``uncertainty`` is 1 minus it.
-
-        Deprecated: `laplacian_metric.Trust.fit` replaces it. It needs no posterior, was measured beside scores
-        that cost nothing (docs/trust.md), and gives reasons. It stays for files and tables that were made with it.
-
-        Args:
-            reference: labelled images of the classes that are retrieved: the training images, or the gallery.
-            validation: other images of the same distribution. None from outside of it are needed.
-            alpha: the share of validation images that may count as not quite known.
-        """
-        warnings.warn(
-            "fit_confidence is deprecated: laplacian_metric.Trust.fit((gallery_h, gallery_labels), (query_h, "
-            "query_labels), lam=lam) replaces it",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        self.set_confidence(MatchConfidence.fit(self.head, reference, validation, alpha=alpha))
-        assert self.confidence is not None
-        return self.confidence
-
-    def set_confidence(self, confidence: MatchConfidence | None) -> None:
-        """Take a confidence that was calibrated with the posterior as it is now, or none."""
-        self.confidence = confidence
-        self._calibrated_with = (self.scale, self.prior_precision)
-
-    def check_confidence(self) -> None:
-        """Refuse a confidence that was calibrated with another posterior."""
-        if self.confidence is not None and self._calibrated_with != (self.scale, self.prior_precision):
-            raise RuntimeError(
-                "the posterior was changed after its confidence was calibrated: call fit_confidence again, or "
-                "set_confidence(None)"
-            )
-
     def fingerprint(self) -> str:
-        """A digest of all that an embedding depends on: encoder, curvature, scale, prior and confidence; 64 hex digits.
+        """A digest of all that an embedding depends on: encoder, curvature, scale and prior; 64 hex digits.
 
         What an index is bound to: equal fingerprints say that embeddings may be compared.
         """
         fitted = self._fit()
-        depends = (fitted, self.scale, self.prior_precision, self.confidence)
+        depends = (fitted, self.scale, self.prior_precision)
         if self._fingerprint is None or self._fingerprint[0] != depends:
             tensors = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
-            if self.confidence is not None:
-                tensors |= {
-                    f"confidence.{name}": tensor for name, tensor in self.confidence.tensors().items()
-                }
             settings = {
                 "encoder": fitted.fingerprint,
                 "structure": self.structure.value,
@@ -374,15 +324,11 @@ class LAM(EncoderPosterior[Fitted]):
             self._fingerprint = depends, digest(tensors, settings)
         return self._fingerprint[1]
 
-    def _judged(self, e: StochasticEmbedding, h: Tensor) -> StochasticEmbedding:
-        """With the calibrated uncertainty, where there is one, and bound to this posterior."""
+    def _bound(self, e: StochasticEmbedding) -> StochasticEmbedding:
+        """Return an embedding with the fingerprint of this posterior."""
         assert e.gaussians is not None  # which HeadPosterior gives
         warn_if_longer(e.gaussians.mean, self._fit().length)
-        e = e.with_source(self.fingerprint())
-        if self.confidence is None:
-            return e
-        self.check_confidence()
-        return e.with_uncertainty(1 - self.confidence(self.head, h, e))
+        return e.with_source(self.fingerprint())
 
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used."""
@@ -429,7 +375,7 @@ class LAM(EncoderPosterior[Fitted]):
         def one(batch: Batch) -> StochasticEmbedding:
             h = self.encoder.features(batch.inputs)
             name = "features" if is_single(inputs) else f"the features of batch {next(numbers)} of the loader"
-            e = self._judged(head.embed(h, name), h)
+            e = self._bound(head.embed(h, name))
             return e if weights is None else e.with_samples(head.embed_with(h, *weights))
 
         return StochasticEmbedding.cat(map_batches(one, inputs, self.encoder, progress=progress, shared=True))
@@ -440,7 +386,7 @@ class LAM(EncoderPosterior[Fitted]):
     ) -> StochasticEmbedding:
         """Embed features (N, H) of the backbone, which may be mapped from a file; see `embed`."""
         rows = torch.as_tensor(features.features if isinstance(features, Dataset) else features)
-        e = self._judged(self.head.embed(rows), rows)
+        e = self._bound(self.head.embed(rows))
         if not samples:
             return e
         sampled = self.head.sampled(rows, samples, generator)
@@ -462,14 +408,14 @@ class LAM(EncoderPosterior[Fitted]):
     # --- files ---
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the posterior into one safetensors file; the encoder stays where it is."""
+        """Write the posterior into a folder, in place of a posterior that is there; the encoder stays where it is."""
         from laplacian_metric.laplace.storage import save
 
         save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> LAM:
-        """The posterior in a file, for the encoder that it was fitted to; any other is refused.
+        """Return the posterior in a folder, for the encoder that it was fitted to; any other is refused.
 
         A loss that is not this library's has to be passed.
         """

@@ -185,7 +185,7 @@ def _fit(place: Path, photos: Path, cache: Path | None, number: int) -> list[obj
     if not weights.exists():
         shutil.copy(FORMATS / "n-digit.safetensors", weights)
     arguments: list[object] = ["fit", "--encoder", "n-digit", "--weights", weights, "--data", photos]
-    arguments += ["--encoder-option", "digits=1", "--encoder-option", "channels=[2,3]", "--no-confidence"]
+    arguments += ["--encoder-option", "digits=1", "--encoder-option", "channels=[2,3]"]
     arguments += ["--image-size", 28, "--out", place / f"fitted-{number}"]
     return arguments if cache is None else [*arguments, "--cache", cache]
 

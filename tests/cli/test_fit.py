@@ -26,6 +26,7 @@ from laplacian_metric.laplace.layer import Structure
 from laplacian_metric.laplace.model_folder import ModelFolder
 from tests.cli.conftest import Place
 from tests.cli.running import clusters, lam, photos, refused, worked
+from tests.manifests import content
 
 
 def names(folder: Path) -> list[str]:
@@ -38,7 +39,6 @@ def test_a_model_of_images_is_the_posterior_of_its_training_part(place: Place) -
     expected = LAM(model.encoder, ContrastiveLoss(margin=0.7, negatives="active"))
     expected.fit([(data.floats(), data.labels)], check_mode=False).optimize_prior_precision()
     assert model.lam.prior_precision == pytest.approx(expected.prior_precision, rel=1e-3)
-    assert model.lam.confidence is not None
     assert model.about["data"] == {
         "train": "photos:train",
         "images": 96,
@@ -50,7 +50,7 @@ def test_a_model_of_images_is_the_posterior_of_its_training_part(place: Place) -
     images = data.floats()[:9]
     embedded = model.lam.embed(images)
     torch.testing.assert_close(embedded.kappa, expected.embed(images).kappa, rtol=1e-2, atol=0)
-    assert str(place.root) not in (place.model / "model.json").read_text()
+    assert str(place.root) not in str(content(place.model))
 
 
 def test_features_are_divided_and_their_posterior_is_as_by_hand(place: Place) -> None:
@@ -130,10 +130,9 @@ def test_labels_beside_features_in_every_format(tmp_path: Path) -> None:
                 "--head",
                 "identity",
             ),
-            *("--no-confidence", "--out", tmp_path / kind, "--json"),
+            *("--out", tmp_path / kind, "--json"),
         )
         priors[kind] = done.json()["settings"]["prior_precision"]
-        assert ModelFolder.load(tmp_path / kind).lam.confidence is None
     assert priors["npy"] == priors["safetensors"]
     assert ModelFolder.load(tmp_path / "npy").class_names == ("ant", "bee", "cat", "dog")
 
@@ -156,7 +155,7 @@ def test_weights_of_a_backbone_get_a_trained_head(tmp_path: Path, place: Place) 
     )
     said = refused(*arguments, "--weights", tmp_path / "backbone.safetensors", "--head", "keep")
     assert "no head to keep" in said
-    worked(*arguments, "--weights", tmp_path / "backbone.safetensors", "--dim", 5, "--no-confidence")
+    worked(*arguments, "--weights", tmp_path / "backbone.safetensors", "--dim", 5)
     model = ModelFolder.load(tmp_path / "m")
     assert model.encoder.dim == 5
     for name, tensor in backbone.items():
@@ -167,7 +166,7 @@ def test_a_head_of_another_size_than_the_default_is_kept(tmp_path: Path, place: 
     encoder = Encoder.from_name("fashion-mnist", dim=7, seed=0)
     save_encoder(encoder, tmp_path / "e.safetensors")
     arguments = ("fit", "--encoder", "fashion-mnist", "--weights", tmp_path / "e.safetensors")
-    worked(*arguments, "--data", place.photos, "--no-confidence", "--out", tmp_path / "m")
+    worked(*arguments, "--data", place.photos, "--out", tmp_path / "m")
     model = ModelFolder.load(tmp_path / "m")
     assert model.about["settings"]["head"] == "keep"
     assert torch.equal(model.encoder.head.weight, encoder.head.weight)
@@ -224,7 +223,7 @@ def test_an_interruption_leaves_nothing(
 
 
 def test_a_configuration_and_flags(tmp_path: Path, place: Place) -> None:
-    config = {"features": str(place.features), "head": "identity", "confidence": False, "prior": 3, "rank": 7}
+    config = {"features": str(place.features), "head": "identity", "prior": 3, "rank": 7}
     (tmp_path / "c.yaml").write_text(json.dumps(config))
     done = worked("fit", "--config", tmp_path / "c.yaml", "--prior", 4, "--out", tmp_path / "m", "--json")
     assert done.json()["settings"]["prior_precision"] == 4
@@ -355,14 +354,14 @@ def test_wrong_images_and_weights_are_refused_and_nothing_is_left(tmp_path: Path
     for said, arguments in bad_images(folder, place).items():
         assert said in refused("fit", *arguments, "--out", tmp_path / "m"), said
     worked(
-        *("fit", "--weights", place.weights, "--data", folder / "notes", "--skip-broken", "--no-confidence"),
+        *("fit", "--weights", place.weights, "--data", folder / "notes", "--skip-broken"),
         *("--out", tmp_path / "m"),
     )
     assert names(tmp_path) == ["given", "m"]
 
 
 def test_what_is_there_is_kept_unless_it_is_a_model(tmp_path: Path, place: Place) -> None:
-    arguments = ("fit", "--features", place.features, "--head", "identity", "--no-confidence", "--out")
+    arguments = ("fit", "--features", place.features, "--head", "identity", "--out")
     worked(*arguments, tmp_path / "m")
     assert "--force" in refused(*arguments, tmp_path / "m")
     worked(*arguments, tmp_path / "m", "--force")
@@ -396,8 +395,8 @@ def test_choices_are_those_of_the_library() -> None:
     hints = get_type_hints(fit.Posterior)
     for name, choices in (("structure", Structure), ("approximation", Approximation), ("distance", Distance)):
         assert set(get_args(hints[name])) == {one.value for one in choices}
-    assert set(get_args(get_args(hints["head"])[0])) == set(fitting.HEADS)
-    assert set(hints) == {field.name for field in fields(fitting.FitOptions)}
+    assert set(get_args(get_args(hints["head"])[0])) == {"keep", "trained", "whitening", "identity"}
+    assert set(hints) <= {field.name for field in fields(fitting.FitOptions)}
     assert set(get_args(get_type_hints(index.index)["kind"])) == {kind.name for kind in (Flat, IVF, HNSW)}
     assert get_type_hints(query.query)["order"] == Order
 
@@ -406,10 +405,9 @@ def test_a_fit_can_be_called_from_python() -> None:
     features, labels = clusters(120)
     source = Dataset(features, labels, name="mine", class_names=tuple("abcd"))
     with pytest.warns(CurvatureWarning, match="no mode"):
-        model = fitting.fit_model(source, None, fitting.FitOptions(head="identity", confidence=False))
-    assert model.lam.confidence is None
-    with pytest.warns(CurvatureWarning), pytest.raises(ValueError, match="validation images are needed"):
         fitting.fit_model(source, None, fitting.FitOptions(head="identity"))
+    with pytest.warns(CurvatureWarning), pytest.raises(ValueError, match="validation images are needed"):
+        fitting.fit_model(source, None, fitting.FitOptions(head="identity", calibrate=True))
 
 
 def test_a_classifier_is_cut_off_unless_it_is_to_be_kept(tmp_path: Path, place: Place) -> None:
@@ -418,7 +416,7 @@ def test_a_classifier_is_cut_off_unless_it_is_to_be_kept(tmp_path: Path, place: 
     torch.save(timm.create_model("resnet18", num_classes=12).state_dict(), tmp_path / "resnet18.pth")
     arguments = ("fit", "--encoder", "timm:resnet18", "--weights", tmp_path / "resnet18.pth")
     arguments += ("--encoder-option", "num_classes=12", "--data", place.digits, "--image-size", 64)
-    arguments += ("--no-confidence", "--steps", 2, "--prior", 1.0)
+    arguments += ("--steps", 2, "--prior", 1.0)
     worked(*arguments, "--out", tmp_path / "cut")
     model = ModelFolder.load(tmp_path / "cut")
     assert (model.encoder.dim, model.about["settings"]["head"]) == (64, "trained")

@@ -49,7 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_model_keeps_trust(folder: Path) -> None:
     model = ModelFolder.load(folder / "model")
     assert model.trust is not None
-    assert model.lam.confidence is None
     assert len(model.trust.gallery) == 500
     assert model.about["calibration_error"]["queries"] == 500
     answer = model.trust(clusters(500, spread=0.45, seed=2)[0])

@@ -93,7 +93,7 @@ def test_the_command_line_gives_the_numbers_of_the_library(suffix: str, root: Pa
     numbers = load("exported_features", root).main(file, tmp_path / "new.npy", dim=3, steps=30)
     model, out = tmp_path / "model", tmp_path / "new.safetensors"
     more = ["--labels", tmp_path / "labels.npy"] if suffix == ".npy" else []
-    worked("fit", "--features", file, *more, "--dim", 3, "--steps", 30, "--no-confidence", "--out", model)
+    worked("fit", "--features", file, *more, "--dim", 3, "--steps", 30, "--out", model)
     worked("embed", model, tmp_path / "new.npy", "--out", out)
     exported = load_file(out)
     np.testing.assert_allclose(exported["point"], numbers["point"], atol=1e-5)

@@ -7,21 +7,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
-from hessians.approximations import Approximation
-from laplacian_metric.laplace.accumulate import Accumulated, Reduce, Settings, accumulate
+from laplacian_metric.core.parallel import Reduce
+from laplacian_metric.laplace import accumulate as module
+from laplacian_metric.laplace.accumulate import accumulate
 from laplacian_metric.laplace.layer import (
     FullCurvature,
     KroneckerCurvature,
     LayerCurvature,
     LowRankCurvature,
-    Structure,
 )
+from laplacian_metric.laplace.options import FitSettings, LamOptions
 from tests.hessians.reference import listed_pairs
 from tests.laplace.fit_reference import LOSSES, Layer, clamped, nearest_kronecker_distance
 
@@ -34,9 +36,10 @@ every_approximation = pytest.mark.parametrize("approximation", ["full", "fixed",
 in_batches_or_not = pytest.mark.parametrize("batches", [None, BATCHES], ids=["default", "batches"])
 
 
-def settings(structure: str, approximation: str, **options: object) -> Settings:
+def settings(structure: str, approximation: str, rank: int = 50, **options: object) -> FitSettings:
+    posterior = LamOptions(structure=structure, approximation=approximation, rank=rank)
     options_given = {"generator": torch.Generator().manual_seed(0), "progress": False, **options}
-    return Settings(Structure(structure), Approximation(approximation), **options_given)
+    return FitSettings(posterior, search=False, **options_given)
 
 
 def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> None:
@@ -63,19 +66,19 @@ def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: lis
     matrix = expected(loss, approximation, batches)
     data = LAYER.data(loss)
 
-    def curvature_of(structure: str) -> Accumulated:
-        return accumulate(data, settings(structure, approximation), batches)
+    def curvature_of(structure: str) -> LayerCurvature:
+        return accumulate(data, settings(structure, approximation), batches)[0]
 
-    diagonal = curvature_of("diag")
-    assert [diagonal.num_positives, diagonal.num_negatives] == [len(c) for c in LAYER.counts(batches)]
-    close(diagonal.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
-    close(dense(curvature_of("full").curvature), clamped(matrix))
-    close(dense(curvature_of("lowrank").curvature), clamped(matrix), 1e-8)
+    diagonal, _, population, _ = accumulate(data, settings("diag", approximation), batches)
+    assert list(population) == [len(c) for c in LAYER.counts(batches)]
+    close(diagonal.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
+    close(dense(curvature_of("full")), clamped(matrix))
+    close(dense(curvature_of("lowrank")), clamped(matrix), 1e-8)
     if approximation == "full":
         with pytest.raises(ValueError, match='take approximation="clipped"'):
             curvature_of("kron")
         return
-    kron = curvature_of("kron").curvature
+    kron = curvature_of("kron")
     assert isinstance(kron, KroneckerCurvature)
     output = (kron.output_vectors * kron.output_values) @ kron.output_vectors.T
     inputs = (kron.input_vectors * kron.input_values) @ kron.input_vectors.T
@@ -87,28 +90,31 @@ def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: lis
 def test_default_batches_are_their_share(loss: ContrastiveLoss) -> None:
     """ "full" and "clipped" go batch by batch, with the counts of all batches; "fixed" sees all pairs."""
     for approximation, structure in (("full", "diag"), ("clipped", "full"), ("positive", "kron")):
-        accumulated = accumulate(LAYER.data(loss), settings(structure, approximation, batch_size=4))
-        rows = [rows for rows, _ in accumulated.batches]
+        curvature, parts, _, _ = accumulate(
+            LAYER.data(loss), settings(structure, approximation, batch_size=4)
+        )
+        rows = [part.rows for part in parts]
         assert [len(each) for each in rows] == [4, 4, 4]
         matrix = expected(loss, approximation, rows)
         if structure == "diag":
-            close(accumulated.curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
+            close(curvature.diagonal(), matrix.diagonal().clamp(min=0).view(2, 4))
         elif structure == "full":
-            close(dense(accumulated.curvature), clamped(matrix))
-    whole = accumulate(LAYER.data(loss), settings("diag", "fixed", batch_size=4))
-    assert [rows for rows, _ in whole.batches] == [None]
+            close(dense(curvature), clamped(matrix))
+    _, parts, _, _ = accumulate(LAYER.data(loss), settings("diag", "fixed", batch_size=4))
+    assert [part.rows for part in parts] == [None]
 
 
 @every_approximation
-def test_low_rank(approximation: str) -> None:
+def test_low_rank(approximation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest eigenpairs, and of the rest the diagonal."""
+    monkeypatch.setattr(module, "POWER_ITERATIONS", 30)
     layer = Layer.random(16, 5, 2, seed=3)
     loss = LOSSES["euclidean"]
     matrix = layer.ggn(loss, approximation)
     values, vectors = torch.linalg.eigh(matrix)
     rank = 4
     data = layer.data(loss)
-    curvature = accumulate(data, settings("lowrank", approximation, rank=rank, power_iterations=30)).curvature
+    curvature = accumulate(data, settings("lowrank", approximation, rank=rank))[0]
     assert isinstance(curvature, LowRankCurvature)
     keep = values[-rank:] > 1e-12 * values.abs().max()
     top = (vectors[:, -rank:] * values[-rank:].clamp(min=0))[:, keep] @ vectors[:, -rank:][:, keep].T
@@ -121,7 +127,7 @@ def test_low_rank(approximation: str) -> None:
 def test_low_rank_of_nothing() -> None:
     """One class without a norm and one image a class: "positive" is 0."""
     layer = replace(LAYER, labels=torch.arange(12))
-    curvature = accumulate(layer.data(LOSSES["arccos"]), settings("lowrank", "positive")).curvature
+    curvature = accumulate(layer.data(LOSSES["arccos"]), settings("lowrank", "positive"))[0]
     assert curvature.trace() == 0
     assert curvature.posterior(1.0, 2.0).marginal_variance().unique().tolist() == [0.5]
 
@@ -135,9 +141,7 @@ def test_features_mapped_from_a_file(structure: str, approximation: str, tmp_pat
     mapped = torch.from_file(str(path), size=layer.features.numel(), dtype=torch.float64).view(40, 6)
     data = layer.data(LOSSES["arccos"])
     one, other = (
-        accumulate(
-            replace(data, features=features), settings(structure, approximation, batch_size=9)
-        ).curvature
+        accumulate(replace(data, features=features), settings(structure, approximation, batch_size=9))[0]
         for features in (layer.features, mapped)
     )
     assert all(
@@ -147,32 +151,33 @@ def test_features_mapped_from_a_file(structure: str, approximation: str, tmp_pat
 
 @pytest.mark.parametrize("structure", ["diag", "full", "lowrank", "kron"])
 @pytest.mark.parametrize("approximation", ["fixed", "positive", "clipped"])
-def test_two_processes(structure: str, approximation: str) -> None:
+def test_two_processes(structure: str, approximation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one process that has both shares as batches; their generators need not agree."""
     data = LAYER.data(LOSSES["arccos"])
     shards = [torch.arange(0, 7), torch.arange(7, 12)]
-    whole = accumulate(data, settings(structure, approximation, rank=3), shards)
+    whole, _, population, _ = accumulate(data, settings(structure, approximation, rank=3), shards)
+    monkeypatch.setattr(module, "POWER_ITERATIONS", 30)
 
-    def fit(number: int, reduce: Reduce) -> Accumulated:
+    def fit(number: int, reduce: Reduce) -> Any:
         rows = shards[number]
         share = Layer(LAYER.features[rows], LAYER.labels[rows], LAYER.weight, LAYER.bias)
-        options = {"generator": torch.Generator().manual_seed(number), "power_iterations": 30, "rank": 3}
+        options = {"generator": torch.Generator().manual_seed(number), "rank": 3}
         return accumulate(
             share.data(LOSSES["arccos"]), settings(structure, approximation, reduce=reduce, **options)
         )
 
     first, second = in_threads(fit)
-    for name, tensor in first.curvature.tensors().items():
-        assert torch.equal(tensor, second.curvature.tensors()[name])
-    assert (first.num_positives, first.num_negatives) == (whole.num_positives, whole.num_negatives)
-    close(first.curvature.diagonal(), whole.curvature.diagonal(), 1e-6)
+    for name, tensor in first[0].tensors().items():
+        assert torch.equal(tensor, second[0].tensors()[name])
+    assert first[2] == population
+    close(first[0].diagonal(), whole.diagonal(), 1e-6)
 
 
-def in_threads(fit: Callable[[int, Reduce], Accumulated]) -> list[Accumulated]:
+def in_threads(fit: Callable[[int, Reduce], Any]) -> list[Any]:
     """Two calls that add up their tensors, as processes would."""
     barrier, slots = threading.Barrier(2, timeout=20), [torch.empty(0)] * 2
 
-    def run(number: int) -> Accumulated:
+    def run(number: int) -> Any:
         def reduce(tensor: Tensor) -> Tensor:
             slots[number] = tensor.clone()
             barrier.wait()
@@ -191,13 +196,13 @@ def test_listed_pairs_and_positions() -> None:
     loss, positive, negative = LOSSES["euclidean"], {(0, 3): 2, (1, 4): 1}, {(0, 1): 1, (3, 5): 3}
     matrix = LAYER.ggn(loss, "full", (positive, negative))
     data = replace(LAYER.data(loss), labels=listed_pairs(positive, negative, 12))
-    accumulated = accumulate(data, settings("full", "full"))
-    close(dense(accumulated.curvature), clamped(matrix))
-    assert (accumulated.num_positives, accumulated.num_negatives, len(accumulated.batches)) == (3, 4, 1)
+    curvature, parts, population, _ = accumulate(data, settings("full", "full"))
+    close(dense(curvature), clamped(matrix))
+    assert (*population, len(parts)) == (3, 4, 1)
     # Places: images of a class lie within a metre, other classes ten metres away.
     places = Pairs.from_positions(10.0 * LAYER.labels[:, None].double(), 1.0, 5.0)
     one, other = (
-        accumulate(replace(data, labels=labels), settings("diag", "full")).curvature.diagonal()
+        accumulate(replace(data, labels=labels), settings("diag", "full"))[0].diagonal()
         for labels in (places, LAYER.labels)
     )
     close(one, other)
@@ -211,7 +216,7 @@ def test_without_a_norm_the_bias_is_unknown(approximation: str) -> None:
     loss = LOSSES["no norm"]
     with_bias = LAYER.ggn(loss, approximation).view(2, 4, 2, 4)
     assert with_bias[:, 3].abs().max() <= 1e-12 * with_bias.abs().max()
-    accumulated = accumulate(LAYER.data(loss, bias=False), settings("full", approximation)).curvature
+    accumulated = accumulate(LAYER.data(loss, bias=False), settings("full", approximation))[0]
     assert accumulated.shape == (2, 3)
     close(dense(accumulated), clamped(LAYER.ggn(loss, approximation, bias=False)))
 
@@ -228,8 +233,7 @@ def test_float32_sums_of_many_batches(structure: str) -> None:
         bias=layer.bias.float(),
     )
     exact, rounded = (
-        accumulate(each, settings(structure, "clipped", batch_size=6, rank=3)).curvature
-        for each in (data, single)
+        accumulate(each, settings(structure, "clipped", batch_size=6, rank=3))[0] for each in (data, single)
     )
     assert rounded.dtype is torch.float32
     close(rounded.diagonal().double(), exact.diagonal(), 2e-4)
@@ -242,9 +246,9 @@ def test_dense_hessians_are_kept_where_they_fit(monkeypatch: pytest.MonkeyPatch)
         ContrastiveLoss, "output_hessian", lambda *args: computed.append(1) or original(*args)
     )
     data = LAYER.data(LOSSES["arccos"])
-    kept = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
+    kept = accumulate(data, settings("kron", "clipped"), BATCHES)[0]
     assert len(computed) == len(BATCHES)
     monkeypatch.setattr("laplacian_metric.laplace.accumulate.DENSE_MEMORY", 0)
-    again = accumulate(data, settings("kron", "clipped"), BATCHES).curvature
+    again = accumulate(data, settings("kron", "clipped"), BATCHES)[0]
     assert len(computed) > 3 * len(BATCHES)
     assert torch.equal(kept.diagonal(), again.diagonal())

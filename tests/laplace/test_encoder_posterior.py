@@ -11,6 +11,7 @@ from torch import nn
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError, EncoderPosterior, FittedData
+from laplacian_metric.laplace.options import LamOptions
 from tests.laplace.fit_reference import Layer, network
 
 
@@ -19,10 +20,10 @@ def encoder() -> Encoder:
     return Encoder(backbone, nn.Linear(5, 3))
 
 
-def posterior(watched: Encoder) -> EncoderPosterior[FittedData]:
+def posterior(watched: Encoder) -> EncoderPosterior[FittedData, LamOptions]:
     """What is common to posteriors, as it is after a fit of this encoder."""
-    guard: EncoderPosterior[FittedData] = EncoderPosterior(
-        watched, ContrastiveLoss(), "fixed", n_effective=None, temperature=1.0, weight_decay=None
+    guard: EncoderPosterior[FittedData, LamOptions] = EncoderPosterior(
+        watched, ContrastiveLoss(), LamOptions()
     )
     guard.fitted = FittedData(
         num_images=2,

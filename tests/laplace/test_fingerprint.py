@@ -9,7 +9,6 @@ import torch
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, NetworkLAM
-from laplacian_metric.core.dataset import Dataset
 from tests.laplace.fit_reference import STRUCTURES, Layer, images_of, network
 
 LAYER = Layer.random(24, 5, 3, classes=4, seed=5)
@@ -40,12 +39,8 @@ def test_every_setting_changes_it() -> None:
     for name, value in (("n_effective", 500.0), ("temperature", 7.0), ("prior_precision", 3.5)):
         setattr(lam, name, value)
         fingerprints.add(lam.fingerprint())
-    rows = Dataset(LAYER.features, LAYER.labels)
-    lam.fit_confidence(rows, rows)
-    fingerprints.add(lam.fingerprint())
     fingerprints.add(fitted("lowrank").fingerprint())
-    assert len(fingerprints) == 6
-    lam.set_confidence(None)
+    assert len(fingerprints) == 5
     lam.n_effective = lam.prior_precision = None
     lam.temperature = 1.0
     assert lam.fingerprint() == fitted().fingerprint()

@@ -13,10 +13,11 @@ from torch import nn
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.artifact import ArtifactError
-from laplacian_metric.data import Preparation
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.data import Preparation
 from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest
+from laplacian_metric.laplace.storage import TENSORS
 from tests.manifests import content, rewrite, version
 
 
@@ -45,7 +46,6 @@ def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias
     model = of_features(dtype, bias)
     rows = features()
     held_out = Dataset(rows.features.to(dtype), rows.labels)
-    model.lam.fit_confidence(Dataset(held_out.features[:40], held_out.labels[:40]), held_out)
     again = ModelFolder.load(model.save(tmp_path / "model"))
     assert again.takes_features
     assert again.preparation is None
@@ -55,7 +55,6 @@ def test_a_model_of_features_comes_back(tmp_path: Path, dtype: torch.dtype, bias
     assert again.lam.fingerprint() == model.lam.fingerprint()
     mine, theirs = (one.lam.embed_features(held_out.features) for one in (model, again))
     assert torch.equal(mine.kappa, theirs.kappa)
-    assert torch.equal(mine.uncertainty, theirs.uncertainty)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
@@ -105,6 +104,9 @@ def test_a_module_of_its_own_needs_its_architecture(tmp_path: Path) -> None:
 def test_a_file_that_was_altered_or_cut_is_refused(tmp_path: Path, name: str) -> None:
     folder = of_features().save(tmp_path / "model")
     path = version(folder) / name
+    if path.is_dir():
+        path = version(path) / TENSORS
+        name = TENSORS
     content = path.read_bytes()
     for altered in (content[:-1] + bytes([content[-1] ^ 1]), content[:-1]):
         path.write_bytes(altered)

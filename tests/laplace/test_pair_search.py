@@ -15,7 +15,8 @@ from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace import fit, pair_search
 from laplacian_metric.laplace.layer import LayerCurvature
-from laplacian_metric.laplace.pair_search import PairChoice, SearchOptions, search_pairs
+from laplacian_metric.laplace.options import FitSettings, LamOptions
+from laplacian_metric.laplace.pair_search import search_pairs
 from tests.laplace.fit_reference import LOSSES, Layer
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning")
@@ -101,13 +102,6 @@ def test_a_missed_tolerance_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_search, "EXACT_IMAGES", 1000)
     with pytest.warns(CurvatureWarning, match=r'pairs="exact"'):
         fitted(LARGE, LOSSES["arccos"], pair_tolerance=1e-4)
-
-
-def test_which_images_are_estimated() -> None:
-    assert not SearchOptions().estimates(65_536)
-    assert SearchOptions().estimates(65_537)
-    assert SearchOptions(PairChoice.ESTIMATE).estimates(2)
-    assert not SearchOptions(PairChoice.EXACT).estimates(10**9)
 
 
 @pytest.mark.parametrize("case", ["one class", "no active negatives", "duplicates", "two images"])
@@ -198,9 +192,9 @@ def test_refusals() -> None:
 def test_sums_of_a_few_points() -> None:
     u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     labels: Tensor = torch.tensor([0, 0, 1])
-    sums = search_pairs(ContrastiveLoss(1.0), u, labels, u, SearchOptions())
-    close(sums.sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
-    close(sums.sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
+    sums, _, _ = search_pairs(ContrastiveLoss(1.0), u, labels, u, FitSettings(LamOptions()))
+    close(sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
+    close(sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
 
 
 def anonymous_bytes() -> int:

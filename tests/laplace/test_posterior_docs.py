@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from laplacian_metric.laplace.confidence import MatchConfidence
 from tests.pages import run_page
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
-    assert isinstance(run_page(root / "docs" / "posterior.md")["confidence"], MatchConfidence)
+    assert run_page(root / "docs" / "posterior.md")["e"].kappa.shape == (60,)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from laplacian_metric.laplace.network.posthoc import NetworkLAM
-from laplacian_metric.laplace.network.predictive import Predictive
+from laplacian_metric.laplace.options import Predictive
 
 __all__ = ["NetworkLAM", "Predictive"]

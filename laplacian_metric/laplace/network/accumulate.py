@@ -30,7 +30,7 @@ from laplacian_metric.laplace.network.layers import Groups, RawNetwork, choose
 from laplacian_metric.laplace.network.linearised import Tracer
 from laplacian_metric.laplace.network.posterior import NetworkFitted
 from laplacian_metric.laplace.network.state import BatchDigest, StateFile, Sums
-from laplacian_metric.laplace.network.storage import describe
+from laplacian_metric.laplace.storage import LossEntry
 from laplacian_metric.laplace.torch_backend.batches import Counts, with_fixed_batches
 
 LOGGER = logging.getLogger(__name__)
@@ -67,9 +67,7 @@ class Task:
     def describe(self, groups: Groups) -> str:
         """What sums belong together."""
         names = [name for parameters in groups.values() for name in parameters]
-        return (
-            f"{describe(self.loss)} {self.approximation.value} {Method(self.method).value} {' '.join(names)}"
-        )
+        return f"{LossEntry.of(self.loss)} {self.approximation.value} {Method(self.method).value} {' '.join(names)}"
 
 
 def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkFitted:

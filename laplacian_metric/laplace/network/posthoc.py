@@ -14,15 +14,15 @@ from torch import Tensor
 from hessians.approximations import Approximation
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
-from laplacian_metric.core.arguments import positive
 from laplacian_metric.core.batch import Loader, map_batches
+from laplacian_metric.core.checked import checked
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.labels import as_labels
 from laplacian_metric.core.modes import evaluating
 from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.diagnostics import Diagnostics, warn_unless_mode
-from laplacian_metric.laplace.encoder_posterior import EncoderPosterior, warn_of_no_curvature
+from laplacian_metric.laplace.encoder_posterior import EncoderPosterior, check_model, warn_of_no_curvature
 from laplacian_metric.laplace.network.accumulate import Task, accumulate
 from laplacian_metric.laplace.network.layers import Layers, RawNetwork, check_layers
 from laplacian_metric.laplace.network.posterior import (
@@ -32,15 +32,12 @@ from laplacian_metric.laplace.network.posterior import (
     optimal_priors,
     prior_of_layers,
 )
-from laplacian_metric.laplace.network.predictive import (
-    Predictive,
-    linearised_embedding,
-    sampled_embedding,
-)
+from laplacian_metric.laplace.network.predictive import linearised_embedding, sampled_embedding
+from laplacian_metric.laplace.options import NetworkOptions, Predictive
 from laplacian_metric.metrics import recall_at_k
 
 
-class NetworkLAM(EncoderPosterior[NetworkFitted]):
+class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
     r"""As `LAM`, with a diagonal Gaussian over the last layers of an encoder, or over all of its parameters.
 
     Pairs are taken inside of the loader's batches; each batch stands for its share of all of them. With one layer it
@@ -86,19 +83,23 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
         samples: int = 100,
         memory_budget: int = 256 << 20,
     ) -> None:
-        super().__init__(encoder, loss, approximation, n_effective, temperature, weight_decay)
+        check_model(encoder, loss)
         self.network = RawNetwork(encoder)
-        self.chosen = check_layers(layers, self.network)
-        self._predictive = Predictive.parse(predictive)
-        if samples < 2:
-            raise ValueError(f"samples is {samples}, at least 2 are needed to see a spread")
-        if memory_budget < 1:
-            raise ValueError(f"memory_budget is {memory_budget}, a number of bytes is needed")
-        self.samples = samples
-        self.memory_budget = memory_budget
+        options = checked(
+            NetworkOptions,
+            approximation=approximation,
+            layers=check_layers(layers, self.network),
+            predictive=predictive,
+            n_effective=n_effective,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            weight_decay=weight_decay,
+            samples=samples,
+            memory_budget=memory_budget,
+        )
+        super().__init__(encoder, loss, options)
         self._posterior: tuple[tuple[Any, ...], NetworkPosterior] | None = None
         self._fingerprint: tuple[NetworkPosterior, Predictive, str] | None = None
-        self._prior_precision = _prior(prior_precision)
 
     # --- fitting ---
 
@@ -131,17 +132,17 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
             self.network,
             self.loss,
             self.approximation,
-            self.chosen,
+            self.options.layers,
             Method(method),
             probes,
             generator,
-            self.memory_budget,
+            self.options.memory_budget,
             progress,
         )
         with evaluating(self.encoder):
             fitted = accumulate(task, loader, cache)
-        if isinstance(self._prior_precision, Mapping):
-            prior_of_layers(self._prior_precision, fitted.groups)
+        if isinstance(self.options.prior_precision, Mapping):
+            prior_of_layers(self.options.prior_precision, fitted.groups)
         self.fitted = fitted
         if not fitted.trace > 0:
             warn_of_no_curvature(stacklevel=3)
@@ -151,28 +152,21 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
 
     # --- the posterior ---
 
-    @property
-    def prior_precision(self) -> float | dict[str, float]:
-        """Of every weight, or of those of each layer."""
-        if self._prior_precision is not None:
-            return self._prior_precision
-        return 1.0 if self.weight_decay is None else self.scale * self.weight_decay
-
-    @prior_precision.setter
-    def prior_precision(self, value: Prior | None) -> None:
-        value = _prior(value)
-        if self.fitted is not None and value is not None:
-            prior_of_layers(value, self.fitted.groups)
-        self._prior_precision = value
+    def change(self, **values: Any) -> None:
+        """Replace settings."""
+        prior = values.get("prior_precision")
+        if self.fitted is not None and prior is not None:
+            prior_of_layers(prior, self.fitted.groups)
+        super().change(**values)
 
     @property
     def predictive(self) -> Predictive:
         """How embeddings are made of the posterior; may be changed at any time."""
-        return self._predictive
+        return self.options.predictive
 
     @predictive.setter
     def predictive(self, value: str | Predictive) -> None:
-        self._predictive = Predictive.parse(value)
+        self.change(predictive=value)
 
     @property
     def layers(self) -> dict[str, list[str]]:
@@ -260,16 +254,16 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
         A loader yields inputs, or tuples whose first entry they are. With ``samples`` the embedding has joint samples
         (samples, N, Z): sample s embeds all images of all batches with one draw of the weights, by the linearised
         network where the predictive is linearised. "sampled" draws at least as many networks as are set for it
-        (``self.samples``) and finds the concentrations from all of them.
+        and finds the concentrations from all of them.
         """
         if samples < 0:
             raise ValueError(f"samples is {samples}, 0 or more are needed")
         self.check_encoder()
-        options = (self.network, self.posterior, samples, generator, self.memory_budget)
+        options = (self.network, self.posterior, samples, generator, self.options.memory_budget)
         if self.predictive is Predictive.LINEARISED:
             embed = linearised_embedding(*options)
         else:
-            embed = sampled_embedding(*options, draws=self.samples)
+            embed = sampled_embedding(*options, draws=self.options.samples)
         parts = map_batches(lambda batch: embed(batch.inputs), inputs, self.encoder, progress=progress)
         e = StochasticEmbedding.cat(parts)
         return e.with_source(self.fingerprint())
@@ -291,38 +285,16 @@ class NetworkLAM(EncoderPosterior[NetworkFitted]):
 
     # --- files ---
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors, plain numbers and names: the curvature, and what it is scaled with. The encoder is not in it."""
-        from laplacian_metric.laplace.network.storage import state_dict
-
-        return state_dict(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> NetworkLAM:
-        """Take over a posterior of this encoder and loss; any other is refused."""
-        from laplacian_metric.laplace.network.storage import load_state_dict
-
-        load_state_dict(self, state)
-        return self
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``state_dict`` into one safetensors file."""
+        """Write the posterior into a folder, in place of a posterior that is there; the encoder stays where it is."""
         from laplacian_metric.laplace.network.storage import save
 
         save(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss) -> NetworkLAM:
-        """The posterior in a file, for the encoder and the loss that it was fitted with; others are refused."""
-        from laplacian_metric.laplace.network.storage import read
+    def load(cls, path: str | os.PathLike[str], encoder: Encoder, loss: PairLoss | None = None) -> NetworkLAM:
+        """Return the posterior in a folder, for the encoder and the loss that it was fitted with."""
+        from laplacian_metric.laplace.network.storage import load
 
-        state = read(path)
-        options = {
-            name: state["settings"][name] for name in ("approximation", "layers", "predictive", "samples")
-        }
-        return cls(encoder, loss, **options).load_state_dict(state)
-
-
-def _prior(value: Prior | None) -> float | dict[str, float] | None:
-    if not isinstance(value, Mapping):
-        return positive("prior_precision", value)
-    return {layer: positive(f"prior_precision of {layer}", float(one)) or 1.0 for layer, one in value.items()}
+        check_model(encoder, loss)
+        return load(path, encoder, loss)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessians.capture import Inputs, run, unaltered
-from hessians.checks import Choice, check_finite
+from hessians.checks import check_finite
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised
@@ -57,16 +57,6 @@ class Draws:
 
 
 Embedding = Callable[[Any], StochasticEmbedding]
-
-
-class Predictive(Choice):
-    """How a Gaussian over the weights becomes a distribution of embeddings."""
-
-    LINEARISED = "linearised"
-    """By the network's linearisation around theta*: a Gaussian of u for every image, in closed form."""
-
-    SAMPLED = "sampled"
-    """By networks with drawn weights, the same ones for all images."""
 
 
 def linearised_embedding(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import JointEmbedder, scores_of
+from laplacian_metric.core.method import JointEmbedder
 from laplacian_metric.laplace.frozen_features import unlabelled_features
 from laplacian_metric.laplace.posthoc import LAM
 
@@ -52,18 +52,10 @@ class LAMEmbedder(JointEmbedder):
         rows = unlabelled_features(self.lam.encoder, inputs)
         return self.sample_encoded([rows], samples, generator)
 
-    def scores(self, inputs: Any) -> dict[str, Tensor]:
-        scores = scores_of(self.embed(inputs))
-        return scores if self.lam.confidence is None else {**scores, "confidence": scores["own"]}
-
     def settings(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {
+        return {
             "n_effective": self.lam.n_effective,
             "temperature": self.lam.temperature,
             "prior_precision": self.lam.prior_precision,
             "diagnostics": self.lam.diagnostics().to_dict(),
         }
-        confidence = self.lam.confidence
-        if confidence is not None:
-            chosen["confidence"] = {"kernel": confidence.kernel, "spread": confidence.spread}
-        return chosen

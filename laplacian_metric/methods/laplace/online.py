@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from hessians.approximations import Approximation
-from laplacian_metric.core.arguments import one_of, parse_choices, positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.confidence import MatchConfidence
-from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
-from laplacian_metric.laplace.online.state import at_least, checked_memory
+from laplacian_metric.laplace.options import PosteriorOptions
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 
-SCORES = ("1/kappa", "confidence")
 
-
-@dataclass(frozen=True)
-class OnlineLaplace(Method):
+@dataclass(frozen=True, kw_only=True)
+class OnlineLaplace(PosteriorOptions, Method):
     """Trains an encoder and keeps up a diagonal posterior over its last layer; see `OnlineLAM`.
 
     The posterior's prior precision follows from the optimizer's weight decay where it is not given.
 
     Attributes:
-        approximation: what is kept of the loss's Hessian.
         memory: a new batch's share in the running curvature, or "paper"; None is what `OnlineLAM` has.
         warmup: so many steps are taken without a draw; None is what `OnlineLAM` has.
-        temperature: divides n_effective.
-        n_effective: how many independent observations the loss's average stands for; None is what `OnlineLAM` has.
-        prior_precision: of the weights; None is what `OnlineLAM` has.
         samples: how many draws a training step has.
-        score: what the uncertainty is: 1/kappa, or 1 - the probability that a match can be trusted, calibrated on
-            validation images.
 
     Example:
         >>> OnlineLaplace(memory=0.01).samples
@@ -47,27 +37,10 @@ class OnlineLaplace(Method):
     """
 
     name: ClassVar[str] = "online-laplace"
-    former: ClassVar[Mapping[str, Any]] = {"preset": "default", "defects": []}
 
-    approximation: Approximation = Approximation.FIXED
-    memory: float | Literal["paper"] | None = None
-    warmup: int | None = None
-    temperature: float = 1.0
-    n_effective: float | None = None
-    prior_precision: float | None = None
-    samples: int = 1
-    score: Literal["1/kappa", "confidence"] = "1/kappa"
-
-    def __post_init__(self) -> None:
-        parse_choices(self)
-        one_of(SCORES, score=self.score)
-        if self.memory is not None:
-            checked_memory(self.memory)
-        if self.warmup is not None:
-            at_least("warmup", self.warmup, 0)
-        at_least("samples", self.samples, 1)
-        for name in ("temperature", "n_effective", "prior_precision"):
-            positive(name, getattr(self, name))
+    memory: Annotated[float, Field(gt=0, le=1)] | Literal["paper"] | None = None
+    warmup: Annotated[int, Field(ge=0)] | None = None
+    samples: Annotated[int, Field(ge=1)] = 1
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return OnlineLaplaceLearner(only(encoders, self.name), self, setup)
@@ -84,15 +57,9 @@ class OnlineLaplace(Method):
 
     def options(self, setup: Setup, generator: torch.Generator | None) -> dict[str, Any]:
         """Return the options of `OnlineLAM`; those that are None are left to it."""
-        own = ("memory", "warmup", "n_effective", "prior_precision")
-        return {
-            "approximation": self.approximation,
-            "temperature": self.temperature,
-            "samples": self.samples,
-            "miner": miner_of(setup),
-            "generator": generator,
-            **{name: getattr(self, name) for name in own if getattr(self, name) is not None},
-        }
+        own = {field.name: getattr(self, field.name) for field in fields(OnlineLaplace)}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {**given, "miner": miner_of(setup), "generator": generator}
 
 
 def miner_of(setup: Setup) -> Miner | None:
@@ -162,11 +129,4 @@ class OnlineLaplaceLearner(Learner):
         return online.posterior()
 
     def embedder(self, data: FitData) -> Embedder:
-        lam = self.posterior()
-        if self.method.score == "confidence":
-            train, validation = (
-                features_of(self.encoder, loader, None if data.folder is None else data.folder / name)
-                for name, loader in (("train", data.train), ("validation", data.validation))
-            )
-            lam.set_confidence(MatchConfidence.fit(lam.head, train, validation))
-        return LAMEmbedder(lam)
+        return LAMEmbedder(self.posterior())

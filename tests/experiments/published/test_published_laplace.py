@@ -14,8 +14,8 @@ from hessians import ContrastiveLoss, Pairs
 from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, vmf
-from laplacian_metric.core.method import FitData
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData
 from laplacian_metric.methods import make
 from tests.methods.laplace.test_laplace import LOSS, a_generator, an_embedder, an_encoder, clusters, float64
 
@@ -117,7 +117,6 @@ def test_the_prior_of_the_published_variant_is_chosen_where_it_is_wanted(prior: 
         ({"variant": "paper"}, "variant is 'paper'"),
         ({"samples": 1}, "samples is 1"),
         ({"variant": "published", "structure": "kron"}, 'structure is "kron"'),
-        ({"variant": "published", "score": "confidence"}, "an uncertainty of its own"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:

@@ -22,6 +22,7 @@ from laplacian_metric.laplace.frozen_features import features_of, unlabelled_fea
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.laplace import Laplace
+from tests.manifests import version
 
 float64 = torch.float64
 LOSS = ContrastiveLoss(margin=0.7, negatives="active")
@@ -96,20 +97,6 @@ def test_without_the_norm() -> None:
     assert not torch.equal(embedded.kappa, an_embedder(Laplace(prior=2.0, n_effective=30.0)).embed(x).kappa)
 
 
-def test_the_confidence_is_that_of_the_lam() -> None:
-    lam = by_hand()
-    lam.optimize_prior_precision("marginal")
-    lam.fit_confidence(Dataset(*clusters()), Dataset(*clusters(40, seed=1)))
-    embedder = an_embedder(Laplace(score="confidence"))
-    x = torch.cat([clusters(seed=3)[0], torch.full((1, 5), 40.0, dtype=float64)])
-    scores = embedder.scores(x)
-    assert torch.equal(scores["own"], lam.embed_features(x).uncertainty)
-    assert torch.equal(scores["own"], scores["confidence"])
-    torch.testing.assert_close(scores["variance"], lam.embed_features(x).variance.sum(1))
-    assert float(scores["own"][-1]) > 0.9  # a stranger
-    assert set(embedder.settings()["confidence"]) == {"kernel", "spread"}
-
-
 def test_two_clusters_are_told_apart_and_what_lies_between_is_unsure() -> None:
     encoder = an_encoder()
     with torch.no_grad():
@@ -178,7 +165,7 @@ def test_the_features_of_images_are_computed_once_into_the_folder(tmp_path: Path
     first = Laplace(prior="validation").learner([encoder], SETUP).embedder(data)
     second = Laplace(prior="validation").learner([encoder], SETUP).embedder(data)
     assert train.read == 2
-    assert (tmp_path / "train" / "features.bin").stat().st_size == 60 * 5 * 8
+    assert (version(tmp_path / "train") / "features.bin").stat().st_size == 60 * 5 * 8
     assert torch.equal(first.embed(images).kappa, second.embed(images).kappa)
     lam = LAM(encoder, LOSS, weight_decay=1e-3).fit(list(train), check_mode=False, progress=False)
     lam.optimize_prior_precision(
@@ -200,10 +187,9 @@ def test_the_features_of_images_are_computed_once_into_the_folder(tmp_path: Path
     [
         ({"structure": "dig"}, "structure is 'dig'"),
         ({"approximation": ""}, "approximation is ''"),
-        ({"prior": "margnal"}, "prior is 'margnal'"),
-        ({"prior": -1.0}, "prior is -1.0"),
+        ({"prior": "margnal"}, "prior"),
+        ({"prior": -1.0}, "prior"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"score": "variance"}, "score is 'variance'"),
         ({"rank": 0}, "rank is 0"),
     ],
 )

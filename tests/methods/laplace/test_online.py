@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -19,7 +18,6 @@ from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.running import Running
 from laplacian_metric.laplace.posthoc import NotFittedError
 from laplacian_metric.methods import find, make
-from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 from laplacian_metric.methods.laplace.online import OnlineLaplace, OnlineLaplaceLearner
 from tests.methods.learning import step
 
@@ -211,26 +209,6 @@ class _Held(Dataset):
         raise AssertionError("tensors that are there are not read batch by batch")
 
 
-def test_the_confidence_is_calibrated_on_validation_images(tmp_path: Path) -> None:
-    generator = a_generator(2)
-    labels = torch.arange(80) % 4
-    h = torch.eye(4)[labels] + 0.2 * torch.randn(80, 4, generator=generator)
-    learner = OnlineLaplace(score="confidence").learner([Encoder(nn.Identity(), nn.Linear(4, 3))], SETUP)
-    optimizer = torch.optim.SGD(learner.parameters(), lr=1e-3)
-    learner.begin(optimizer, a_generator())
-    learner.loss(h, labels)
-    data = FitData(_Held(h[::2], labels[::2]), _Held(h[1::2], labels[1::2]), tmp_path)
-    embedder = learner.embedder(data)
-    assert isinstance(embedder, LAMEmbedder)
-    assert embedder.lam.confidence is not None
-    scores = embedder.scores(h)
-    assert set(scores) == {"own", "1/kappa", "variance", "confidence"}
-    assert torch.equal(scores["own"], scores["confidence"])
-    torch.testing.assert_close(scores["1/kappa"], embedder.embed(h).kappa.reciprocal())
-    assert bool(((scores["own"] >= 0) & (scores["own"] <= 1)).all())
-    assert not list(tmp_path.iterdir())
-
-
 # --- refusals ---
 
 
@@ -238,12 +216,11 @@ def test_the_confidence_is_calibrated_on_validation_images(tmp_path: Path) -> No
     ("options", "said"),
     [
         ({"approximation": "fixde"}, "approximation is 'fixde'"),
-        ({"memory": 2.0}, "memory is 2.0"),
-        ({"memory": "papre"}, "memory is 'papre'"),
+        ({"memory": 2.0}, "memory"),
+        ({"memory": "papre"}, "memory"),
         ({"warmup": -1}, "warmup is -1"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"prior_precision": float("nan")}, "prior_precision is nan"),
-        ({"score": "kappa"}, "score is 'kappa'"),
         ({"samples": 0}, "samples is 0"),
     ],
 )
