@@ -166,12 +166,11 @@ def load_folder(folder: str | os.PathLike[str], encoder: Encoder, loss: PairLoss
         return LAM.load(opened.path(POSTERIOR), encoder, loss)
 
 
-def load_trust(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
+def load_trust(folder: str | os.PathLike[str]) -> Trust:
     """Return the calibrated `Trust` of a folder; it needs neither the encoder nor the posterior.
 
     Args:
         folder: what `save_folder` wrote with ``trust``.
-        mmap: leave the gallery's vectors in their files.
 
     Example:
         >>> import tempfile, torch
@@ -181,7 +180,7 @@ def load_trust(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
         >>> lam = LAM(encoder, ContrastiveLoss()).fit_features(h, labels, check_mode=False)
         >>> trust = Trust.fit((h[:100], labels[:100]), (h[100:], labels[100:]), encoder=encoder)
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     loaded = load_trust(save_folder(lam, Path(folder) / "mine", trust=trust), mmap=False)
+        ...     loaded = load_trust(save_folder(lam, Path(folder) / "mine", trust=trust))
         >>> loaded(h[100:]).labels == trust(h[100:]).labels
         True
     """
@@ -190,7 +189,7 @@ def load_trust(folder: str | os.PathLike[str], *, mmap: bool = True) -> Trust:
             raise MissingArtifactError(
                 f"{folder} was saved without a calibration: save_folder(lam, folder, trust=trust) stores one"
             )
-        return Trust.load(opened.path(TRUST), mmap=mmap)
+        return Trust.load(opened.path(TRUST))
 
 
 def check_folder(folder: str | os.PathLike[str]) -> dict[str, Any]:

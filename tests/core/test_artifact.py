@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -528,8 +529,8 @@ def test_the_second_of_two_writers_is_told(tmp_path: Path, root: Path) -> None:
 
 def test_two_threads_are_two_writers(tmp_path: Path) -> None:
     def inner(path: Path) -> None:
-        with pytest.raises(ArtifactBusyError):
-            write(tmp_path / "n", 2)
+        with ThreadPoolExecutor() as pool, pytest.raises(ArtifactBusyError):
+            pool.submit(write, tmp_path / "n", 2).result()
         path.write_text("x")
 
     payloads = {"a.npy": np.ones(1), "b.npy": np.ones(1), "c.txt": inner}
