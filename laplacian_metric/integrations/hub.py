@@ -181,7 +181,7 @@ def load_trust(folder: str | os.PathLike[str]) -> Trust:
         >>> trust = Trust.fit((h[:100], labels[:100]), (h[100:], labels[100:]), encoder=encoder)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     loaded = load_trust(save_folder(lam, Path(folder) / "mine", trust=trust))
-        >>> loaded(h[100:]).labels == trust(h[100:]).labels
+        >>> bool((loaded(h[100:]).labels == trust(h[100:]).labels).all())
         True
     """
     with artifact.load(folder, PosteriorManifest) as opened:
