@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -190,7 +191,10 @@ def npy_header(handle: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[A
     version = np.lib.format.read_magic(handle)
     if version not in readers:
         raise ValueError(f"its format {version} is not known")
-    shape, _, dtype = readers[version](handle)
+    try:
+        shape, _, dtype = readers[version](handle)
+    except (SyntaxError, TokenError) as error:
+        raise ValueError(f"its header is no description of an array: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds objects of Python, which would have to run code: save numbers or text")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size - handle.tell():

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from laplacian_metric.core import artifact
 from laplacian_metric.core.array_gallery import ArrayGallery, Items
-from laplacian_metric.core.artifact import Manifest
+from laplacian_metric.core.artifact import ArtifactError, Manifest
 from laplacian_metric.core.check import as_column
 
 VECTORS, NORMS, IDS, CODES = "vectors.npy", "norms.npy", "ids.npy", "codes.npy"
@@ -66,7 +66,10 @@ def load(folder: str | os.PathLike[str]) -> ArrayGallery:
         labels = None
         if manifest.class_names is not None:
             names = as_column([from_json(name) for name in manifest.class_names])
-            labels = names[opened.array(CODES, shape=(len(vectors),), mmap=False)]
+            codes = opened.array(CODES, shape=(len(vectors),), mmap=False)
+            if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
+                raise ArtifactError(f"{CODES} in {folder} has entries that are no classes: copy the folder again")
+            labels = names[codes]
         ids = (
             opened.array(IDS, mmap=False) if manifest.text_ids is None else as_column(list(manifest.text_ids))
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.attack.counting import Count
-from tests.attack.damaged_files import faiss_files, models
+from tests.attack.damaged_files import models
 from tests.attack.malformed import malformed
 from tests.attack.processes import disk_full, kills, readers, threads
 
@@ -23,7 +23,6 @@ FULL: dict[str, Callable[[], Count]] = {
     "disk full": disk_full,
     "malformed": lambda: malformed(100),
     "models": lambda: models(400),
-    "faiss": lambda: faiss_files(400),
 }
 
 

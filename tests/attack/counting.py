@@ -7,12 +7,9 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
-FLAT = FORMATS / "index" / "flat"
 SECONDS = 300  # after which an input counts as hanging
 TRACEBACK = ("Traceback (most recent call last)", "unexpected ")
 

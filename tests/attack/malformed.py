@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.attack.counting import FLAT, FORMATS, SECONDS, TRACEBACK, Count, damaged, time_limit
-from tests.cli.running import lam
+from laplacian_metric.encoder import Encoder, save_encoder
+from tests.attack.counting import SECONDS, TRACEBACK, Count, damaged, time_limit
+from tests.cli.running import clusters, lam
+from tests.manifests import content, rewrite
 
 
 def malformed(per_file: int) -> Count:
@@ -47,78 +48,86 @@ Attacks = Iterator[tuple[str, list[object]]]
 
 def _attacks(place: Path, per_file: int, generator: np.random.Generator) -> Attacks:
     """Yield what is wrong and the arguments of the command that meets it."""
-    rows = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
-    np.savez(place / "features.npz", features=rows, labels=np.arange(20) % 4)
-    model = shutil.copytree(FORMATS / "models" / "features", place / "model")
-    yield from _altered_bytes(place, model, per_file, generator)
+    rows, labels = clusters(300)
+    np.savez(place / "features.npz", features=rows, labels=labels)
+    np.savez(place / "queries.npz", features=clusters(60, seed=1)[0])
+    for command in (
+        [
+            "fit",
+            "--features",
+            place / "features.npz",
+            "--dim",
+            4,
+            "--steps",
+            5,
+            "--calibrate",
+            "--out",
+            place / "m",
+        ],
+        ["index", place / "m", place / "features.npz", "--out", place / "i"],
+        ["embed", place / "m", place / "queries.npz", "--out", place / "embedded.npz"],
+        ["embed", place / "m", place / "queries.npz", "--out", place / "embedded.safetensors"],
+    ):
+        done = lam(*command)
+        assert done.code == 0, done.err
+    yield from _altered_bytes(place, per_file, generator)
     yield from _altered_manifests(place)
-    yield from _wrong_embeddings(place, model)
+    yield from _wrong_embeddings(place)
     yield from _wrong_configurations(place)
     yield from _wrong_caches_and_images(place, generator)
-    yield from _wrong_options(place, model)
+    yield from _wrong_options(place)
 
 
-def _altered_bytes(place: Path, model: Path, per_file: int, generator: np.random.Generator) -> Attacks:
+def _altered_bytes(place: Path, per_file: int, generator: np.random.Generator) -> Attacks:
     """Bytes changed, cut off and added, in every kind of file."""
-    for source in ("embeddings.npz", "embeddings.safetensors", "embeddings.parquet"):
+    for source in ("queries.npz", "embedded.npz", "embedded.safetensors"):
         for number in range(per_file):
             path = place / f"damaged-{number}{Path(source).suffix}"
-            path.write_bytes(damaged((FORMATS / source).read_bytes(), generator))
-            yield f"{source} {number}", ["query", FLAT, "--array", path]
-    for number in range(per_file):
-        path = place / f"features-{number}.npz"
-        path.write_bytes(damaged((place / "features.npz").read_bytes(), generator))
-        yield f"features {number}", ["embed", model, path, "--out", place / "e.npz", "--force"]
-    for folder, command in (("index/flat", "query"), ("models/features", "embed"), ("index/hnsw", "query")):
-        files = sorted(path.name for path in (FORMATS / folder).iterdir())
-        for number in range(per_file):
-            copy = Path(shutil.copytree(FORMATS / folder, place / f"{command}-{number}", dirs_exist_ok=True))
+            path.write_bytes(damaged((place / source).read_bytes(), generator))
+            yield f"{source} {number}", ["query", place / "i", path]
+            yield f"{source} {number}", ["embed", place / "m", path, "--out", place / "e.npz", "--force"]
+    for folder, command in (("m", "embed"), ("i", "query")):
+        files = [
+            path.relative_to(place / folder) for path in sorted((place / folder).rglob("*")) if path.is_file()
+        ]
+        for number in range(per_file * len(files)):
+            copy = Path(shutil.copytree(place / folder, place / f"{command}-{number}"))
             path = copy / files[number % len(files)]
-            path.write_bytes(damaged(path.read_bytes(), generator))
-            rest: list[object] = ["--id", "bild-0 ü" if folder == "index/flat" else "0"]
-            if command == "embed":
-                rest = [place / "features.npz", "--out", place / "e.npz", "--force"]
-            yield f"{folder}/{path.name} {number}", [command, copy, *rest]
+            path.write_bytes(damaged(path.read_bytes() or b"0", generator))
+            yield f"{folder}/{path.name} {number}", [command, copy, *_rest(place, command)]
             shutil.rmtree(copy)
+
+
+def _rest(place: Path, command: str) -> list[object]:
+    out = ["--out", place / "e.npz", "--force"] if command == "embed" else []
+    return [place / "queries.npz", *out]
 
 
 def _altered_manifests(place: Path) -> Attacks:
     """Manifests whose digest is right and whose entries are not."""
-    for folder, manifest in (("index/flat", "manifest.json"), ("models/features", "model.json")):
-        whole = json.loads((FORMATS / folder / manifest).read_text(encoding="utf-8"))
-        whole.pop("digest")
-        for key in whole:
+    for folder, command in (("m", "embed"), ("i", "query")):
+        for key in content(place / folder):
             for value in (None, [], {}, "x", -1, 1e300, {"x": {"y": 1}}, ...):
-                copy = Path(shutil.copytree(FORMATS / folder, place / "altered", dirs_exist_ok=True))
-                altered = {name: entry for name, entry in whole.items() if name != key}
-                if value is not ...:
-                    altered[key] = value
-                altered["digest"] = digest_of_dict(altered)
-                (copy / manifest).write_text(json.dumps(altered), encoding="utf-8")
-                rest = [place / "features.npz", "--out", place / "e.npz", "--force"]
-                command = (
-                    ["embed", copy, *rest]
-                    if manifest == "model.json"
-                    else ["query", copy, "--id", "bild-0 ü"]
-                )
-                yield f"{manifest}: {key} = {value!r}", command
+                copy = Path(shutil.copytree(place / folder, place / "altered", dirs_exist_ok=True))
+                rewrite(copy, **{key: value})
+                yield f"{folder}: {key} = {value!r}", [command, copy, *_rest(place, command)]
+                shutil.rmtree(copy)
 
 
-def _wrong_embeddings(place: Path, model: Path) -> Attacks:
-    """Files of embeddings with wrong notes, with other columns, or of another kind."""
+def _wrong_embeddings(place: Path) -> Attacks:
+    """Files of embeddings with wrong notes, or of another kind."""
     from safetensors.numpy import load_file, save_file
 
-    arrays = load_file(FORMATS / "embeddings.safetensors")
+    arrays = load_file(place / "embedded.safetensors")
     for number, note in enumerate(("[]", "1", "null", "{", "", '{"ids": 1}', '{"ids": [], "source": []}')):
         save_file(arrays, place / f"note-{number}.safetensors", metadata={"laplacian_metric.embedding": note})
-        yield f"note {note}", ["query", FLAT, "--array", place / f"note-{number}.safetensors"]
-    (place / "renamed.parquet").write_bytes(
-        (FORMATS / "embeddings.parquet").read_bytes().replace(b"mean", b"meen")
-    )
-    yield "a column with another name", ["query", FLAT, "--array", place / "renamed.parquet"]
+        yield f"note {note}", ["query", place / "i", place / f"note-{number}.safetensors"]
     torch.save({"mean": torch.eye(3)}, place / "pickled.safetensors")
-    yield "torch.save named .safetensors", ["query", FLAT, "--array", place / "pickled.safetensors"]
-    yield "the same as features", ["embed", model, place / "pickled.safetensors", "--out", place / "x.npz"]
+    yield "torch.save named .safetensors", ["query", place / "i", place / "pickled.safetensors"]
+    yield (
+        "the same as features",
+        ["embed", place / "m", place / "pickled.safetensors", "--out", place / "x.npz"],
+    )
 
 
 def _wrong_configurations(place: Path) -> Attacks:
@@ -167,26 +176,26 @@ def _wrong_caches_and_images(place: Path, generator: np.random.Generator) -> Att
     yield "escapes in a file name", _fit(place, photos, None, 91)
 
 
-def _wrong_options(place: Path, model: Path) -> Attacks:
+def _wrong_options(place: Path) -> Attacks:
     """An array that announces more than it holds, and options that cannot be."""
     header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000, 6000), }"
     (place / "large.npy").write_bytes(header.ljust(127) + b"\n")
+    model, features = place / "m", place / "features.npz"
     yield "an announced array of 23 GiB", ["embed", model, place / "large.npy", "--out", place / "x.npz"]
     for out in ("", place, "/proc/x.npz", place / "none" / "x.npz"):
-        yield f"--out {out!s:.20}", ["embed", model, place / "features.npz", "--out", out]
+        yield f"--out {out!s:.20}", ["embed", model, features, "--out", out]
     for k in (-1, 0, 10**9, "x"):
-        yield f"-k {k}", ["query", FLAT, "--array", FORMATS / "embeddings.npz", "-k", k]
+        yield f"-k {k}", ["query", place / "i", place / "queries.npz", "-k", k]
     for samples in (-1, 0, "x"):
-        yield f"--samples {samples}", ["evaluate", model, place / "features.npz", "--samples", samples]
+        yield f"--samples {samples}", ["evaluate", model, features, "--samples", samples]
 
 
 def _fit(place: Path, photos: Path, cache: Path | None, number: int) -> list[object]:
-    weights = place / "n-digit.safetensors"
+    weights = place / "fashion-mnist.safetensors"
     if not weights.exists():
-        shutil.copy(FORMATS / "n-digit.safetensors", weights)
-    arguments: list[object] = ["fit", "--encoder", "n-digit", "--weights", weights, "--data", photos]
-    arguments += ["--encoder-option", "digits=1", "--encoder-option", "channels=[2,3]"]
-    arguments += ["--image-size", 28, "--out", place / f"fitted-{number}"]
+        save_encoder(Encoder.from_name("fashion-mnist", dim=3, seed=0), weights)
+    arguments: list[object] = ["fit", "--encoder", "fashion-mnist", "--weights", weights, "--data", photos]
+    arguments += ["--dim", 3, "--image-size", 28, "--channels", 1, "--out", place / f"fitted-{number}"]
     return arguments if cache is None else [*arguments, "--cache", cache]
 
 

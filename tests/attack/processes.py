@@ -18,9 +18,11 @@ import torch
 from torch import nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder, retrieval
+from laplacian_metric import LAM, Encoder
+from laplacian_metric.core import gallery_files
 from tests.attack.counting import SECONDS, TRACEBACK, Count
 from tests.cli.running import clusters, lam
+from tests.manifests import version
 
 
 def threads(trials: int) -> Count:
@@ -65,20 +67,21 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from laplacian_metric.retrieval import Index, Items, storage
+from laplacian_metric.core import gallery_files
+from laplacian_metric.core.array_gallery import ArrayGallery
 target = Path(sys.argv[1])
 print("ready", flush=True)
 for number in range(int(sys.argv[2])):
     rows = 200 + number % 7
-    mean = np.tile(np.eye(4, dtype=np.float32), (60, 1))[:rows]
-    items = Items(mean, np.full(rows, rows, np.float32), np.full(rows, float(rows)), None, source="a4f0")
-    storage.save(Index(items, np.arange(rows) + rows), target, overwrite=target.exists())
+    vectors = rows * np.eye(4, dtype=np.float32)[np.arange(rows) % 4]
+    gallery = ArrayGallery(vectors, np.full(rows, rows), np.arange(rows) + rows)
+    gallery_files.save(gallery, target, overwrite=True)
 print("done", flush=True)
 """
 
 
 def writer(target: Path, writes: int) -> subprocess.Popen[str]:
-    """A process that writes an index again and again, every time with another number of rows."""
+    """A process that writes a gallery again and again, every time with another number of rows."""
     command = [sys.executable, "-c", WRITER, str(target), str(writes)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
     assert process.stdout is not None
@@ -86,23 +89,23 @@ def writer(target: Path, writes: int) -> subprocess.Popen[str]:
     return process
 
 
-def check_index(target: Path) -> str:
-    """Load an index; "whole" if all of its files are of one version."""
+def check_gallery(target: Path) -> str:
+    """Load a gallery; "whole" if all of its files are of one version."""
     try:
-        index = retrieval.load(target)
+        items = gallery_files.load(target).items
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    rows = len(index)
-    numbers = {rows, int(index.items.kappa[0]), int(index.items.uncertainty[-1]), int(index.ids[0])}
+    rows = len(items.ids)
+    numbers = {rows, round(float(items.norms[-1])), int(items.ids[0]), int(items.labels[0])}
     return "whole" if numbers == {rows} else f"a mixture of {numbers}"
 
 
 def kills(trials: int) -> Count:
     """A writer is killed at a random moment: what is there is whole, and the next write leaves nothing else."""
-    count = Count("killed writers of an index")
+    count = Count("killed writers of a gallery")
     generator = random.Random(0)
     with tempfile.TemporaryDirectory() as place:
-        target = Path(place) / "index"
+        target = Path(place) / "gallery"
         first = writer(target, 1)
         first.wait(SECONDS)
         for trial in range(trials):
@@ -110,25 +113,24 @@ def kills(trials: int) -> Count:
             time.sleep(generator.uniform(0.0, 0.3))
             process.kill()
             process.wait()
-            count.add(f"kill {trial}", end := check_index(target), end == "whole")
+            count.add(f"kill {trial}", end := check_gallery(target), end == "whole")
         last = writer(target, 1)
         last.wait(SECONDS)
-        left = sorted(path.name for path in Path(place).iterdir())
-        visible = [name for name in left if not name.endswith((".lock", "index"))]
-        count.add("left over after the next write", "nothing" if not visible else f"{visible}", not visible)
+        left = [path.name for path in target.iterdir() if path not in (version(target), target / ".lock")]
+        count.add("left over after the next write", f"{left}", left == ["CURRENT"])
     return count
 
 
 def readers(loads: int) -> Count:
-    """An index is loaded while a process rewrites it: every load gives one version."""
+    """A gallery is loaded while a process rewrites it: every load gives one version."""
     count = Count("loads beside a writer")
     with tempfile.TemporaryDirectory() as place:
-        target = Path(place) / "index"
+        target = Path(place) / "gallery"
         writer(target, 1).wait(SECONDS)
         process = writer(target, 1_000_000)
         try:
             for load in range(loads):
-                count.add(f"load {load}", end := check_index(target), end == "whole")
+                count.add(f"load {load}", end := check_gallery(target), end == "whole")
         finally:
             process.kill()
             process.wait()
@@ -148,10 +150,8 @@ def disk_full(limits: Sequence[int] = (0, 600, 3000)) -> Count:
         assert done.code == 0, done.err
         commands: dict[str, list[object]] = {
             "fit": ["fit", "--features", place / "features.npz", "--dim", 4, "--steps", 5],
-            "index": ["index", place / "m", place / "features.npz"],
             "embed npz": ["embed", place / "m", place / "features.npz"],
             "embed safetensors": ["embed", place / "m", place / "features.npz"],
-            "embed parquet": ["embed", place / "m", place / "features.npz"],
         }
         for what, command in commands.items():
             out = place / f"out{'.' + what.split()[1] if ' ' in what else ''}"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.attack import attack, damaged_files, malformed, processes
 from tests.attack.counting import Count
+from tests.manifests import redigest, version
 
 SHORT: dict[str, Callable[[], Count]] = {
     "threads": lambda: processes.threads(4),
@@ -17,7 +18,6 @@ SHORT: dict[str, Callable[[], Count]] = {
     "disk full": lambda: processes.disk_full((600,)),
     "malformed": lambda: malformed.malformed(1),
     "models": lambda: damaged_files.models(12),
-    "faiss": lambda: damaged_files.faiss_files(12),
 }
 
 
@@ -30,8 +30,12 @@ def test_every_trial_behaves(name: str, long_form: bool) -> None:
 
 
 def test_a_mixture_of_versions_would_be_seen(tmp_path: Path) -> None:
-    target = tmp_path / "index"
-    processes.writer(target, 1).wait(60)
-    assert processes.check_index(target) == "whole"
-    (target / "kappa.npy").write_bytes(b"")
-    assert processes.check_index(target).startswith("Damaged")
+    targets = [tmp_path / "one", tmp_path / "other"]
+    for writes, target in enumerate(targets, 1):
+        processes.writer(target, writes).wait(60)
+        assert processes.check_gallery(target) == "whole"
+    one, other = (version(target) / "norms.npy" for target in targets)
+    one.write_bytes(other.read_bytes())
+    assert processes.check_gallery(targets[0]).startswith("ArtifactError")
+    redigest(targets[0], "norms.npy")
+    assert processes.check_gallery(targets[0]) != "whole"

@@ -336,6 +336,7 @@ def announced(shape: tuple[int, ...], descr: str) -> bytes:
         (b"\x93NUMPY\x07\x00 ", (8,)),
         (b"\x93NUMPY\x01\x00\xff\xff" + b"{" * 70_000, (8,)),
         (b"not an array", (8,)),
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': '''    ", (8,)),
     ],
 )  # fmt: skip
 def test_arrays_that_are_none(tmp_path: Path, stored: bytes, shape: tuple[int, ...], mmap: bool) -> None:
