@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.core import tensor_file
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
 from laplacian_metric.data import from_arrays
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.training import Trained, TrainingOptions, checkpoint, pair_choice, train

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.core.progress import Bar
 from tests.training.cases import Case
 
 
@@ -66,17 +65,3 @@ def test_it_is_shown_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tm
 def test_a_program_without_a_console(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     assert len(Case().run(tmp_path).history) == 3
-
-
-def test_it_is_taken_away_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    bar = Bar(2)
-
-    def failing() -> None:
-        with bar:
-            bar.begin(1, steps=3)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        failing()
-    assert bar._bar.live.is_started is False

@@ -57,15 +57,6 @@ def test_all_files_are_safetensors_and_json(finished: Path) -> None:
     assert {name.split("/")[0] for name in best} == {"module", "learner"}
 
 
-def test_the_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        Case(options={"epochs": 1}).run(tmp_path / "run")
-    finally:
-        os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "run").iterdir()} == {0o640}
-
-
 def test_the_best_epoch_is_loaded_to_the_bit(finished: Path) -> None:
     learner = CASE.learner()
     load_best(learner, finished)
@@ -79,74 +70,60 @@ def test_the_best_epoch_is_loaded_to_the_bit(finished: Path) -> None:
 def test_nothing_to_load(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError,
-        match=r"has no best\.safetensors: nothing was trained there, so train first; or",
+        match=r"best\.safetensors",
     ):
         load_best(CASE.learner(), tmp_path)
 
 
 def spoil(file: Path, how: str) -> None:
     content = file.read_bytes()
-    if how == "truncated":
-        file.write_bytes(content[: len(content) // 2])
-    elif how == "empty":
-        file.write_bytes(b"")
-    elif how == "text":
-        file.write_bytes(b"these are no tensors at all")
-    elif how == "header":
-        file.write_bytes(content[:20] + b"\xff\xff" + content[22:])
-    elif how == "bit":
-        file.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
-    else:
-        file.unlink()
+    file.unlink()
+    if how == "folder":
         file.mkdir()
+    elif how == "other":
+        save_file({"weight": torch.ones(2)}, file)
+    else:
+        file.write_bytes(
+            {
+                "truncated": content[: len(content) // 2],
+                "empty": b"",
+                "text": b"these are no tensors at all",
+                "header": content[:20] + b"\xff\xff" + content[22:],
+            }[how]
+        )
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "text", "header", "folder"])
+@pytest.mark.parametrize("how", ["truncated", "empty", "text", "header", "folder", "other"])
 def test_a_damaged_file_is_named_with_the_remedy(folder: Path, how: str) -> None:
     for name, use in (
         ("last", lambda: CASE.run(folder)),
         ("best", lambda: load_best(CASE.learner(), folder)),
     ):
         spoil(folder / f"{name}.safetensors", how)
-        with pytest.raises(ValueError, match=rf"{name}\.safetensors is damaged .*: remove it") as caught:
+        with pytest.raises(ValueError, match=rf"{name}\.safetensors") as caught:
             use()
         assert not isinstance(caught.value, OtherRunError)
-
-
-def test_without_the_damaged_file_the_training_starts_anew(folder: Path, finished: Path) -> None:
-    (folder / "last.safetensors").unlink()
-    CASE.run(folder)
-    assert_same_end(folder, finished)
-
-
-@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
-def test_a_file_of_something_else_is_refused(folder: Path, metadata: dict[str, str] | None) -> None:
-    save_file({"weight": torch.ones(2)}, folder / "last.safetensors", metadata=metadata)
-    with pytest.raises(
-        ValueError, match=r"last\.safetensors is no checkpoint of this training loop: choose another"
-    ):
-        CASE.run(folder)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimizer": "adam"}, "optimizer was 'rmsprop' and is now 'adam'"),
-        ({"learning_rate": 0.5}, "learning_rate was 0.02 and is now 0.5"),
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"learning_rate": 0.5}, "learning_rate"),
         (
             {"batch_size": 9, "precision": "bfloat16"},
-            "batch_size was 8 and is now 9, precision was 'float32'",
+            "batch_size.*precision",
         ),
         (
             {"miner": "AngularMiner", "miner_options": (("angle", 10),)},
-            r"miner was None .*\[\['angle', 10\]\]",
+            r"miner .*miner_options",
         ),
         ({"batch_size": 9, "momentum": 0.1, "decay": 0.3, "weight_decay": 1.0}, "and 1 more"),
     ],
 )
 def test_other_settings_are_refused_by_name(folder: Path, options: dict[str, Any], said: str) -> None:
     before = (folder / "last.safetensors").read_bytes()
-    with pytest.raises(OtherRunError, match=rf"run/last\.safetensors is of a training with other .*{said}"):
+    with pytest.raises(OtherRunError, match=said):
         Case(CASE.method, CASE.method_options, options).run(folder)
     assert (folder / "last.safetensors").read_bytes() == before
 
@@ -156,13 +133,14 @@ def test_another_seed_or_identity_is_refused(tmp_path: Path) -> None:
     identity = {"sizes": (1, 2), "cell": {"name": "a", 3: None}}
     case.run(tmp_path, identity=identity)
     case.run(tmp_path, identity=identity)  # a tuple comes back as a list, and is the same
-    with pytest.raises(OtherRunError, match="seed was 5 and is now 6"):
-        case.run(tmp_path, seed=6, identity=identity)
-    with pytest.raises(OtherRunError, match=r"sizes was \[1, 2\] and is now \[1, 3\]"):
-        case.run(tmp_path, identity={**identity, "sizes": (1, 3)})
-    with pytest.raises(OtherRunError, match=r"cell was .* and is now None"):
-        case.run(tmp_path)
-    with pytest.raises(TypeError, match="identity must be of numbers, words, lists"):
+    for change, named in (
+        ({"seed": 6, "identity": identity}, "seed"),
+        ({"identity": {**identity, "sizes": (1, 3)}}, "sizes"),
+        ({}, "cell"),
+    ):
+        with pytest.raises(OtherRunError, match=named):
+            case.run(tmp_path, **change)
+    with pytest.raises(TypeError, match="identity"):
         case.run(tmp_path, identity={"tensor": torch.ones(1)})
 
 
@@ -170,16 +148,16 @@ def test_other_images_are_refused(tmp_path: Path) -> None:
     case = Case(options={"epochs": 1})
     case.run(tmp_path)
     fewer = replace(case, images=lambda: clusters(40))
-    with pytest.raises(OtherRunError, match=r"images was \{.*'number': 44.*\} and is now \{'number': 40, "):
+    with pytest.raises(OtherRunError, match="images"):
         fewer.run(tmp_path)
     turned = replace(case, images=lambda: clusters().select(torch.arange(44).flip(0)))
-    with pytest.raises(OtherRunError, match="images was"):
+    with pytest.raises(OtherRunError, match="images"):
         turned.run(tmp_path)
 
 
 def test_where_images_are_chosen_checkpoints_are_part_of_the_training(tmp_path: Path) -> None:
     Case("triplet", options={"checkpoint_every": 3}).run(tmp_path)
-    with pytest.raises(OtherRunError, match="checkpoint_every was 3 and is now None"):
+    with pytest.raises(OtherRunError, match="checkpoint_every"):
         Case("triplet", options={"checkpoint_every": None}).run(tmp_path)
 
 
@@ -194,7 +172,7 @@ def test_the_number_of_epochs_may_change_where_learning_rates_do_not(
     if free:
         assert len(more.run(tmp_path).history) == 3
     else:
-        with pytest.raises(OtherRunError, match="epochs was 2 and is now 3"):
+        with pytest.raises(OtherRunError, match="epochs"):
             more.run(tmp_path)
     assert (
         len(Case(options={"epochs": 2, "schedule": schedule, "patience": 5}).run(tmp_path).history)
@@ -206,13 +184,9 @@ def test_another_network_or_method_is_refused(folder: Path) -> None:
     learner = CASE.learner()
     learner.module.head.weight = nn.Parameter(torch.ones(2, 8))  # type: ignore[union-attr]
     learner.module.head.bias = nn.Parameter(torch.ones(2))  # type: ignore[union-attr]
-    with pytest.raises(
-        OtherRunError, match=r"best\.safetensors is of another network or method: .*size mismatch"
-    ):
+    with pytest.raises(OtherRunError, match=r"best\.safetensors"):
         load_best(learner, folder)
-    with pytest.raises(
-        OtherRunError, match=r"last\.safetensors is of another network or method: .*curvature"
-    ):
+    with pytest.raises(OtherRunError, match=r"last\.safetensors"):
         Case().run(folder)
 
 
@@ -220,7 +194,7 @@ def test_a_run_on_a_gpu_is_not_gone_on_with_on_the_processor(folder: Path) -> No
     tensors, identity, progress = checkpoint.read(folder / "last.safetensors")
     tensors["random/cuda/0"] = torch.zeros(16, dtype=torch.uint8)
     checkpoint.save(folder / "last.safetensors", tensors, identity, progress)
-    with pytest.raises(OtherRunError, match="is of a training on a GPU, and the module is on cpu"):
+    with pytest.raises(OtherRunError, match="GPU"):
         CASE.run(folder)
 
 
@@ -244,9 +218,7 @@ def test_a_full_disk_leaves_what_was_there(
 
     with monkeypatch.context() as patched:
         patched.setattr(tensor_file, "save", sometimes)
-        with pytest.raises(
-            OSError, match=r"safetensors could not be written .*No space left .*free some space"
-        ):
+        with pytest.raises(OSError, match="safetensors"):
             CASE.run(tmp_path)
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".tmp")]
     assert (tmp_path / "last.safetensors").exists() == (at > 1)
@@ -256,32 +228,13 @@ def test_a_full_disk_leaves_what_was_there(
     assert_same_end(tmp_path, finished)
 
 
-def test_a_log_that_cannot_be_written(
-    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
-        with pytest.raises(OSError, match=r"log\.json could not be written"):
-            CASE.run(tmp_path)
-    CASE.run(tmp_path)
-    assert_same_end(tmp_path, finished)
-
-
-def test_a_folder_that_cannot_be_written_is_noticed_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     learner = plain()
     before = learner.module[1].weight.clone()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match=r"cannot hold checkpoints .*: choose another folder"):
+        with pytest.raises(OSError, match="file"):
             train(learner, clusters(), clusters(20), CASE.training_options(), folder)
-    read_only = tmp_path / "read only"
-    read_only.mkdir(mode=0o500)
-    if os.geteuid() == 0:  # whom permissions do not stop
-        monkeypatch.setattr("tempfile.TemporaryFile", full)
-    with pytest.raises(OSError, match="read only cannot hold checkpoints"):
-        train(learner, clusters(), clusters(20), CASE.training_options(), read_only)
     assert torch.equal(learner.module[1].weight, before)
 
 
@@ -336,23 +289,10 @@ def test_tied_weights_and_odd_buffers(tmp_path: Path, optimizer: str) -> None:
     assert again.module.tied.weight is again.module.first.weight
 
 
-class WithNotes(nn.Linear):
-    def get_extra_state(self) -> Any:
-        return {"notes": "no tensor"}
-
-    def set_extra_state(self, state: Any) -> None: ...
-
-
-def test_a_state_that_is_no_tensor_is_refused_by_name(tmp_path: Path) -> None:
-    learner = OddLearner(WithNotes(6, 3))
-    with pytest.raises(TypeError, match="module/_extra_state is a dict, and checkpoints hold tensors alone"):
-        train(learner, clusters(), clusters(20), Case().training_options(), tmp_path)
-
-
 def test_parameters_outside_of_the_module_are_refused(tmp_path: Path) -> None:
     class Outside(Plain):
         def parameters(self) -> list[nn.Parameter]:
             return [*super().parameters(), nn.Parameter(torch.ones(1))]
 
-    with pytest.raises(ValueError, match="Outside trains parameters which are not in its module"):
+    with pytest.raises(ValueError, match="Outside"):
         train(Outside(plain().module), clusters(), clusters(20), Case().training_options(), tmp_path)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hessians import ContrastiveLoss
-from laplacian_metric.core.method import Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import Setup
 from laplacian_metric.methods import make
 from laplacian_metric.methods.pairs.triplet import TripletLearner
 from laplacian_metric.training import TrainingOptions, checkpoint, train
@@ -78,7 +78,7 @@ def test_a_learner_is_asked_at_every_refresh_and_after_every_checkpoint(
 
 
 def test_another_number_of_batches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Choosing chose 10 batches in place of 11: as many are needed"):
+    with pytest.raises(ValueError, match="Choosing"):
         run(Choosing(100, dropped=1), tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("sampling", ["shuffled", "balanced"])
+@pytest.mark.parametrize("sampling", ["shuffled", "balanced", "pairs"])
 def test_processes_share_the_batches_of_one(count: int, sampling: str) -> None:
     options = TrainingOptions(batch_size=6, sampling=sampling, images_per_class=2)  # type: ignore[arg-type]
     whole = [tuple(rows.tolist()) for rows in epoch_batches(LABELS, options, 3, 1)]
@@ -66,9 +66,7 @@ def test_processes_share_the_batches_of_one(count: int, sampling: str) -> None:
 
 @pytest.mark.parametrize(("images", "processes"), [(1, 1), (9, 2), (0, 1)])
 def test_too_few_images(images: int, processes: int) -> None:
-    with pytest.raises(
-        ValueError, match=f"{images} images make .* which is none for each of {processes} processes"
-    ):
+    with pytest.raises(ValueError, match="batch_size"):
         epoch_batches(torch.zeros(images), TrainingOptions(batch_size=8), 0, 0, 0, processes)
 
 
@@ -103,7 +101,5 @@ def test_balanced_batches_depend_on_seed_and_epoch_alone_and_leave_numpy_alone()
 
 
 def test_too_few_classes() -> None:
-    with pytest.raises(
-        ValueError, match="a balanced batch of 16 images, 2 of a class, needs 8 classes, and there are 5"
-    ):
+    with pytest.raises(ValueError, match="batch_size"):
         balanced(size=16)

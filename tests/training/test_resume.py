@@ -28,6 +28,7 @@ from tests.training.cases import (
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 
+PAIRS = {"sampling": "pairs", "batch_size": 4, "steps_per_epoch": 6}
 CASES = {
     "rmsprop": Case(),
     "rmsprop momentum": Case(options={"momentum": 0.9, "weight_decay": 0.01}),
@@ -53,6 +54,11 @@ CASES = {
     ),
     "random miner": Case(options={"miner": "DistanceWeightedMiner"}),
     "online, mined": Case("online-laplace", {"warmup": 1}, {"miner": "MultiSimilarityMiner"}),
+    "pairs": Case(options=PAIRS),
+    "soft-contrastive, pairs": Case("soft-contrastive", {"normalize": False}, {**PAIRS, "optimizer": "adam"}),
+    "hib, pairs": Case(
+        "hib", {"normalize": False, "head": "linear", "components": 2}, {**PAIRS, "optimizer": "adam"}
+    ),
     "augmented": Case("plain", {"rate": 0.3}, images=lambda: pictures(augmented=True)),
     "augmented, 2 workers": Case(
         "plain",
