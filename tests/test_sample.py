@@ -67,16 +67,6 @@ def test_arrays_need_numpy_alone(root: Path) -> None:
     assert done.stdout.split() == ["[]", "[]"]
 
 
-def test_floats_are_the_images_between_zero_and_one() -> None:
-    sample = load("sample-fashion-mnist", "test")
-    floats = sample.floats()
-    assert floats.shape == (1000, 1, 28, 28)
-    assert floats.dtype == torch.float32
-    assert floats.min() == 0
-    assert floats.max() == 1
-    assert torch.equal((floats * 255).round().to(torch.uint8), sample.inputs)
-
-
 def test_images_of_one_class_are_alike() -> None:
     sample = load("sample-fashion-mnist", "train+validation")
     means = torch.stack(
@@ -127,20 +117,6 @@ def test_cutting_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="class 1 "):
         cut_sample.choose(np.zeros(3, dtype=np.uint8), per_class=1)
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.npz"
-    path.write_bytes(b"old")
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(np, "savez_compressed", fail)
-    with pytest.raises(OSError, match="disk full"):
-        cut_sample.write(path, {"labels": np.zeros(1)})
-    assert [file.name for file in tmp_path.iterdir()] == ["a.npz"]
-    assert path.read_bytes() == b"old"
 
 
 def test_the_embedded_sample_is_what_the_script_cuts() -> None:

@@ -306,11 +306,9 @@ class Method(ABC):
         trains: whether there is anything for the training loop to do.
         has_uncertainty: whether its embeddings tell anything of how sure they are.
         needs_labels: whether labels have a part in its training.
-        former: options that it had once, with their defaults, which results may still name.
     """
 
     name: ClassVar[str]
-    former: ClassVar[Mapping[str, Any]] = {}
     start: ClassVar[Start] = Start.SCRATCH
     trains: ClassVar[bool] = True
     has_uncertainty: ClassVar[bool] = True

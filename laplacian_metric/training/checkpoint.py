@@ -8,7 +8,6 @@ the random generators, and where in the epoch the training stands.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,30 +104,16 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Return what earlier versions wrote instead of a digest: of all bytes of all tensors, ordered by their names."""
-    checksum = 0
-    for _, tensor in sorted(tensors.items()):
-        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
-    return checksum
-
-
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Progress]:
-    """The tensors of a checkpoint, what identifies its run, and where that stood."""
+    """Return the tensors of a checkpoint, what identifies its run, and how far that is."""
     try:
         tensors, metadata = tensor_file.load(path)
+        if metadata.get("format") != FORMAT:
+            raise ArtifactError(f"{path.name} is no checkpoint of this training loop")
     except (OSError, ArtifactError) as error:
         raise ValueError(
-            f"{path} is damaged or cannot be read ({error}): remove it to start the training again"
+            f"{path} is damaged or something else ({error}): remove it to start the training again"
         ) from error
-    if metadata.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} is no checkpoint of this training loop: choose another folder, or remove it"
-        )
-    if "checksum" in metadata and metadata["checksum"] != str(_checksum(tensors)):
-        raise ValueError(
-            f"{path} is damaged (its bytes are not those that were written): remove it to start the training again"
-        )
     stored = json.loads(metadata["progress"])
     progress = Progress(**{**stored, "total": float.fromhex(stored["total"])})
     return tensors, json.loads(metadata["identity"]), progress

@@ -307,6 +307,9 @@ class _Run:
         if self.processes > 1:
             processes.same_everywhere(f"whether there is a {checkpoint.LAST}", int(path.exists()))
             processes.same_everywhere("seed", self.seed)
+        if self.process == 0:
+            for unfinished in self.folder.glob(".*.tmp"):  # of a training that was killed while it wrote
+                unfinished.unlink()
         if not path.exists():
             return
         with processes.all_or_none():

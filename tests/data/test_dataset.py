@@ -14,7 +14,7 @@ from torch import Tensor
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, metrics
 from laplacian_metric.core.dataset import same_classes, shared
-from laplacian_metric.data import Dataset, Role, Split, from_arrays, load
+from laplacian_metric.data import Dataset, Split, from_arrays
 
 
 def doubled(image: Tensor) -> Tensor:
@@ -85,13 +85,6 @@ def test_the_split_is_kept(split: str) -> None:
         assert data.split is Split(split)
         assert data.role is Split(split).role
     assert {data.name for data in parts} == {"arrays", "these inputs"}
-
-
-def test_who_does_not_say_the_split_has_none() -> None:
-    data = Dataset(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
-    assert data.split is None
-    assert data.role is None
-    assert load("sample-fashion-mnist", "test").role is Role.EVALUATION
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

@@ -144,6 +144,15 @@ class Tokens(nn.Module):
         return self.head((words * weight).sum(1) / weight.sum(1))  # type: ignore[no-any-return]
 
 
+class Shared(Tokens):
+    """The head's weight is that of the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 20, bias=False)
+        self.head.weight = self.words.weight
+
+
 class TwoOutputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -111,17 +112,17 @@ def test_it_can_be_exported_for_any_number_of_images() -> None:
 def test_a_zero_vector_has_no_direction() -> None:
     encoder = Encoder(nn.Identity(), nn.Linear(2, 2, bias=False))
     h = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    with pytest.raises(ValueError, match=r"2 of 3 embeddings .* first is row 1, which has norm zero"):
+    with pytest.raises(ValueError, match="row 1"):
         encoder(h)
     h[1] = torch.nan
-    with pytest.raises(ValueError, match="first is row 1, which has NaN"):
+    with pytest.raises(ValueError, match=r"row 1.*NaN"):
         encoder(h)
     assert encoder.raw(h).shape == (3, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
 def test_whole_numbers_are_no_images(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=f"images has dtype {dtype}: convert to floats in \\[0, 1\\] first"):
+    with pytest.raises(TypeError, match="images"):
         make()(torch.ones(2, 12, dtype=dtype))
 
 
@@ -137,12 +138,12 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        (lambda x: (x, x), r"backbone \(Returns\) returns a tuple, the head takes \(N, 6\)"),
-        (lambda x: x[:, :5], r"returns shape \(4, 5\), the head takes \(N, 6\)"),
-        (lambda x: x[:, :, None], r"returns shape \(4, 6, 1\), .*Pool and flatten"),
-        (lambda x: x[0], r"returns shape \(6,\)"),
-        (lambda x: x[:3], r"returns 3 rows of features for 4 inputs"),
-        (lambda x: x.long(), r"returns dtype torch.int64, floats are needed"),
+        (lambda x: (x, x), "tuple"),
+        (lambda x: x[:, :5], r"\(4, 5\)"),
+        (lambda x: x[:, :, None], r"\(4, 6, 1\)"),
+        (lambda x: x[0], r"\(6,\)"),
+        (lambda x: x[:3], "3 rows"),
+        (lambda x: x.long(), "int64"),
     ],
 )
 def test_features_that_do_not_fit_the_head(backbone: Callable[[Tensor], object], message: str) -> None:
@@ -151,36 +152,45 @@ def test_features_that_do_not_fit_the_head(backbone: Callable[[Tensor], object],
         encoder.features(torch.randn(4, 6))
 
 
-def test_heads_that_a_posterior_cannot_be_over() -> None:
-    backbone = nn.Linear(4, 4)
-    with pytest.raises(TypeError, match=r"head is a Conv1d, a torch.nn.Linear is needed"):
-        Encoder(backbone, nn.Conv1d(4, 2, 1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="backbone is a builtin_function"):
-        Encoder(torch.relu, nn.Linear(4, 2))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"is not a parameter .*remove_parametrizations"):
-        Encoder(backbone, nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))
-    with pytest.raises(ValueError, match="has no shape yet"):
-        Encoder(backbone, nn.LazyLinear(2))
-    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(weight, bias\)"):
-        Encoder(backbone, backbone)
-    tied = nn.Linear(4, 4)
-    tied.weight = nn.Parameter(backbone.weight.T)  # the same memory, another tensor
-    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(weight\)"):
-        Encoder(backbone, tied)
+class LowRank(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * x[:, :2]
 
 
-def test_a_head_with_more_in_it_than_a_product() -> None:
-    class LowRank(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + 0.1 * x[:, :2]
+def hooked() -> nn.Linear:
+    head = nn.Linear(4, 2)
+    head.register_forward_hook(lambda _, __, output: 2 * output)
+    return head
 
-    with pytest.raises(ValueError, match=r"head \(LowRank\) does not compute weight @ h \+ bias"):
-        Encoder(nn.Identity(), LowRank(4, 2))
-    hooked = nn.Linear(4, 2)
-    hooked.register_forward_hook(lambda _, __, output: 2 * output)
-    with pytest.raises(ValueError, match="remove its hooks"):
-        Encoder(nn.Identity(), hooked)
 
+BACKBONE = nn.Linear(4, 4)
+
+
+def tied() -> nn.Linear:
+    head = nn.Linear(4, 4)
+    head.weight = nn.Parameter(BACKBONE.weight.T)  # the same memory, another tensor
+    return head
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "named"),
+    [
+        (BACKBONE, nn.Conv1d(4, 2, 1), "Conv1d"),
+        (torch.relu, nn.Linear(4, 2), "backbone"),
+        (BACKBONE, nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), "remove_parametrizations"),
+        (BACKBONE, nn.LazyLinear(2), "shape"),
+        (BACKBONE, BACKBONE, "weight, bias"),
+        (BACKBONE, tied(), r"\(weight\)"),
+        (nn.Identity(), LowRank(4, 2), "LowRank"),
+        (nn.Identity(), hooked(), "hooks"),
+    ],
+)
+def test_heads_that_a_posterior_cannot_be_over(backbone: Any, head: Any, named: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=named):
+        Encoder(backbone, head)
+
+
+def test_a_head_with_a_forward_pass_of_its_own_may_compute_the_same() -> None:
     class Same(JacobianLinear):
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.weight.T + self.bias

@@ -107,19 +107,12 @@ def test_parameters_are_shared_and_the_module_is_left_alone(case: str) -> None:
     )
 
 
-def test_without_a_name_the_last_that_ran_on_the_example() -> None:
-    module = models.Residual().eval()
-    assert Encoder.from_module(module, example_inputs=images()).head is module.fc
-
-
 def test_a_wrong_guess_is_found_at_the_first_call() -> None:
     encoder = Encoder.from_module(models.Residual().eval())  # the one registered last is another
-    with pytest.raises(
-        ValueError, match=r"neither the output of 'gate', .* its linear layers are .*fc \(8 -> 4\)"
-    ):
-        encoder(images())
-    with pytest.raises(ValueError, match="neither"):  # and not only the first time
-        encoder(images())
+    for _ in range(2):  # and not only the first time
+        with pytest.raises(ValueError, match=r"'gate'.*fc"):
+            encoder(images())
+    assert Encoder.from_module(models.Residual().eval(), example_inputs=images()).dim == 4
 
 
 def test_an_example_leaves_running_statistics_and_random_numbers_alone() -> None:
@@ -185,46 +178,33 @@ def test_a_linear_layer_is_all_head() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "inputs", "message"),
     [
-        (
-            nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()),
-            None,
-            None,
-            "no torch.nn.Linear .*Encoder.with_head",
-        ),
-        (
-            models.small_chain(),
-            "2.1",
-            None,
-            r"no layer '2.1'; its linear layers are 0.0 \(12 -> 8\), 1.1 \(8 -> 3\)",
-        ),
-        (models.small_chain(), "1.0", None, "1.0 of Sequential is a Dropout"),
-        (models.small_chain(), "0.0", None, r"1 \(Sequential\) comes after the head"),
-        (models.small_chain(nn.ReLU()), None, None, r"2 \(ReLU\), is not the l2 norm"),
-        (models.small_chain(nn.ReLU(inplace=True)), None, None, r"2 \(ReLU\), is not the l2 norm"),
-        (models.small_chain(nn.Hardtanh(-5, 5)), None, None, r"2 \(Hardtanh\), is not the l2 norm"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), None, None, "with_head"),
+        (models.small_chain(), "2.1", None, r"'2\.1'.*0\.0"),
+        (models.small_chain(), "1.0", None, "Dropout"),
+        (models.small_chain(), "0.0", None, "Sequential"),
+        (models.small_chain(nn.ReLU()), None, None, "ReLU"),
+        (models.small_chain(nn.ReLU(inplace=True)), None, None, "ReLU"),
+        (models.small_chain(nn.Hardtanh(-5, 5)), None, None, "Hardtanh"),
         (
             models.JacobianSequential(nn.Linear(6, 3), nn.ReLU(inplace=True)),
             None,
             torch.randn(4, 6),
-            "neither",
+            "output",
         ),
-        (models.small_chain(models.Scaled()), None, None, r"2 \(Scaled\), is not the l2 norm"),
-        (models.small_chain(nn.BatchNorm1d(3)), None, None, r"2 \(BatchNorm1d\) comes after the head"),
-        (models.small_chain(nn.Dropout()), None, None, r"2 \(Dropout\) comes after the head"),
-        (models.Twice(), None, torch.randn(2, 6), "ran 2 times, once is needed: name the right one"),
-        (
-            models.MoreAfter(),
-            None,
-            torch.randn(2, 6),
-            r"neither the output of 'last', of shape \(2, 3\), nor",
-        ),
-        (models.ByFunction(), "last", torch.randn(2, 6), "did not run as a module"),
-        (models.ByFunction(), None, torch.randn(2, 6), "ran none of its linear layers"),
-        (models.Attention(), None, None, r"attention.out_proj of Attention belongs to an attention layer"),
-        (models.TwoOutputs(), None, torch.randn(2, 6), "TwoOutputs returns a tuple"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), None, None, "not a parameter but computed"),
-        (nn.DataParallel(models.small_chain()), None, None, "wrapped in DataParallel: pass module.module"),
-        (torch.compile(models.small_chain()), None, None, "pass module._orig_mod"),
+        (models.small_chain(models.Scaled()), None, None, "Scaled"),
+        (models.small_chain(nn.BatchNorm1d(3)), None, None, "BatchNorm1d"),
+        (models.small_chain(nn.Dropout()), None, None, "Dropout"),
+        (models.Twice(), None, torch.randn(2, 6), "2 times"),
+        (models.MoreAfter(), None, torch.randn(2, 6), "'last'"),
+        (models.ByFunction(), "last", torch.randn(2, 6), "did not run"),
+        (models.ByFunction(), None, torch.randn(2, 6), "ran none"),
+        (models.Attention(), None, None, "out_proj"),
+        (models.TwoOutputs(), None, torch.randn(2, 6), "tuple"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), None, None, "parameter"),
+        (nn.DataParallel(models.small_chain()), None, None, r"module\.module"),
+        (torch.compile(models.small_chain()), None, None, "_orig_mod"),
+        (nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer), None, None, "0 = 2"),
+        (models.Shared(), None, None, r"words\.weight"),
     ],
 )
 def test_refusals(module: nn.Module, name: str | None, inputs: Any, message: str) -> None:
@@ -246,9 +226,7 @@ class PoolAttention(nn.Module):
 
 def test_attention_at_the_end_has_to_be_named_or_run() -> None:
     module, tokens = nn.Sequential(nn.LayerNorm(6), PoolAttention()), torch.randn(4, 5, 6)
-    with pytest.raises(
-        ValueError, match=r"1.project of Sequential belongs to an attention layer \(PoolAttention\)"
-    ):
+    with pytest.raises(ValueError, match="PoolAttention"):
         Encoder.from_module(module)
     for encoder in (
         Encoder.from_module(module, "1.project"),
@@ -263,26 +241,6 @@ def test_an_encoder_is_a_module_too() -> None:
     assert again.backbone is encoder.backbone
     assert again.head is encoder.head
     assert not again.normalize
-
-
-def test_one_layer_under_two_names() -> None:
-    layer = nn.Linear(4, 4)
-    with pytest.raises(ValueError, match="0 = 2 of Sequential is used more than once"):
-        Encoder.from_module(nn.Sequential(layer, nn.ReLU(), layer))
-
-
-def test_a_head_that_shares_its_weight_with_the_backbone() -> None:
-    words = models.Tokens()
-    words.head = nn.Linear(6, 20, bias=False)
-    words.head.weight = words.words.weight
-    with pytest.raises(ValueError, match=r"shares its weights with the backbone \(module.words.weight\)"):
-        Encoder.from_module(words)
-
-
-def test_long_lists_are_cut_short() -> None:
-    module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)), nn.ReLU())
-    with pytest.raises(ValueError, match="and 30 before them"):
-        Encoder.from_module(module)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
