@@ -143,19 +143,36 @@ SIGNATURES = {
         "check_folder": "folder",
         "push": "folder repo_id token private message",
     },
+    "laplacian_metric.integrations.haystack": {
+        "TrustFilter": "trust scores label",
+        "fit_trust": "found relevant scores",
+    },
+    "laplacian_metric.integrations.langchain": {
+        "TrustRetriever.fit": "search queries relevant scores top",
+        "TrustFilter.fit": "embeddings retriever queries relevant",
+    },
     "laplacian_metric.integrations.lightning": {"OnlineLAMCallback": ""},
+    "laplacian_metric.integrations.llama_index": {
+        "TrustPostprocessor.fit": "retriever queries relevant scores"
+    },
+    "laplacian_metric.integrations.mteb": {
+        "TrustSearch": "model trust scores",
+        "fit_trust": "results relevant scores",
+    },
     "laplacian_metric.integrations.pytorch_metric_learning": {
         "LAMTester": "",
         "TrainingLoss": "",
+        "UncertaintyCalculator": "",
         "encoder_of": "",
+        "fit_trust": "models gallery queries",
     },
-    "laplacian_metric.integrations.scikit_learn": {"LaplaceEmbedding": ""},
+    "laplacian_metric.integrations.routing": {"route": "trust h"},
+    "laplacian_metric.integrations.scikit_learn": {"LaplaceEmbedding": "", "TrustClassifier": ""},
     "laplacian_metric.integrations.sentence_transformers": {
         "UncertainSentenceTransformer.fit": "model sentences labels dim loss steps batch_size seed",
         "UncertainSentenceTransformer.encode": "sentences batch_size normalize_embeddings return_uncertainty",
         "UncertainSentenceTransformer.embed": "sentences batch_size",
     },
-    "laplacian_metric.integrations.uncertainty_calculator": {"Beside": "", "UncertaintyCalculator": ""},
 }
 CASES = [(module, name) for module, names in SIGNATURES.items() for name in names]
 

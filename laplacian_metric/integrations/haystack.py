@@ -25,8 +25,8 @@ else:
 class TrustFilter:
     """A component that keeps the order of documents, and returns none where the answer is not accepted.
 
-    Its outputs are ``documents`` and ``dropped``, with ``probability``, ``verdict``, ``known`` and ``because`` in the meta
-    data of each. With a Trust of the target "each@k" each document is judged by itself.
+    Its outputs are ``documents`` and ``dropped``, with ``probability``, ``verdict``, ``known`` and ``because`` in their
+    meta data. With a Trust of the target "each@k" each document is judged by itself.
 
     Args:
         trust: calibrated on what the same retriever returns, about 50 documents a query (`fit_trust`); or the folder

@@ -15,14 +15,191 @@ from hessians.pair_loss import PairLoss
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.optional import base_class
-from laplacian_metric.integrations.uncertainty_calculator import INSTALL, Beside, UncertaintyCalculator
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.metrics.calibration import consensus
+from laplacian_metric.metrics.ranking import check_uncertainty
+from laplacian_metric.metrics.statistics import area, auroc, rank_calibration_gap, sparsification_curve
 from laplacian_metric.trust.trust import Trust
 
-__all__ = ["LAMTester", "TrainingLoss", "UncertaintyCalculator", "encoder_of", "fit_trust"]
+INSTALL = "pytorch-metric-learning>=2.6"
+UNCERTAINTY, SAMPLES, REFERENCE_SAMPLES = "uncertainty", "samples", "reference_samples"
+NEEDS = {"r_auroc": UNCERTAINTY, "ausc": UNCERTAINTY, "ece_at_1": UNCERTAINTY, "ece": SAMPLES}
 
 _Tester: Any = base_class("pytorch_metric_learning.testers", "GlobalEmbeddingSpaceTester", INSTALL)
+_Calculator: Any = base_class(
+    "pytorch_metric_learning.utils.accuracy_calculator", "AccuracyCalculator", INSTALL
+)
+
+
+class UncertaintyCalculator(_Calculator):
+    """An AccuracyCalculator with metrics of uncertainty.
+
+    ``r_auroc``, ``ausc`` and ``ece_at_1`` need the queries' uncertainty, ``ece`` needs joint samples of a posterior.
+    Where these are not passed the metrics are left out, and naming them in ``include`` is an error. Whether a nearest
+    neighbour is right is decided by the library's own search and label comparison, as for ``precision_at_1``; ``ece``
+    searches in every sample. ``avg_of_avgs`` averages over the classes in which they are defined.
+
+    Args:
+        include, exclude, avg_of_avgs, return_per_class, k: as in AccuracyCalculator; ``k`` is "max_bin_count" by
+            default, which is as deep as its metrics need.
+        options: its others.
+
+    Attributes:
+        beside: name -> what is known of the queries beside their embeddings, for callers that pass embeddings only, as
+            testers do; see `get_accuracy`.
+
+    Example:
+        >>> z = torch.tensor([[1.0, 0.0], [0.96, 0.28], [0.28, 0.96], [0.0, 1.0]])
+        >>> labels = torch.tensor([0, 0, 1, 0])
+        >>> calculator = UncertaintyCalculator(include=("r_auroc",), device=torch.device("cpu"))
+        >>> calculator.get_accuracy(z, labels, uncertainty=torch.tensor([0.1, 0.2, 0.3, 0.4]))
+        {'r_auroc': 1.0}
+    """
+
+    def __init__(
+        self,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        avg_of_avgs: bool = False,
+        return_per_class: bool = False,
+        k: int | str | None = "max_bin_count",
+        **options: Any,
+    ) -> None:
+        super().__init__(tuple(include), tuple(exclude), avg_of_avgs, return_per_class, k, **options)
+        self._asked = frozenset(include)
+        self.beside: dict[str, Tensor] = {}
+
+    def requires_knn(self) -> list[str]:
+        return [*super().requires_knn(), *NEEDS]
+
+    def get_accuracy(
+        self,
+        query: Any,
+        query_labels: Any,
+        reference: Any = None,
+        reference_labels: Any = None,
+        ref_includes_query: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        *,
+        uncertainty: Tensor | None = None,
+        samples: Tensor | None = None,
+        reference_samples: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Return the metrics by name, as AccuracyCalculator does.
+
+        Args:
+            query, query_labels, reference, reference_labels, ref_includes_query, include, exclude: as there.
+            uncertainty: (Q,), of the queries.
+            samples: (S, Q, Z), joint samples of the queries.
+            reference_samples: (S, M, Z), of the reference, drawn with the same weights; not needed where there is no
+                reference or it is the queries themselves.
+        """
+        before = self.beside
+        passed = {UNCERTAINTY: uncertainty, SAMPLES: samples, REFERENCE_SAMPLES: reference_samples}
+        known = {name: tensor for name, tensor in passed.items() if tensor is not None} or before
+        own = reference is None or (ref_includes_query and len(reference) == len(query))
+        known = _checked(known, len(query), None if own else len(reference))
+        missing = [name for name, needed in NEEDS.items() if needed not in known]
+        for name in missing:
+            if name in self._asked or name in include:
+                raise ValueError(
+                    f"{name} needs {NEEDS[name]}: pass it to get_accuracy, or test with a LAMTester"
+                )
+        self.beside = known
+        try:
+            return super().get_accuracy(  # type: ignore[no-any-return]
+                query,
+                query_labels,
+                reference,
+                reference_labels,
+                ref_includes_query,
+                include,
+                (*exclude, *missing),
+            )
+        finally:
+            self.beside = before
+
+    # --- the metrics; the library finds them by their names ---
+
+    def calculate_r_auroc(self, **inputs: Any) -> Any:
+        return self._of_errors(lambda u, right: auroc(u, 1 - right, torch.ones_like(right)), **inputs)
+
+    def calculate_ausc(self, **inputs: Any) -> Any:
+        return self._of_errors(
+            lambda u, right: area(sparsification_curve(u, right, torch.ones_like(right))), **inputs
+        )
+
+    def calculate_ece_at_1(self, **inputs: Any) -> Any:
+        return self._of_errors(
+            lambda u, right: rank_calibration_gap(u, right, torch.ones_like(right)), **inputs
+        )
+
+    def calculate_ece(
+        self,
+        query_labels: Tensor,
+        reference_labels: Tensor,
+        ref_includes_query: bool,
+        not_lone_query_mask: Tensor,
+        **_: Any,
+    ) -> Any:
+        if query_labels.ndim != 1 or self.label_comparison_fn is not torch.eq:
+            raise ValueError('ece is of classes: leave it out where labels are compared, by exclude=("ece",)')
+        if not bool(not_lone_query_mask.any()):
+            return self._averaged(lambda _: float("nan"), query_labels)
+        samples, others = self.beside[SAMPLES], self.beside.get(REFERENCE_SAMPLES)
+        labels, reference = query_labels.cpu().long(), reference_labels.cpu().long()
+        if ref_includes_query:  # the queries come first in the reference, and each leaves out itself
+            agreed = consensus(samples if others is None else others, reference)
+        else:
+            agreed = consensus(samples, labels, database=others, database_labels=reference)
+        of_queries = agreed.answerable.nonzero().flatten() < len(labels)
+
+        def error(rows: Tensor) -> float:
+            tables = {name: getattr(agreed, name) for name in ("prediction", "votes", "right")}
+            kept = {name: table[of_queries][rows] for name, table in tables.items()}
+            return dataclasses.replace(agreed, **kept).error
+
+        return self._averaged(error, labels[agreed.answerable[: len(labels)].cpu()])
+
+    def _of_errors(
+        self,
+        metric: Callable[[Tensor, Tensor], Tensor],
+        *,
+        knn_labels: Tensor,
+        query_labels: Tensor,
+        not_lone_query_mask: Tensor,
+        **_: Any,
+    ) -> Any:
+        """Return a metric of the uncertainties (A,) of answerable queries and of whether their neighbour is right."""
+        if not bool(not_lone_query_mask.any()):
+            return self._averaged(lambda _: float("nan"), query_labels)
+        labels = query_labels[not_lone_query_mask]
+        right = self.label_comparison_fn(labels[:, None], knn_labels[not_lone_query_mask][:, :1])
+        right = right.reshape(len(labels)).double()
+        uncertainty = self.beside[UNCERTAINTY].to(right.device)[not_lone_query_mask]
+        return self._averaged(lambda rows: float(metric(uncertainty[rows], right[rows])), labels)
+
+    def _averaged(self, metric: Callable[[Tensor], float], labels: Tensor) -> Any:
+        """Return a metric over all queries, or class by class, as the calculator was asked to."""
+        if not (self.avg_of_avgs or self.return_per_class):
+            return metric(torch.ones(len(labels), dtype=torch.bool, device=labels.device))
+        classes = [(labels == label).reshape(len(labels), -1).all(1) for label in torch.unique(labels, dim=0)]
+        values = [metric(rows) for rows in classes]
+        return values if self.return_per_class else float(torch.tensor(values).double().nanmean())
+
+
+def _checked(known: dict[str, Tensor], queries: int, references: int | None) -> dict[str, Tensor]:
+    """Refuse what does not fit Q queries and M references (None: the queries themselves)."""
+    if SAMPLES in known and references is not None and REFERENCE_SAMPLES not in known:
+        raise ValueError("reference_samples are needed: the reference is sampled with the weights of samples")
+    for name, number in ((SAMPLES, queries), (REFERENCE_SAMPLES, references)):
+        if name in known and number not in (None, known[name].shape[1]):
+            raise ValueError(f"{name} has shape {tuple(known[name].shape)}: (S, {number}, Z) is needed")
+    if UNCERTAINTY not in known:
+        return known
+    return {**known, UNCERTAINTY: check_uncertainty(UNCERTAINTY, known[UNCERTAINTY], queries)}
 
 
 class LAMTester(_Tester):
@@ -55,12 +232,7 @@ class LAMTester(_Tester):
                 raise ValueError(
                     f"{name} would test something else than the posterior's embeddings: leave it out"
                 )
-        super().__init__(
-            accuracy_calculator=UncertaintyCalculator()
-            if accuracy_calculator is None
-            else accuracy_calculator,
-            **options,
-        )
+        super().__init__(accuracy_calculator=accuracy_calculator or UncertaintyCalculator(), **options)
         self.lam: LAM | None = lam if isinstance(lam, LAM) else None
         self._make = None if isinstance(lam, LAM) else lam
         self.samples, self.seed = samples, seed
@@ -83,22 +255,15 @@ class LAMTester(_Tester):
             trunk_model.eval()
             self.lam = self._make(trunk_model, nn.Identity() if embedder_model is None else embedder_model)
         assert self.lam is not None
-        if trunk_model is None:
-            trunk_model = self.lam.encoder
-        self._check_models(trunk_model, embedder_model)
-        self.embedded = {}
-        return super().test(dataset_dict, epoch, trunk_model, embedder_model, *others, **named)
-
-    def _check_models(self, trunk: nn.Module, embedder: nn.Module | None) -> None:
-        assert self.lam is not None
-        parameter_ids = {
-            id(p) for model in (trunk, embedder) if model is not None for p in model.parameters()
-        }
-        if not {id(p) for p in self.lam.encoder.parameters()} <= parameter_ids:
+        models = [self.lam.encoder if trunk_model is None else trunk_model, embedder_model]
+        known = {id(p) for model in models if model is not None for p in model.parameters()}
+        if not {id(p) for p in self.lam.encoder.parameters()} <= known:
             raise ValueError(
                 "trunk_model and embedder_model are not what the LAM was fitted to: leave them out to test its "
                 "encoder, or make the tester with a function (trunk, embedder) -> LAM"
             )
+        self.embedded = {}
+        return super().test(dataset_dict, epoch, *models, *others, **named)
 
     def get_embeddings_for_eval(
         self, trunk_model: nn.Module, embedder_model: nn.Module, inputs: Any
@@ -137,10 +302,14 @@ class LAMTester(_Tester):
         if not isinstance(calculator, UncertaintyCalculator):
             super().do_knn_and_accuracies(*arguments)
             return
-        drawn = [self.embedded[name].samples for name in reference_names] if self.samples else []
-        reference = torch.cat([part for part in drawn if part is not None], dim=1) if drawn else None
-        with calculator.beside(Beside(e.uncertainty, e.samples, reference)):
+        drawn = [part for name in reference_names if (part := self.embedded[name].samples) is not None]
+        reference = torch.cat(drawn, dim=1) if drawn else None
+        passed = {UNCERTAINTY: e.uncertainty, SAMPLES: e.samples, REFERENCE_SAMPLES: reference}
+        calculator.beside = {name: tensor for name, tensor in passed.items() if tensor is not None}
+        try:
             super().do_knn_and_accuracies(*arguments)
+        finally:
+            calculator.beside = {}
 
 
 class TrainingLoss(nn.Module):
@@ -204,11 +373,9 @@ def encoder_of(
         raise ValueError(
             f'models has {", ".join(sorted(models)) or "no entry"}: "trunk" and, optionally, "embedder" are needed'
         )
-    trunk, embedder = models["trunk"], models.get("embedder")
-    module = trunk
+    module, embedder = models["trunk"], models.get("embedder")
     if embedder is not None and not isinstance(embedder, nn.Identity):
-        module = nn.Sequential(trunk, embedder)
-        module.training = trunk.training
+        module = nn.Sequential(module, embedder).train(module.training)
     return Encoder.from_module(module, example_inputs=example_inputs, normalize=normalize)
 
 
@@ -218,8 +385,8 @@ def fit_trust(
     queries: Any,
     *,
     batch_size: int = 256,
-    alpha: float = 0.05,
     progress: bool | None = None,
+    **options: Any,
 ) -> Trust:
     """Return the calibrated trust in the nearest item of a gallery, for a trainer's ``models``.
 
@@ -229,10 +396,10 @@ def fit_trust(
     Args:
         models: {"trunk": ..., "embedder": ...}, as in `encoder_of`.
         gallery: data set of (image, label) that is searched.
-        queries: data set of at least 50 others that the models were not trained on.
+        queries: data set of others that the models were not trained on.
         batch_size: images that are embedded at once.
-        alpha: the share of known queries that may be flagged as unlike anything seen.
         progress: whether to show a bar; None asks the terminal.
+        options: of `Trust.fit`.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -242,7 +409,7 @@ def fit_trust(
         >>> trunk = nn.Linear(3, 3, bias=False)
         >>> _ = nn.init.eye_(trunk.weight)
         >>> trust = fit_trust({"trunk": trunk}, gallery, queries)
-        >>> trust(torch.eye(3)).labels
+        >>> trust(torch.eye(3)).labels.tolist()
         [0, 1, 2]
     """
     encoder = encoder_of(models)
@@ -251,4 +418,4 @@ def fit_trust(
         for part in (gallery, queries)
     ]
     pairs = [(part.features, part.labels) for part in rows]
-    return Trust.fit(pairs[0], pairs[1], encoder=encoder, alpha=alpha)
+    return Trust.fit(pairs[0], pairs[1], encoder=encoder, **options)

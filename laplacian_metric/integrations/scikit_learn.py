@@ -1,4 +1,4 @@
-"""scikit-learn: a transformer from features to unit embeddings, which also says how sure it is of each."""
+"""scikit-learn: features to unit embeddings with an uncertainty each, and a classifier that says whom to trust."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hessians import ContrastiveLoss
+from laplacian_metric.core.array_gallery import ArrayGallery
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.encoder import Encoder, train_head, whitening_head
 from laplacian_metric.integrations.optional import base_class, require
@@ -17,16 +18,18 @@ from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import NoOptimumError
 from laplacian_metric.metrics import recall_at_k
 from laplacian_metric.trust.answer import Answer
+from laplacian_metric.trust.calibration import TooFewQueriesError
+from laplacian_metric.trust.fitting import stratified
 from laplacian_metric.trust.trust import Trust
 
-INSTALL = "scikit-learn"
+INSTALL = "laplacian-metric[sklearn]"
 MOST_COMPONENTS = 32
 # Directions of features with less than this share of the largest variance are not blown up to unit variance.
 WHITENING_FLOOR = 1e-3
-INITS = ("whitening", "random")
 
 _FeatureNames: Any = base_class("sklearn.base", "ClassNamePrefixFeaturesOutMixin", INSTALL)
 _Transformer: Any = base_class("sklearn.base", "TransformerMixin", INSTALL)
+_Classifier: Any = base_class("sklearn.base", "ClassifierMixin", INSTALL)
 _Estimator: Any = base_class("sklearn.base", "BaseEstimator", INSTALL)
 
 
@@ -72,7 +75,7 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
         >>> X_new = rng.normal(size=(120, 5)) + 2 * (y_new == "dog")[:, None]
         >>> answer = model.fit_trust((X, y), (X_new, y_new)).trust(X_new[:3])
         >>> answer.probability.shape, answer.labels
-        ((3,), ['cat', 'cat', 'cat'])
+        ((3,), array(['cat', 'cat', 'cat'], dtype=object))
     """
 
     def __init__(
@@ -108,25 +111,42 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
 
     def fit(self, X: Any, y: Any) -> LaplaceEmbedding:
         """Train the layer and fit its posterior to features X (N, H) and classes y (N,)."""
-        validation = require("sklearn.utils.validation", "LaplaceEmbedding", INSTALL)
-        check_targets = require("sklearn.utils.multiclass", "LaplaceEmbedding", INSTALL)
-        X, y = validation.validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=2)
-        check_targets.check_classification_targets(y)
+        X, y = _checked_classes(self, X, y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         features, labels = torch.tensor(X), torch.tensor(numbers, dtype=torch.long)
-        seed = validation.check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        generator = torch.Generator().manual_seed(int(seed))
+        random = require("sklearn.utils", "LaplaceEmbedding", INSTALL).check_random_state(self.random_state)
+        generator = torch.Generator().manual_seed(int(random.randint(np.iinfo(np.int32).max)))
         loss = ContrastiveLoss(margin=self.margin, negatives="active")
-        self.encoder_ = Encoder(nn.Identity(), self._trained(features, labels, loss, generator))
-        self.n_iter_ = self.max_iter
-        marginal = self._marginal()
+        dim = max(2, min(X.shape[1], MOST_COMPONENTS)) if self.n_components is None else self.n_components
+        if int(dim) != dim or dim < 2:
+            raise ValueError(f"n_components is {dim}: a whole number of at least 2 is needed")
+        if self.init not in ("whitening", "random"):
+            raise ValueError(f'init is {self.init!r}: "whitening" or "random" is needed')
+        marginal = self.prior_precision == "marginal"
+        if isinstance(self.prior_precision, str) and not marginal:
+            raise ValueError(f'prior_precision is {self.prior_precision!r}: a number or "marginal" is needed')
+        whitened = self.init == "whitening" and dim <= X.shape[1]
+        head = train_head(
+            features,
+            labels,
+            loss,
+            int(dim),
+            init=whitening_head(features, int(dim), eps=WHITENING_FLOOR) if whitened else None,
+            steps=self.max_iter,
+            batch_size=self.batch_size,
+            images_per_class=self.images_per_class,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+            generator=generator,
+        )
+        self.encoder_, self.n_iter_ = Encoder(nn.Identity(), head), self.max_iter
         self.lam_ = LAM(
             self.encoder_,
             loss,
             self.approximation,
             self.structure,
             temperature=self.temperature,
-            prior_precision=None if marginal else float(self.prior_precision),
+            prior_precision=None if marginal else self.prior_precision,
         )
         # A fixed number of steps ends near a mode at best: lam_.diagnostics() says how near.
         self.lam_.fit_features(features, labels, generator=generator, check_mode=False)
@@ -137,103 +157,46 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
                 warnings.warn(f"the prior precision stays at 1: {error}", stacklevel=2)
         return self
 
-    def _trained(
-        self,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        loss: ContrastiveLoss,
-        generator: torch.Generator,
-    ) -> nn.Linear:
-        dim = self._dim(features.shape[1])
-        return train_head(
-            features,
-            labels,
-            loss,
-            dim,
-            init=self._start(features, dim),
-            steps=self.max_iter,
-            batch_size=self.batch_size,
-            images_per_class=self.images_per_class,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            generator=generator,
-        )
-
     def transform(self, X: Any) -> Any:
-        """The unit embeddings (N, Z) of features X (N, H)."""
+        """Return the unit embeddings (N, Z) of features X (N, H)."""
         return self.embed(X).point.numpy()
 
     def score_uncertainty(self, X: Any) -> Any:
-        """How unsure the embedding of each row of X is, (N,): 1/kappa."""
+        """Return how uncertain the embedding of each row of X is, (N,): 1/kappa."""
         return self.embed(X).uncertainty.numpy()
 
     def kappa(self, X: Any) -> Any:
-        """The concentration of each row's direction, (N,): the greater the surer."""
+        """Return the concentration of each row's direction, (N,): the greater, the more certain."""
         return self.embed(X).kappa.numpy()
 
     def embed(self, X: Any) -> StochasticEmbedding:
-        """The distribution of each row's embedding, with mean, variance and samples."""
-        return self.lam_.embed_features(torch.tensor(self._checked(X), dtype=self.encoder_.head.weight.dtype))
-
-    def _checked(self, X: Any) -> Any:
-        """Return features (N, H) as numbers, after the estimator was fitted."""
-        validation = require("sklearn.utils.validation", "LaplaceEmbedding", INSTALL)
-        validation.check_is_fitted(self, "lam_")
-        return validation.validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        """Return the distribution of each row's embedding, with mean, variance and samples."""
+        features = _checked(self, X, "lam_")
+        return self.lam_.embed_features(torch.tensor(features, dtype=self.encoder_.head.weight.dtype))
 
     def fit_trust(
-        self, gallery: tuple[Any, Any], queries: tuple[Any, Any], *, alpha: float = 0.05
+        self, gallery: tuple[Any, Any], queries: tuple[Any, Any], **options: Any
     ) -> LaplaceEmbedding:
         """Calibrate how far the nearest item of a gallery can be trusted; `trust` answers then.
 
         Args:
             gallery: features (M, H) and classes (M,) of what is searched.
-            queries: those of at least 50 rows that the estimator was not fitted to and that are not in the gallery.
-            alpha: the share of known queries that may be flagged as unlike anything seen.
+            queries: those of rows that the estimator was not fitted to and that are not in the gallery.
+            options: of `Trust.fit`.
         """
-        X, y = gallery
-        query_X, query_y = queries
-        rows = self._checked(X), self._checked(query_X)
-        self.trust_ = Trust.fit((rows[0], y), (rows[1], query_y), encoder=self.encoder_, alpha=alpha)
+        rows = [(_checked(self, X, "lam_"), y) for X, y in (gallery, queries)]
+        self.trust_ = Trust.fit(rows[0], rows[1], encoder=self.encoder_, **options)
         return self
 
     def trust(self, X: Any) -> Answer:
-        """Return, for each row of X, the nearest item, the probability that it is right, and the reason."""
-        require("sklearn.utils.validation", "LaplaceEmbedding", INSTALL).check_is_fitted(
-            self, "trust_", msg="call fit_trust(gallery, queries) first: it calibrates the probability"
-        )
-        return self.trust_(self._checked(X))
+        """Return, for each row of X, the nearest item, the probability that it is right, and the verdict."""
+        X = _checked(self, X, "trust_")
+        return self.trust_(X)
 
     def score(self, X: Any, y: Any) -> float:
-        """The share of rows whose nearest other row, as embedded, is of their class; what a grid search maximises."""
+        """Return the share of rows whose nearest other row, as embedded, is of their class."""
         _, numbers = np.unique(np.asarray(y), return_inverse=True)
         return recall_at_k(self.embed(X).point, torch.tensor(numbers, dtype=torch.long), 1)
-
-    def _dim(self, num_features: int) -> int:
-        if self.n_components is None:
-            return max(2, min(num_features, MOST_COMPONENTS))
-        if int(self.n_components) != self.n_components or self.n_components < 2:
-            raise ValueError(
-                f"n_components is {self.n_components}, a whole number of at least 2 is needed: directions in one "
-                "dimension are two points"
-            )
-        return int(self.n_components)
-
-    def _start(self, features: torch.Tensor, dim: int) -> nn.Linear | None:
-        if self.init not in INITS:
-            raise ValueError(f'init is {self.init!r}, "whitening" or "random" is needed')
-        if self.init == "random" or dim > features.shape[1]:
-            return None
-        return whitening_head(features, dim, eps=WHITENING_FLOOR)
-
-    def _marginal(self) -> bool:
-        if isinstance(self.prior_precision, str):
-            if self.prior_precision != "marginal":
-                raise ValueError(
-                    f'prior_precision is {self.prior_precision!r}, a positive number or "marginal" is needed'
-                )
-            return True
-        return False
 
     @property
     def _n_features_out(self) -> int:
@@ -244,3 +207,98 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
         tags.target_tags.required = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+class TrustClassifier(_Classifier, _Estimator):
+    """The class of the nearest row by cosine, and the calibrated probability that it is right.
+
+    A share of the rows is split off, by class, and calibrates `Trust`; the others are the gallery. Where these rows are
+    too few to calibrate, `fit` warns, all rows are the gallery and every probability is NaN, which is never accepted.
+    Rows of zeros, which have no direction, count as rows of ones.
+
+    Args:
+        validation: the share of rows that calibrate.
+        expected_ood: the share of queries of no class at all that will come; None for no discount.
+        alpha: the share of known queries to flag as unlike anything seen.
+        threshold: from which probability on an answer is accepted.
+        random_state: of the split: an integer, a RandomState or None.
+
+    Attributes:
+        trust_: the `Trust`, which says more: ``trust_(X).verdict``; None where the rows are too few.
+        gallery_: the rows that are searched.
+        classes_: (C,), the classes that were seen.
+
+    Example:
+        >>> generator, y = np.random.default_rng(0), np.repeat(["cat", "dog"], 100)
+        >>> X = np.eye(4)[np.repeat([0, 1], 100)] + 0.5 * generator.standard_normal((200, 4))
+        >>> model = TrustClassifier(random_state=0).fit(X, y)
+        >>> model.predict(np.eye(4)[:2]).tolist(), model.probability(np.eye(4)[:2]).min() > 0.9
+        (['cat', 'dog'], np.True_)
+    """
+
+    def __init__(
+        self,
+        *,
+        validation: float = 0.3,
+        expected_ood: float | None = 0.1,
+        alpha: float = 0.05,
+        threshold: float = 0.5,
+        random_state: Any = None,
+    ) -> None:
+        self.validation = validation
+        self.expected_ood = expected_ood
+        self.alpha = alpha
+        self.threshold = threshold
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> TrustClassifier:
+        """Keep rows X (N, H) of classes y (N,) as a gallery, and calibrate on those that are split off."""
+        X, y = _checked_classes(self, X, y)
+        X = _directed(X)
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation is {self.validation}: a share above 0 and below 1 is needed")
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        random = require("sklearn.utils", "TrustClassifier", INSTALL).check_random_state(self.random_state)
+        order, rank = random.permutation(len(X)), np.empty(len(X), dtype=np.int64)
+        rank[order] = stratified(codes[order], len(X))  # within each class
+        held = rank >= np.ceil((1 - self.validation) * np.bincount(codes)[codes])
+        options = {"expected_ood": self.expected_ood, "alpha": self.alpha}
+        try:
+            trust = Trust.fit((X[~held], y[~held]), (X[held], y[held]), **options)
+        except TooFewQueriesError as error:
+            self.gallery_, self.trust_ = ArrayGallery(X, y), None
+            warnings.warn(f"no answer will be accepted: {error}", stacklevel=2)
+        else:
+            self.gallery_, self.trust_ = trust.spaces.gallery, trust.accepting(self.threshold)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the class of the nearest row of the gallery, (N,)."""
+        X = _directed(_checked(self, X, "gallery_"))
+        return self.gallery_.search(X, 1).labels[:, 0].astype(self.classes_.dtype)
+
+    def probability(self, X: Any) -> Any:
+        """Return the calibrated probability that the predicted class is right, (N,)."""
+        X = _directed(_checked(self, X, "gallery_"))
+        return np.full(len(X), np.nan) if self.trust_ is None else self.trust_(X).probability
+
+
+def _directed(X: Any) -> Any:
+    """Return features in which rows of zeros, which have no direction, are rows of ones."""
+    return np.where(X.any(axis=1, keepdims=True), X, np.ones_like(X))
+
+
+def _checked_classes(estimator: Any, X: Any, y: Any) -> tuple[Any, Any]:
+    """Return features (N, H) and classes (N,), before an estimator is fitted to them."""
+    name = type(estimator).__name__
+    validation = require("sklearn.utils.validation", name, INSTALL)
+    X, y = validation.validate_data(estimator, X, y, dtype=[np.float64, np.float32], ensure_min_samples=2)
+    require("sklearn.utils.multiclass", name, INSTALL).check_classification_targets(y)
+    return X, y
+
+
+def _checked(estimator: Any, X: Any, fitted: str) -> Any:
+    """Return features (N, H), after the attribute ``fitted`` of the estimator was."""
+    validation = require("sklearn.utils.validation", type(estimator).__name__, INSTALL)
+    validation.check_is_fitted(estimator, fitted)
+    return validation.validate_data(estimator, X, dtype=[np.float64, np.float32], reset=False)

@@ -29,6 +29,10 @@ INFLUENCE = 0.5  # a row whose removal moves a standardised weight by more is na
 LEAST_RIGHT_AND_WRONG = 20  # of left-out items, from which on the last sigmoid is refitted
 
 
+class TooFewQueriesError(ValueError):
+    """Too few validation queries can be used, or none of them is answered rightly."""
+
+
 @dataclass(frozen=True, eq=False)
 class Each:
     """The probability that each of the first k items is right: a logistic of pooled rows, and its last sigmoid."""
@@ -175,7 +179,7 @@ def _usable(observed: Observed, right: Flags) -> Rows:
             if len(rows) >= LEAST_QUERIES
             else f"at least {LEAST_QUERIES} are needed"
         )
-        raise ValueError(
+        raise TooFewQueriesError(
             f"queries cannot calibrate: {said}; {reason}. Are the labels of queries and items alike?"
         )
     if duplicate.any():

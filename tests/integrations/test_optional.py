@@ -13,61 +13,56 @@ from hessians import ContrastiveLoss
 from laplacian_metric.integrations.optional import base_class, require
 from tests.integrations.without import module_without
 
-LIBRARIES = {
-    "pytorch_metric_learning",
-    "sklearn",
-    "lightning",
-    "sentence_transformers",
-    "huggingface_hub",
-    "torch",
+# Module of the library -> (module of ours, class, arguments, what to install).
+NEEDS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
+    "pytorch_metric_learning.testers": (
+        "pytorch_metric_learning",
+        "LAMTester",
+        (None,),
+        "pytorch-metric-learning",
+    ),
+    "pytorch_metric_learning.utils.accuracy_calculator": (
+        "pytorch_metric_learning",
+        "UncertaintyCalculator",
+        (),
+        "pytorch-metric-learning",
+    ),
+    "sklearn.base": ("scikit_learn", "TrustClassifier", (), r"laplacian-metric\[sklearn\]"),
+    "lightning.pytorch": (
+        "lightning",
+        "OnlineLAMCallback",
+        (ContrastiveLoss(),),
+        r"laplacian-metric\[lightning\]",
+    ),
+    "langchain_core.retrievers": ("langchain", "TrustRetriever", (), r"laplacian-metric\[langchain\]"),
+    "llama_index.core.postprocessor.types": (
+        "llama_index",
+        "TrustPostprocessor",
+        (),
+        r"laplacian-metric\[llama-index\]",
+    ),
+    "haystack": ("haystack", "TrustFilter", (None,), r"laplacian-metric\[haystack\]"),
+    "mteb.models.search_wrappers": ("mteb", "TrustSearch", (None, None), r"laplacian-metric\[mteb\]"),
 }
 
 
 def test_importing_the_room_loads_no_library(root: Path) -> None:
-    code = "import sys, laplacian_metric.integrations, laplacian_metric.integrations.optional; print(*sys.modules)"
+    """Routing needs numpy only."""
+    code = "import sys, laplacian_metric.integrations, laplacian_metric.integrations.routing; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True)
-    assert LIBRARIES.isdisjoint(name.split(".")[0] for name in done.stdout.split())
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert loaded.isdisjoint({*(name.split(".")[0] for name in NEEDS), "huggingface_hub", "torch"})
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "module_name", "arguments", "message"),
-    [
-        (
-            "uncertainty_calculator",
-            ("pytorch_metric_learning", "pytorch_metric_learning.utils.accuracy_calculator"),
-            "UncertaintyCalculator",
-            (),
-            'UncertaintyCalculator needs pytorch_metric_learning: pip install "pytorch-metric-learning',
-        ),
-        (
-            "pytorch_metric_learning",
-            ("pytorch_metric_learning", "pytorch_metric_learning.testers"),
-            "LAMTester",
-            (None,),
-            "LAMTester needs pytorch_metric_learning",
-        ),
-        (
-            "scikit_learn",
-            ("sklearn", "sklearn.base"),
-            "LaplaceEmbedding",
-            (),
-            r'LaplaceEmbedding needs sklearn: pip install "scikit-learn"',
-        ),
-        (
-            "lightning",
-            ("lightning", "lightning.pytorch"),
-            "OnlineLAMCallback",
-            (ContrastiveLoss(),),
-            r'OnlineLAMCallback needs lightning: pip install "laplacian-metric\[lightning\]"',
-        ),
-    ],
-)
-def test_what_to_install(
-    name: str, missing: tuple[str, ...], module_name: str, arguments: tuple[Any, ...], message: str
-) -> None:
-    module = module_without(name, *missing)
-    with pytest.raises(ImportError, match=message):
-        getattr(module, module_name)(*arguments)
+@pytest.mark.parametrize("missing", list(NEEDS))
+def test_what_to_install(missing: str) -> None:
+    name, made, arguments, install = NEEDS[missing]
+    parts = missing.split(".")
+    module = module_without(name, *(".".join(parts[: end + 1]) for end in range(len(parts))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, missing, None)
+        with pytest.raises(ImportError, match=install):
+            getattr(module, made)(*arguments)
 
 
 def test_a_library_that_is_there_but_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
-from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsClassifier
@@ -21,7 +21,7 @@ from torch import nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
-from laplacian_metric.integrations.scikit_learn import LaplaceEmbedding
+from laplacian_metric.integrations.scikit_learn import LaplaceEmbedding, TrustClassifier
 from laplacian_metric.laplace.prior import NoOptimumError
 
 ONE_COMPONENT = "the check sets n_components=1, which is refused: directions in one dimension are two points"
@@ -40,8 +40,12 @@ EXPECTED_FAILURES = dict.fromkeys(
 SHORT = LaplaceEmbedding(max_iter=5, batch_size=64)
 
 
+def expected_failures(estimator: Any) -> dict[str, str]:
+    return EXPECTED_FAILURES if isinstance(estimator, LaplaceEmbedding) else {}
+
+
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks([SHORT], expected_failed_checks=lambda _: EXPECTED_FAILURES)
+@parametrize_with_checks([SHORT, TrustClassifier()], expected_failed_checks=expected_failures)
 def test_scikit_learn_s_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -183,59 +187,76 @@ def test_a_curvature_without_an_optimum_leaves_the_prior(monkeypatch: pytest.Mon
     assert np.isfinite(model.kappa(X)).all()
 
 
+def fit(estimator: type = LaplaceEmbedding, X: Any = None, y: Any = None, **options: Any) -> Any:
+    """Fit an estimator to clusters, or to what is passed."""
+    rows, names = clusters()
+    short = {"max_iter": 5, "n_components": 3} if estimator is LaplaceEmbedding else {}
+    return estimator(**{**short, **options}).fit(rows if X is None else X, names if y is None else y)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "argument"),
     [
-        ({"n_components": 1}, "n_components is 1"),
-        ({"n_components": 2.5}, "n_components is 2.5"),
-        ({"init": "pca"}, 'init is \'pca\', "whitening" or "random"'),
-        ({"prior_precision": "validation"}, "prior_precision is 'validation'"),
-        ({"prior_precision": -1.0}, "prior_precision is -1.0"),
-        ({"max_iter": 0}, "steps is 0"),
-        ({"structure": "banded"}, "banded"),
+        (lambda: fit(n_components=1), "n_components"),
+        (lambda: fit(n_components=2.5), "n_components"),
+        (lambda: fit(init="pca"), "init"),
+        (lambda: fit(prior_precision="validation"), "prior_precision"),
+        (lambda: fit(prior_precision=-1.0), "prior_precision"),
+        (lambda: fit(max_iter=0), "steps"),
+        (lambda: fit(structure="banded"), "structure"),
+        (lambda: fit(y=np.zeros(120, dtype=int)), "labels"),
+        (lambda: fit(y=clusters()[0][:, 0]), "continuous"),
+        (lambda: fit(y=clusters()[1][1:]), "samples"),
+        (lambda: fit().kappa(clusters()[0][:, 1:]), "X"),
+        (lambda: fit().trust(clusters()[0]), "fit"),
+        (lambda: fit(TrustClassifier, validation=1.0), "validation"),
+        (lambda: fit(TrustClassifier, alpha=0.7), "alpha"),
+        (lambda: fit(TrustClassifier, expected_ood=1.5), "expected_ood"),
+        (lambda: fit(TrustClassifier, threshold=0.0), "threshold"),
     ],
 )
-def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    X, y = clusters()
-    with pytest.raises(ValueError, match=message):
-        small_estimator(**{"max_iter": 5, **options}).fit(X, y)
-
-
-def test_wrong_data_are_refused() -> None:
-    X, y = clusters()
-    with pytest.raises(ValueError, match="requires y to be passed"):
-        small_estimator().fit(X, None)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
-        small_estimator().fit(X)
-    with pytest.raises(ValueError, match="Input X contains NaN"):
-        small_estimator().fit(np.where(np.abs(X) > 1, np.nan, X), y)
-    with pytest.raises(ValueError, match="labels has 1 class"):
-        small_estimator().fit(X, np.zeros(len(X), dtype=int))
-    with pytest.raises(ValueError, match="Unknown label type: continuous"):
-        small_estimator().fit(X, X[:, 0])
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        small_estimator().fit(X, y[1:])
-    model = small_estimator(max_iter=5).fit(X, y)
-    with pytest.raises(ValueError, match="X has 7 features, but LaplaceEmbedding is expecting 8"):
-        model.kappa(X[:, 1:])
+def test_bad_inputs(call: Callable[[], Any], argument: str) -> None:
+    with pytest.raises(ValueError, match=argument):  # NotFittedError is one
+        call()
 
 
 def test_answers_over_a_gallery_can_be_trusted_as_trust_says() -> None:
-    """The estimator's trust is that of its encoder; rows of its gallery are refused as queries."""
+    """The estimator's trust is that of its encoder; a fitted estimator can be pickled with it."""
     X, y = load_digits(return_X_y=True)
     names = np.array([f"digit {label}" for label in y])
-    model = LaplaceEmbedding(n_components=6, max_iter=40, random_state=0).fit(X[:900], names[:900])
-    with pytest.raises(NotFittedError, match="fit_trust"):
-        model.trust(X[:2])
-    model.fit_trust((X[:900], names[:900]), (X[900:1400], names[900:1400]))
-    answer = model.trust(X[1400:])
-    direct = Trust.fit((X[:900], names[:900]), (X[900:1400], names[900:1400]), encoder=model.encoder_)(
-        X[1400:]
-    )
+    sets = (X[:900], names[:900]), (X[900:1400], names[900:1400])
+    model = LaplaceEmbedding(n_components=6, max_iter=40, random_state=0).fit(*sets[0]).fit_trust(*sets)
+    answer = pickle.loads(pickle.dumps(model)).trust(X[1400:])
+    direct = Trust.fit(*sets, encoder=model.encoder_)(X[1400:])
     np.testing.assert_array_equal(answer.probability, direct.probability)
-    right = np.array(answer.labels) == names[1400:]
-    assert roc_auc_score(right, answer.probability) > 0.7
+    assert roc_auc_score(answer.labels == names[1400:], answer.probability) > 0.7
     noise = model.trust(np.random.default_rng(0).uniform(0, 16, (50, X.shape[1])))
-    assert (noise.reason == "unlike anything seen").mean() > 0.9
-    with pytest.raises(ValueError, match="rows of the gallery"):
-        model.fit_trust((X[:900], names[:900]), (X[:900], names[:900]))
+    assert (noise.verdict == "unlike anything seen").mean() > 0.9
+
+
+def test_the_classifier_is_a_trust_over_rows_that_it_did_not_split_off() -> None:
+    X, y = load_digits(return_X_y=True)
+    names = np.array([f"digit {label}" for label in y])
+    model = TrustClassifier(random_state=0, threshold=0.8).fit(X[:1200], names[:1200])
+    new, right = X[1200:], names[1200:]
+    answer = model.trust_(new)
+    np.testing.assert_array_equal(model.predict(new), answer.labels)
+    np.testing.assert_array_equal(model.probability(new), answer.probability)
+    assert ((answer.probability >= 0.8) == (answer.verdict == "accept")).all()
+    assert len(model.gallery_) == pytest.approx(840, abs=10)
+    assert model.score(new, right) > 0.93
+    accepted = answer.verdict == "accept"
+    assert (model.predict(new) == right)[accepted].mean() > model.score(new, right)
+    # No class is left without a row, and the split is that of the random state.
+    assert set(model.gallery_.items.labels.tolist()) == set(names)
+    again = TrustClassifier(random_state=0).fit(X[:1200], names[:1200])
+    np.testing.assert_array_equal(again.probability(new), model.probability(new))
+
+
+def test_a_classifier_of_few_rows_accepts_nothing() -> None:
+    X, y = clusters(each=5)
+    with pytest.warns(UserWarning, match="queries"):
+        model = TrustClassifier().fit(X, y)
+    assert (model.predict(X) == y).all()
+    assert np.isnan(model.probability(X)).all()
+    assert model.trust_ is None

@@ -1,4 +1,4 @@
-"""A small world of texts with known embeddings: documents, queries that one document answers, and queries that none does."""
+"""Texts with known embeddings: documents, queries that one document answers, and queries that none does."""
 
 from __future__ import annotations
 
