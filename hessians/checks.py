@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable
 from enum import Enum
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T", bound="Choice")
+P, R = ParamSpec("P"), TypeVar("R")
 
 COMPUTE_DTYPES = (torch.float32, torch.float64)
 WITHOUT_FLOAT64 = ("mps",)  # types of devices
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 
 class CurvatureOverflowError(ValueError):
@@ -47,6 +52,26 @@ class Choice(str, Enum):
             raise ValueError(
                 f"{name or cls.__name__.lower()} is {value!r}, one of {words} is needed"
             ) from None
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function of tensors that keeps their digits inside of ``torch.autocast``, which rounds matrix products.
+
+    Example:
+        >>> product = without_autocast(torch.mm)
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     torch.mm(torch.eye(2), torch.eye(2)).dtype, product(torch.eye(2), torch.eye(2)).dtype
+        (torch.bfloat16, torch.float32)
+    """
+
+    @functools.wraps(function)
+    def exact(*args: P.args, **kwargs: P.kwargs) -> R:
+        with contextlib.ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, AUTOCAST):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return function(*args, **kwargs)
+
+    return exact
 
 
 def check_floating(name: str, tensor: Tensor) -> None:

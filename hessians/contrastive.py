@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import Choice, CurvatureWarning, widest_dtype
+from hessians.checks import Choice, CurvatureWarning, widest_dtype, without_autocast
 from hessians.graph import DENSE_IMAGES, DenseGraph, EdgeGraph, Edges, PairGraph, PositiveGraph, RowGraph
 from hessians.output_hessian import OutputHessian, StructuredHessian
 from hessians.pair_loss import PairBlocks, PairLoss, TypeWeights, warn_about_pairs
@@ -271,6 +271,7 @@ class ContrastiveLoss(PairLoss):
             kinds.append(Edges(first[active], second[active], y[active]))
         return EdgeGraph(Edges(*map(torch.cat, zip(*kinds, strict=True))), pairs.num_images)
 
+    @without_autocast
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FULL
     ) -> OutputHessian:

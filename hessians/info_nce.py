@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import check_finite
+from hessians.checks import check_finite, without_autocast
 from hessians.output_blocks import OutputBlocks
 from hessians.output_hessian import BlockHessian, Columns, CoupledHessian, DenseHessian, OutputHessian
 from hessians.pair_loss import PairBlocks, PairLoss
@@ -72,6 +72,7 @@ class InfoNCELoss(PairLoss):
         log_p = logits.log_softmax(1).masked_fill(~others, 0)
         return -(positives.to(u.dtype) * log_p).sum() / (2 * pairs.num_positives)
 
+    @without_autocast
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FIXED
     ) -> OutputHessian:

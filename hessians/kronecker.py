@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
+from hessians.checks import without_autocast
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES
 from hessians.last_layer import DEFAULT_MEMORY, check_layer
@@ -38,6 +39,7 @@ class KroneckerFactors(NamedTuple):
     exact: bool
 
 
+@without_autocast
 def last_layer_kronecker(
     features: Tensor,
     weight: Tensor,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import check_matrix, check_no_overflow, check_same_device
+from hessians.checks import check_matrix, check_no_overflow, check_same_device, without_autocast
 from hessians.class_moments import diagonal_by_moments, moments_pay
 from hessians.features import FeatureReader
 from hessians.graph import DENSE_IMAGES, PairGraph, PositiveGraph
@@ -44,6 +44,7 @@ PAIRS_PER_CHUNK = 512
 GATHER_COST = 90
 
 
+@without_autocast
 def last_layer_ggn_diagonal(
     features: Tensor,
     weight: Tensor,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hessians.checks import without_autocast
 from hessians.features import FeatureReader
 from hessians.kronecker import KroneckerFactors
 from hessians.output_blocks import output_blocks
@@ -83,6 +84,7 @@ class LayerGGN:
         rows = reader.read(start, stop)
         return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1) if self.bias else rows
 
+    @without_autocast
     def matmul(self, vectors: Tensor) -> Tensor:
         """G v for v of shape (C, Z, H')."""
         count, flat = len(vectors), vectors.to(self.dtype).flatten(0, 1)
@@ -109,6 +111,7 @@ class LayerGGN:
             matrix[rows] = self.matmul(unit.view(-1, *self.shape)).flatten(1)
         return (matrix + matrix.T) / 2
 
+    @without_autocast
     def kronecker(self, *, tolerance: float = 1e-4, max_iterations: int = 20) -> KroneckerFactors:
         """The Kronecker product nearest to G in Frobenius norm, by alternating least squares from A = I.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hessians.checks import without_autocast
 from hessians.contrastive import ContrastiveLoss, Negatives, row_sums_and_product
 from hessians.pair_loss import PairLoss, TypeWeights
 from hessians.pairs import Pairs, PairSums
@@ -25,6 +26,7 @@ class LossSummary(NamedTuple):
     active: float
 
 
+@without_autocast
 def summarise(loss: PairLoss, u: Tensor, pairs: Pairs) -> LossSummary:
     """The loss of raw embeddings u (N, Z), with the population counts of the pairs.
 

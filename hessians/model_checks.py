@@ -55,7 +55,7 @@ def check_embeddings(u: Tensor, inputs: Inputs) -> None:
     if u.dtype not in COMPUTE_DTYPES:
         raise TypeError(
             f"the model's embeddings have dtype {u.dtype}, whose digits would not do for a curvature: "
-            "use float32 or float64 (model.float(), and no autocast)"
+            "use float32 or float64 (model.float())"
         )
 
 

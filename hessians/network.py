@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hessians.approximations import Approximation
 from hessians.capture import Inputs, Trace, trace, unaltered
-from hessians.checks import Choice
+from hessians.checks import Choice, without_autocast
 from hessians.columns import Settings, fallback_diagonal, joint_diagonal, rule_diagonal
 from hessians.model_checks import check_embeddings, check_independence, check_modules
 from hessians.output_hessian import OutputHessian
@@ -38,6 +38,7 @@ class Method(Choice):
     """The mean over random signs: one or two backward passes each, unbiased, for embeddings of very many dimensions."""
 
 
+@without_autocast
 def ggn_diagonal(
     model: nn.Module,
     inputs: Any,

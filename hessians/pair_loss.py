@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning, check_finite, check_matrix, check_same_device, compute_dtype
+from hessians.checks import (
+    CurvatureWarning,
+    check_finite,
+    check_matrix,
+    check_same_device,
+    compute_dtype,
+    without_autocast,
+)
 from hessians.output_hessian import DenseHessian, OutputHessian, check_dense_size
 from hessians.pairs import Pairs
 
@@ -81,6 +88,7 @@ class PairLoss(ABC):
                 total = total + weight * (count * self.pair_values(u[first], u[second], positive)).sum()
         return total
 
+    @without_autocast
     def output_hessian(
         self, u: Tensor, pairs: Pairs, approximation: str | Approximation = Approximation.FULL
     ) -> OutputHessian:
