@@ -8,16 +8,19 @@ from typing import Any
 
 import yaml
 
+from laplacian_metric.trust.trust import Trust
+
 LIBRARY = "laplacian_metric"
 TAGS = ["metric-learning", "uncertainty", "laplace-approximation"]
 
 
-def card(title: str, config: Mapping[str, Any]) -> str:
-    """The card's text.
+def card(title: str, config: Mapping[str, Any], trust: Trust | None) -> str:
+    """Return the card's text.
 
     Args:
         title: its heading.
-        config: what `hub.save_folder` writes as the configuration.
+        config: what `hub.save_folder` writes about the posterior.
+        trust: that is stored with it.
     """
     parts = [
         f"---\n{_front_matter(config)}---\n",
@@ -25,7 +28,7 @@ def card(title: str, config: Mapping[str, Any]) -> str:
         _about(config),
         _metrics(config["metrics"]),
         _how_to_load(config),
-        _calibration(config["trust"]),
+        "" if trust is None else _calibration(trust),
         "## Licence\n\n"
         f"{_line(config['licence'])}, for the posterior. The encoder has a licence of its own.\n",
     ]
@@ -92,35 +95,30 @@ An encoder with other weights than those that the posterior was fitted to is ref
 """
 
 
-def _calibration(trust: Mapping[str, Any] | None) -> str:
+def _calibration(trust: Trust) -> str:
     """Return what the `Trust` in the folder is, how well it is calibrated, and how to load it."""
-    if trust is None:
-        return ""
-    error = trust["calibration_error"]
-    rows = {"gallery": f"{trust['items']} items" + (f" of {trust['classes']} classes" if error else "")}
-    if error:
-        rows["calibrated on"] = f"{error['queries']:.0f} labelled queries"
+    error, gallery, view = trust.calibration_error, trust.spaces.gallery, trust.spaces.view
+    rows = {}
+    if gallery is not None:
+        rows["gallery"] = f"{len(gallery)} items" + ("" if view is None else f" of {len(view.names)} classes")
+    if error is not None:
+        rows["calibrated on"] = f"{error.queries} queries"
         rows["expected calibration error"] = (
-            f"{error['value']:.3f} (95 % interval {error['low']:.3f} to {error['high']:.3f}), cross-validated on these "
-            "queries"
+            f"{error.value:.3f} (95 % interval {error.low:.3f} to {error.high:.3f}), cross-validated on these queries"
         )
-    else:
-        rows["labels"] = "none: the answers say what is known, without a probability"
     rows["out-of-distribution (OOD) queries"] = "not used"
-    result = "answer.probability, answer.labels, answer.reason" if error else "answer.known, answer.reason"
-    rows_of = "encoder.features(inputs)" if trust["has_head"] else "h"
+    rows_of = "h" if trust.spaces.head is None else "encoder.features(inputs)"
     return f"""## Which matches can be trusted
 
-This folder holds a calibrated `Trust` with its gallery: for each query the nearest item, {
-        "the probability that it is right," if error else "whether the query is like anything seen,"
-    } and the reason.
+This folder holds a calibrated `Trust` with its gallery: for each query the nearest item, the probability that it is
+right, and the reason.
 
 {_table(("calibration", ""), rows)}
 ```python
 from laplacian_metric.integrations.hub import load_trust
 
 trust = load_trust(folder)
-answer = trust({rows_of})  # rows of {trust["dimensions"]} numbers; {result}
+answer = trust({rows_of})  # answer.probability, answer.labels, answer.reason
 ```
 """
 

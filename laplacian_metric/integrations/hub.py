@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,55 +17,19 @@ import numpy as np
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
 from laplacian_metric.core.artifact import ArtifactExistsError, Manifest, MissingArtifactError
-from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.files import atomic_write
-from laplacian_metric.core.array_gallery import ArrayGallery
-from laplacian_metric.trust.head import Head
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.integrations.card import LIBRARY, card
 from laplacian_metric.integrations.optional import require
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.storage import manifest_of
 from laplacian_metric.metrics import Evaluation
+from laplacian_metric.trust.head import Head
 from laplacian_metric.trust.trust import Trust
 
 INSTALL = "laplacian-metric[hub]"
 POSTERIOR, TRUST, CARD = "posterior", "trust", "README.md"
 VERSIONS = "[0-9a-f]" * 16 + "/*"  # the files of all versions
-
-
-class TrustSummary(Strict):
-    """What the configuration says about the `Trust` in the subfolder.
-
-    Attributes:
-        items: of its gallery.
-        dimensions: of the rows that it takes.
-        has_head: whether these are features of the encoder, to which the head is applied.
-        classes: of the gallery; None without labels.
-        calibration_error: value, low, high and number of queries; None without labels.
-    """
-
-    items: int
-    dimensions: int
-    has_head: bool
-    classes: int | None
-    calibration_error: dict[str, float] | None
-
-    @staticmethod
-    def of(trust: Trust) -> TrustSummary:
-        """Return the summary of a `Trust`."""
-        gallery, error = trust.spaces.gallery, trust.calibration_error
-        if not isinstance(gallery, ArrayGallery):
-            raise TypeError(
-                "trust answers from a database: upload one whose gallery is of arrays, or save it elsewhere"
-            )
-        return TrustSummary(
-            items=len(gallery),
-            dimensions=gallery.dim if trust.spaces.features is None else trust.spaces.features.dim,
-            has_head=trust.spaces.head is not None,
-            classes=None if trust.spaces.view is None else len(trust.spaces.view.names),
-            calibration_error=None if error is None else {k: float(v) for k, v in asdict(error).items()},
-        )
 
 
 class PosteriorManifest(Manifest):
@@ -85,7 +48,6 @@ class PosteriorManifest(Manifest):
     loss: dict[str, Any]
     fit: dict[str, Any]
     encoder: dict[str, Any]
-    trust: TrustSummary | None = None
 
 
 def save_folder(
@@ -142,14 +104,13 @@ def save_folder(
         fingerprint=lam.fingerprint(),
         settings=stored["options"] | effective,
         **{name: stored[name] for name in ("loss", "fit", "encoder")},
-        trust=None if trust is None else TrustSummary.of(trust),
     )
     payloads: dict[str, artifact.Payload] = {POSTERIOR: lam.save}
     if trust is not None:
         payloads[TRUST] = trust.save
     artifact.save(folder, manifest, payloads, overwrite=overwrite)
     with atomic_write(folder / CARD) as temporary:
-        text = card(folder.resolve().name if title is None else title, manifest.model_dump())
+        text = card(folder.resolve().name if title is None else title, manifest.model_dump(), trust)
         temporary.write_text(text, encoding="utf-8")
     return folder
 
