@@ -22,7 +22,7 @@ from laplacian_metric.trust.calibration import TooFewQueriesError
 from laplacian_metric.trust.fitting import stratified
 from laplacian_metric.trust.trust import Trust
 
-INSTALL = "laplacian-metric[sklearn]"
+INSTALL = "scikit-learn>=1.6"
 MOST_COMPONENTS = 32
 # Directions of features with less than this share of the largest variance are not blown up to unit variance.
 WHITENING_FLOOR = 1e-3

@@ -1,4 +1,4 @@
-"""sentence-transformers: ``encode`` as its users know it, with an uncertainty for every text."""
+"""sentence-transformers: ``encode`` with an uncertainty for every text, and trust in the answers of a corpus."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from laplacian_metric.trust.answer import Answer
 from laplacian_metric.trust.trust import Trust
 
 INSTALL = "laplacian-metric[text]"
-# What changes the features that the head was fitted to, or their form.
-FIXED = ("precision", "output_value", "truncate_dim")
-# What the model below has to say that is true of the whole too; anything else would be about the model's own space.
+# Options of encode that would change the features that the head was fitted to, or their form.
+REFUSED = ("precision", "output_value", "truncate_dim")
+# Attributes of the model below that hold for the whole too; any other would be about the model's own space.
 PASSED_ON = (
     *(
         "device",
@@ -47,7 +47,37 @@ PASSED_ON = (
         "parameters",
     ),
 )
-MODEL, HEAD, POSTERIOR, TRUST = "model", "head.safetensors", "posterior.safetensors", "trust"
+MODEL, HEAD, POSTERIOR, TRUST = "model", "head.safetensors", "posterior", "trust"
+
+
+def fit_trust(
+    model: Any,
+    corpus: tuple[Sequence[str], Any],
+    queries: tuple[Sequence[str], Any],
+    *,
+    relevant: Any = None,
+    encoder: Any = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> Trust:
+    """Return the calibrated trust in the nearest text of a corpus; it takes ``model.encode_query(texts)``.
+
+    Args:
+        model: a SentenceTransformer, or something that is used like it.
+        corpus: N texts, and their labels (N,) or None.
+        queries: validation queries, which are not in the corpus, and their labels or None.
+        relevant: for each query the number of the text that answers it, or a list or a set of them, in place of labels;
+            texts and queries are then encoded as documents and queries, with the prompts that the model has for them.
+        encoder: what makes embeddings of the model's features; without it they are the embeddings.
+        batch_size: of the model's pass over the texts.
+        options: of `Trust.fit`, such as ``target="each@10"``.
+    """
+    names = ("encode", "encode") if relevant is None else ("encode_document", "encode_query")
+    rows = [
+        (_features(model, list(texts), {"batch_size": batch_size}, name), labels)
+        for name, (texts, labels) in zip(names, (corpus, queries), strict=True)
+    ]
+    return Trust.fit(rows[0], rows[1], relevant=relevant, encoder=encoder, **options)
 
 
 class UncertainSentenceTransformer:
@@ -71,19 +101,9 @@ class UncertainSentenceTransformer:
 
     def __init__(self, lam: LAM, calibration: Trust | None = None) -> None:
         backbone = lam.encoder.backbone
-        if not isinstance(backbone, SentenceBackbone):
-            raise TypeError(
-                f"the encoder's backbone is a {type(backbone).__name__}, a SentenceBackbone is needed: "
-                "Encoder(SentenceBackbone(model), head)"
-            )
-        if backbone.differentiable:
-            raise ValueError(
-                "the encoder's backbone was made with differentiable=True, which encode is not: fit an encoder of "
-                "SentenceBackbone(model)"
-            )
-        self.lam = lam
-        self.backbone = backbone
-        self.calibration = calibration
+        if not isinstance(backbone, SentenceBackbone) or backbone.differentiable:
+            raise TypeError("lam needs an encoder of SentenceBackbone(model), which is not differentiable")
+        self.lam, self.backbone, self.calibration = lam, backbone, calibration
 
     @classmethod
     def fit(
@@ -118,9 +138,7 @@ class UncertainSentenceTransformer:
             options: of `LAM`, such as ``structure``; with ``prior_precision`` none is chosen.
         """
         if isinstance(model, str):
-            module = require("sentence_transformers", "a model by its name", INSTALL)
-            model = module.SentenceTransformer(model)
-        backbone = SentenceBackbone(model)
+            model = require("sentence_transformers", "model", INSTALL).SentenceTransformer(model)
         features = _features(model, list(sentences), {"batch_size": batch_size})
         numbers = as_labels("labels", labels)
         if len(numbers) != len(features):
@@ -131,20 +149,17 @@ class UncertainSentenceTransformer:
         loss = ContrastiveLoss(negatives="active") if loss is None else loss
         if steps:
             if not isinstance(loss, ContrastiveLoss):
-                raise TypeError(
-                    f"loss is a {type(loss).__name__}, but the head is trained with a ContrastiveLoss: pass one, "
-                    "steps=0, or fit a LAM yourself"
-                )
+                raise TypeError(f"loss is a {type(loss).__name__}: a ContrastiveLoss, or steps=0, is needed")
             generator = torch.Generator().manual_seed(seed)
             head = train_head(features, numbers, loss, dim, init=head, steps=steps, generator=generator)
-        lam = LAM(Encoder(backbone, head), loss, **options)
+        lam = LAM(Encoder(SentenceBackbone(model), head), loss, **options)
         lam.fit_features(features, numbers.to(features.device), check_mode=False)
         if "prior_precision" not in options:
             lam.optimize_prior_precision()
         if validation is None:
             return cls(lam)
-        queries = _features(model, list(validation[0]), {"batch_size": batch_size})
-        return cls(lam, Trust.fit((features, labels), (queries, validation[1]), encoder=lam))
+        corpus = sentences, labels
+        return cls(lam, fit_trust(model, corpus, validation, encoder=lam, batch_size=batch_size))
 
     def encode(
         self,
@@ -153,6 +168,32 @@ class UncertainSentenceTransformer:
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Return embeddings of texts: one row each, or one vector for a single text.
+
+        Args:
+            sentences: a text, or N of them.
+            prompt_name, prompt, batch_size, show_progress_bar: go to the model's ``encode``.
+            options: ``convert_to_numpy`` (True), ``convert_to_tensor`` (False) and ``normalize_embeddings`` (True), as
+                there; ``return_uncertainty`` (False): a pair of embeddings and uncertainties, the latter (N,) or, for a
+                single text, one number; and others that the model's ``encode`` takes.
+        """
+        settings = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
+        return self._encode("encode", sentences, show_progress_bar=show_progress_bar, **settings, **options)
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Return embeddings of queries as `encode` does, with the prompt that the model has for them."""
+        return self._encode("encode_query", sentences, **options)
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """Return embeddings of documents as `encode` does, with the prompt that the model has for them."""
+        return self._encode("encode_document", sentences, **options)
+
+    def _encode(
+        self,
+        name: str,
+        sentences: str | Sequence[str],
         *,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
@@ -160,58 +201,18 @@ class UncertainSentenceTransformer:
         return_uncertainty: bool = False,
         **options: Any,
     ) -> Any:
-        """Embed texts: one row each, or one vector for a single text.
-
-        Args:
-            sentences: a text, or N of them.
-            prompt_name, prompt, batch_size, show_progress_bar: go to the model's ``encode``.
-            convert_to_numpy: numpy arrays; otherwise a list of tensors.
-            convert_to_tensor: one tensor, whatever ``convert_to_numpy`` says.
-            normalize_embeddings: unit embeddings, which is what the posterior is about; False gives those before the
-                norm.
-            return_uncertainty: (embeddings, uncertainties), the latter (N,) or, for a single text, one number.
-            options: others that the model's ``encode`` takes.
-        """
-        own = {
-            "convert_to_numpy": convert_to_numpy,
-            "convert_to_tensor": convert_to_tensor,
-            "normalize_embeddings": normalize_embeddings,
-            "return_uncertainty": return_uncertainty,
-        }
-        settings = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
-        return self._encode(
-            "encode", sentences, {**settings, "show_progress_bar": show_progress_bar, **options}, own
-        )
-
-    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Embed queries as `encode` does, with the prompt that the model has for them; others are its options."""
-        return self._encode("encode_query", sentences, *_split(options))
-
-    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
-        """Embed documents as `encode` does, with the prompt that the model has for them."""
-        return self._encode("encode_document", sentences, *_split(options))
-
-    def _encode(
-        self,
-        name: str,
-        sentences: str | Sequence[str],
-        options: dict[str, Any],
-        own: dict[str, bool],
-    ) -> Any:
-        """Embed texts by one of the model's ways to encode them, and return them in the form that was asked for."""
-        single = isinstance(sentences, str)
-        h = self._hidden([sentences] if isinstance(sentences, str) else list(sentences), options, name)
+        """Return embeddings by one of the model's ways to encode."""
+        h = self._hidden(sentences, options, name)
         e = self.lam.embed_features(h)
         with torch.no_grad():
-            z = e.point if own.get("normalize_embeddings", True) else self.lam.encoder.head(h)
-        form = single, own.get("convert_to_numpy", True), own.get("convert_to_tensor", False)
-        embeddings = _converted(z, *form)
-        if not own.get("return_uncertainty"):
-            return embeddings
+            z = e.point if normalize_embeddings else self.lam.encoder.head(h)
+        form = isinstance(sentences, str), convert_to_numpy, convert_to_tensor
+        if not return_uncertainty:
+            return _converted(z, *form)
         uncertainty = e.uncertainty
         if self.calibration is not None and len(h):
             uncertainty = 1 - torch.from_numpy(self.calibration(h).probability).to(z)
-        return embeddings, _converted(uncertainty, *form)
+        return _converted(z, *form), _converted(uncertainty, *form)
 
     def trust(self, sentences: str | Sequence[str], *, batch_size: int = 32, **options: Any) -> Answer:
         """Return, for each of Q sentences, the label of the nearest one of the gallery and how far to trust it.
@@ -222,7 +223,7 @@ class UncertainSentenceTransformer:
             options: others that the model's ``encode`` takes, such as ``prompt``.
 
         Returns:
-            (Q,) each: ``labels``, ``probability``, ``reason``, and what else an `Answer` has.
+            (Q,) each: ``labels``, ``probability``, ``verdict``, and what else an `Answer` has.
 
         Example:
             >>> class Letters:
@@ -233,28 +234,27 @@ class UncertainSentenceTransformer:
             >>> texts = ["".join(("abcdefga", "abcdefhh")[k][i] for i in row) for row, k in zip(rows, labels)]
             >>> sets = (texts[:100], labels[:100]), (texts[100:], labels[100:])
             >>> model = UncertainSentenceTransformer.fit(Letters(), *sets[0], dim=2, steps=20, validation=sets[1])
-            >>> model.trust(["aabgcaagdfe", "hhehdhbchfa"]).labels
+            >>> model.trust(["aabgcaagdfe", "hhehdhbchfa"]).labels.tolist()
             [0, 1]
         """
         if self.calibration is None:
-            raise NotFittedError(
-                "trust needs a calibration, which this model does not have: pass fit at least 50 other sentences and "
-                "their labels as validation=(sentences, labels), or the constructor a fitted Trust as calibration="
-            )
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        return self.calibration(self._hidden(texts, {"batch_size": batch_size, **options}))
+            raise NotFittedError("trust needs a calibration: pass fit validation=(sentences, labels)")
+        return self.calibration(self._hidden(sentences, {"batch_size": batch_size, **options}))
 
     def embed(self, sentences: Sequence[str], *, batch_size: int = 32, **options: Any) -> StochasticEmbedding:
-        """The distribution of each text's embedding, with mean, kappa and variance."""
-        return self.lam.embed_features(self._hidden(list(sentences), {"batch_size": batch_size, **options}))
+        """Return the distribution of each text's embedding, with mean, kappa and variance."""
+        return self.lam.embed_features(self._hidden(sentences, {"batch_size": batch_size, **options}))
 
-    def _hidden(self, texts: list[str], options: dict[str, Any], name: str = "encode") -> Tensor:
-        """The features (N, H) that the head takes."""
-        fixed = [option for option in FIXED if option in options]
-        if fixed:
+    def _hidden(
+        self, sentences: str | Sequence[str], options: dict[str, Any], name: str = "encode"
+    ) -> Tensor:
+        """Return the features (N, H) that the head takes."""
+        refused = [option for option in REFUSED if option in options]
+        if refused:
             raise TypeError(
-                f"{', '.join(fixed)} would give other features than the posterior was fitted to: leave it out"
+                f"{refused[0]} gives other features than the posterior was fitted to: leave it out"
             )
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
         head = self.lam.encoder.head
         if not texts:
             return head.weight.new_empty(0, head.in_features)
@@ -264,14 +264,9 @@ class UncertainSentenceTransformer:
         return h.to(head.weight.device, head.weight.dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """What a SentenceTransformer has besides and is true of the whole: ``tokenize``, ``device``, ..."""
-        if name.startswith("__") or "backbone" not in self.__dict__:
-            raise AttributeError(name)
-        if name not in PASSED_ON:
-            raise AttributeError(
-                f"UncertainSentenceTransformer has no {name}: that of the model below, without head and posterior, is "
-                f".backbone.model.{name}"
-            )
+        """Return what a SentenceTransformer has besides and what holds for the whole: ``tokenize``, ``device``, ..."""
+        if name not in PASSED_ON or "backbone" not in self.__dict__:
+            raise AttributeError(f"UncertainSentenceTransformer has no {name}, .backbone.model.{name} may")
         return getattr(self.backbone.model, name)
 
     def to(self, device: torch.device | str) -> UncertainSentenceTransformer:
@@ -284,10 +279,7 @@ class UncertainSentenceTransformer:
         from safetensors.torch import save_file
 
         if not callable(getattr(self.backbone.model, "save", None)):
-            kind = type(self.backbone.model).__name__
-            raise TypeError(
-                f"the model ({kind}) has no method save: keep it, and the posterior by .lam.save(path)"
-            )
+            raise TypeError("model has no method save: keep it, and the posterior by .lam.save(path)")
         with output_folder(Path(path)) as folder:
             self.backbone.model.save(str(folder / MODEL))
             head = {name: tensor.contiguous() for name, tensor in self.lam.encoder.head.state_dict().items()}
@@ -312,14 +304,13 @@ class UncertainSentenceTransformer:
         from safetensors.torch import load_file
 
         folder = Path(path)
-        if not (folder / POSTERIOR).is_file():
+        if not (folder / POSTERIOR).exists():
             raise FileNotFoundError(f"{folder} holds no model that UncertainSentenceTransformer.save wrote")
         if model is None:
-            module = require("sentence_transformers", "a saved model", INSTALL)
-            model = module.SentenceTransformer(str(folder / MODEL))
+            library = require("sentence_transformers", "a saved model", INSTALL)
+            model = library.SentenceTransformer(str(folder / MODEL))
         head = load_file(folder / HEAD)
-        dim, width = head["weight"].shape
-        linear = nn.Linear(width, dim, bias="bias" in head, dtype=head["weight"].dtype)
+        linear = nn.Linear(*reversed(head["weight"].shape), bias="bias" in head, dtype=head["weight"].dtype)
         linear.load_state_dict(head)
         lam = LAM.load(folder / POSTERIOR, Encoder(SentenceBackbone(model), linear).eval(), loss)
         return cls(lam, Trust.load(folder / TRUST) if (folder / TRUST).exists() else None)
@@ -337,13 +328,6 @@ def _features(model: Any, texts: list[str], options: dict[str, Any], name: str =
     encoder = model if name == "encode" or not callable(encode) else SimpleNamespace(encode=encode)
     features: Tensor = SentenceBackbone(encoder, **options)(texts)
     return features.detach()
-
-
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, bool]]:
-    """The options that go to the model, and those of the form of what is returned."""
-    own = ("convert_to_numpy", "convert_to_tensor", "normalize_embeddings", "return_uncertainty")
-    rest = {name: value for name, value in options.items() if name not in own}
-    return rest, {name: value for name, value in options.items() if name in own}
 
 
 def _converted(values: Tensor, single: bool, numpy: bool, tensor: bool) -> Any:

@@ -27,7 +27,7 @@ NEEDS: dict[str, tuple[str, str, tuple[Any, ...], str]] = {
         (),
         "pytorch-metric-learning",
     ),
-    "sklearn.base": ("scikit_learn", "TrustClassifier", (), r"laplacian-metric\[sklearn\]"),
+    "sklearn.base": ("scikit_learn", "TrustClassifier", (), "scikit-learn"),
     "lightning.pytorch": (
         "lightning",
         "OnlineLAMCallback",
