@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -146,7 +146,7 @@ def fit(
         common.show(f"model: {out}", _table(model))
 
 
-def _table(model: ModelFolder) -> str:
+def _table(model: ModelFolder) -> Any:
     """Return what was fitted, and what it is worth on validation images."""
     data, diagnostics = model.about["data"], model.about["diagnostics"]
     rows = [

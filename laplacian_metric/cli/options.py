@@ -24,28 +24,21 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         return path
     from laplacian_metric.core.checked import near, read_yaml
 
-    try:
-        content = read_yaml(path)
-    except (ValueError, OSError) as error:
-        raise typer.BadParameter(" ".join(str(error).split())) from error
-    options = [option for option in ctx.command.params if option.name not in ("config", "help")]
-    names = {name: str(option.name) for option in options for name in _flags(option)}
-    defaults: dict[str, Any] = {}
-    for key, value in content.items():
+    names = {
+        flag.lstrip("-").replace("_", "-"): option.name
+        for option in ctx.command.params
+        for flag in option.opts
+    }
+    defaults = dict(ctx.default_map or {})
+    for key, value in read_yaml(path).items():
         name = str(key).replace("_", "-")
-        if name not in names:
+        if name in ("config", "help") or name not in names:
             raise typer.BadParameter(
                 f"{path.name} has {key!r}, which is no option of {ctx.info_name}; {near(name, sorted(names))}"
             )
-        defaults[names[name]] = value
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+        defaults[str(names[name])] = value
+    ctx.default_map = defaults
     return path
-
-
-def _flags(parameter: Any) -> list[str]:
-    """Return the keys of a parameter in a configuration: its flags without dashes, or an argument's name."""
-    flags = [flag[2:].lower() for flag in parameter.opts if flag.startswith("--")]
-    return flags or [str(parameter.name).replace("_", "-")]
 
 
 def assignments(pairs: Iterable[str] | None) -> dict[str, Any]:
@@ -252,7 +245,7 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         a True
     """
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()

@@ -43,7 +43,7 @@ class Queries:
     """
 
     name: str
-    images: NDArray[np.uint8]
+    images: Any
     labels: Sequence[str]
     right: NDArray[np.bool_]
     probability: NDArray[np.float64]
@@ -70,7 +70,7 @@ class Shown:
     """
 
     intro: str
-    items: NDArray[np.uint8]
+    items: Any
     item_labels: Sequence[str]
     known: Queries
     ood: Queries

@@ -98,7 +98,9 @@ def metrics_of(groups: Sequence[Group], wanted: Sequence[str] = ()) -> list[str]
     for name in wanted:
         if name not in available:
             raise ValueError(f"metric {name!r} is in no result; there are: {', '.join(available)}")
-    return list(wanted) or [name for name in available if name in USUAL or name.startswith(("auroc ", "ood_auroc"))]
+    return list(wanted) or [
+        name for name in available if name in USUAL or name.startswith(("auroc ", "ood_auroc"))
+    ]
 
 
 def differences(groups: Sequence[Group], metrics: Iterable[str], level: float = 0.95) -> list[Difference]:

@@ -14,7 +14,7 @@ from laplacian_metric import metrics
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Consensus, Evaluation, Ranking, Uncertainties
-from laplacian_metric.metrics.positives import Labels, Positives, as_labels, check_length
+from laplacian_metric.metrics.positives import Positives, as_labels, check_length
 from laplacian_metric.report.thumbnails import as_pixels, encode
 
 DEPTHS = (1, 5, 10)
@@ -32,7 +32,7 @@ class Images:
     """
 
     embedding: StochasticEmbedding
-    labels: Labels | None = None
+    labels: Any = None
     thumbnails: Any = None
     names: Sequence[str] | None = None
 
@@ -114,8 +114,10 @@ class Evaluated:
         for images in labelled:
             if images.labels is None:
                 raise ValueError("labels are missing: queries and gallery need them")
-            outside = images.labels[images.labels >= len(self.class_names or images.labels.unique())]
-            if self.class_names is not None and len(outside):
+            if self.class_names is None:
+                continue
+            outside = images.labels[(images.labels < 0) | (images.labels >= len(self.class_names))]
+            if len(outside):
                 raise ValueError(
                     f"labels has the label {int(outside[0])}, class_names has {len(self.class_names)} names: give "
                     "one for every label from 0"
@@ -124,8 +126,8 @@ class Evaluated:
     @property
     def labels(self) -> Tensor:
         """The queries' labels (N,)."""
-        assert isinstance(self.queries.labels, Tensor)
-        return self.queries.labels
+        labels: Tensor = self.queries.labels
+        return labels
 
     @property
     def items(self) -> Images:

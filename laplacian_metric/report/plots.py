@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -195,18 +196,19 @@ def embedding_map(clouds: Sequence[Cloud]) -> bytes:
     figure, axes = _figure(6.4, 5.2)
     known = sum(not cloud.ood for cloud in clouds)
     for position, cloud in enumerate(clouds):
-        size = 8 + 40 * cloud.uncertainty
-        if cloud.ood:
-            marker = OOD_MARKERS[(position - known) % len(OOD_MARKERS)]
-            axes.scatter(
-                *cloud.points.T, s=size, c="black", marker=marker, linewidths=0.6, label=drawable(cloud.name)
-            )
-            continue
-        alpha = 0.85 - 0.75 * cloud.uncertainty
         colour, marker = CLASSES[position % len(CLASSES)], MARKERS[position % len(MARKERS)]
-        label = drawable(cloud.name) if known <= NAMED else None
+        alpha: Any = 0.85 - 0.75 * cloud.uncertainty
+        if cloud.ood:
+            colour, marker, alpha = "black", OOD_MARKERS[(position - known) % len(OOD_MARKERS)], 1.0
         axes.scatter(
-            *cloud.points.T, s=size, color=colour, alpha=alpha, marker=marker, linewidths=0, label=label
+            cloud.points[:, 0],
+            cloud.points[:, 1],
+            s=8 + 40 * cloud.uncertainty,
+            color=colour,
+            alpha=alpha,
+            marker=marker,
+            linewidths=0.6 if cloud.ood else 0,
+            label=drawable(cloud.name) if cloud.ood or known <= NAMED else None,
         )
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])

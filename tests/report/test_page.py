@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.page import Block
 from laplacian_metric.report.plots import ACCENT, CLASSES
 from laplacian_metric.report.texts import plain
 from laplacian_metric.report.thumbnails import as_pixels, encode
@@ -27,7 +28,7 @@ CSS = (files("laplacian_metric.report") / "templates" / "page.css").read_text(en
 
 def sample_page(text: str = "x") -> str:
     neighbours = [Neighbour(text, True, 1.0), Neighbour(text, False, 0.5)]
-    blocks = [
+    blocks: list[Block] = [
         Paragraph(text),
         Table(text, (text,), [(text,)], frozenset({0})),
         Picture(PNG, text, text),
