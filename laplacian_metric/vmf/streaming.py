@@ -32,16 +32,11 @@ class StreamedFit:
 
     def add(self, samples: Tensor) -> None:
         """Take in one draw (N, D) of unit vectors, or several (S, N, D)."""
-        if not isinstance(samples, Tensor) or samples.ndim not in (2, 3):
-            shape = tuple(samples.shape) if isinstance(samples, Tensor) else type(samples).__name__
-            raise ValueError(
-                f"samples has shape {shape}, one draw (N, D) of every image or several (S, N, D) are needed"
-            )
         check_unit("samples", samples)
-        if self.count and samples.shape[-2:] != self._mean.shape:
+        if samples.ndim not in (2, 3) or (self.count and samples.shape[-2:] != self._mean.shape):
             raise ValueError(
-                f"samples has shape {tuple(samples.shape)}, those before were {tuple(self._mean.shape)} each: every "
-                "draw needs the same images and dimensions"
+                f"samples has shape {tuple(samples.shape)}, one draw (N, D) or several (S, N, D) of the same images "
+                f"are needed; those before were {tuple(self._mean.shape)} each"
             )
         self._dtype = result_dtype(samples) if self._dtype is None else self._dtype
         for sample in precise(samples.detach()) if samples.ndim == 3 else [precise(samples.detach())]:
@@ -57,24 +52,6 @@ class StreamedFit:
         # deviation . (sample - new mean), in a form that cannot be negative
         self._squares += deviation.square().sum(1) * ((self.count - 1) / self.count)
 
-    def merge(self, other: StreamedFit) -> None:
-        """Take in what another stream has seen of the same images."""
-        if not other.count:
-            return
-        if not self.count:
-            self.count, self._dtype = other.count, other._dtype
-            self._mean, self._squares = other._mean.clone(), other._squares.clone()
-            return
-        if self._mean.shape != other._mean.shape:
-            raise ValueError(
-                f"the other stream is over {tuple(other._mean.shape)}, this one over {tuple(self._mean.shape)}: both "
-                "need the same images and dimensions"
-            )
-        total = self.count + other.count
-        deviation = other._mean - self._mean
-        self._squares += other._squares + deviation.square().sum(1) * (self.count * other.count / total)
-        self._mean += deviation * (other.count / total)
-        self.count = total
 
     def fit(self, *, debiased: bool = True, refine: int = 0) -> tuple[Tensor, Tensor]:
         """Mean directions (N, D) and concentrations (N,) of all draws so far, as `vmf.fit` defines them."""

@@ -22,3 +22,8 @@ def test_every_method_is_in_the_table(root: Path) -> None:
     text = (root / "docs" / "methods.md").read_text(encoding="utf-8")
     for name in methods._METHODS._places:  # the installed ones
         assert f"| `{name}` |" in text
+
+
+def test_the_code_of_learning_without_labels_runs(root: Path) -> None:
+    names = run_page(root / "docs" / "unlabelled.md")
+    assert bool((names["e"].kappa > 0).all())

@@ -10,15 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessians import Pairs
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.core.method import Setup
 from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
-from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, HIBLearner, matched
+from laplacian_metric.methods.gaussian.hib import HIBEmbedder, HIBLearner, matched
 from laplacian_metric.methods.gaussian.match_probability import match_probability
 from tests.generators import seeded
-from tests.methods.learning import LOSS, NOTHING, encoder_of, epoch
+from tests.methods.learning import NOTHING, encoder_of, epoch
 from tests.methods.learning import learner_of as make_learner
 
 OPTIONS: list[dict[str, Any]] = [{}, {"normalize": False}, {"head": "linear"}, {"components": 2}]
@@ -139,21 +137,6 @@ def test_the_gaussian_of_a_mixture_has_its_moments() -> None:
     assert torch.equal(one.variance, variances[:, 0])
 
 
-def test_a_mixture_embeds_samples_and_matches() -> None:
-    inputs, labels = images()
-    learner = learner_of(components=2)
-    epoch(learner, inputs, labels, 3)
-    embedder = embedder_of(learner)
-    e = embedder.embed([inputs[:4], inputs[4:]], samples=5, generator=seeded())
-    assert e.samples is not None
-    assert e.samples.shape == (5, 9, 3)
-    assert embedder.similarity(e, e) is None
-    probability = embedder.match_probability(inputs[:4], [inputs[4:7], inputs[7:]])
-    assert probability.shape == (4, 5)
-    assert bool(((probability > 0) & (probability < 1)).all())
-    torch.testing.assert_close(e.point, unit_rows(learner.points(inputs)).detach())
-
-
 @pytest.mark.statistical
 def test_joint_samples_of_a_mixture_are_of_its_components() -> None:
     learner = learner_of(components=2, head="linear")
@@ -229,23 +212,3 @@ def test_the_score_grows_with_the_variance() -> None:
         scores.append(embedder_of(learner).embed(images()[0]).uncertainty)
     for less, more in itertools.pairwise(scores):
         assert bool((less < more).all())
-
-
-# --- training ---
-
-
-def test_listed_pairs_are_what_is_trained_on() -> None:
-    inputs, labels = images()
-    index = [torch.tensor(i) for i in ([0, 1], [3, 4], [1, 2])]
-
-    def mined(u: Tensor, labels: Tensor) -> Pairs:
-        return Pairs.from_indices(index, len(u))
-
-    setup = Setup(LOSS, num_images=9, pairs=mined)
-    learner = HIB(hidden=8).learner([encoder_of(dtype=torch.float64)], setup)
-    learner.train_mode()
-    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.1), seeded())
-    value = learner.loss(inputs, labels)
-    everything = learner_of()
-    everything.train_mode()
-    assert float(value.detach()) != pytest.approx(float(everything.loss(inputs, labels).detach()))

@@ -10,32 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessians import ContrastiveLoss
 from laplacian_metric import vmf
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.encoder import Encoder
+from laplacian_metric.core.method import FitData
 from laplacian_metric.methods.pairs.btl import BTL, BTLLearner, negative_bound
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
 from laplacian_metric.training import TrainingOptions, load_best, train
-from tests.methods.learning import two_clusters
+from tests.methods.learning import NOTHING, encoder_of, learner_of, two_clusters
 
 float64 = torch.float64
-SETUP = Setup(ContrastiveLoss(), num_images=100)
-NOTHING = FitData([], [])
-
-
-def an_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = nn.Sequential(
-            nn.Linear(2, 32, dtype=dtype), nn.ReLU(), nn.Linear(32, 32, dtype=dtype), nn.ReLU()
-        )
-        return Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
 
 
 def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> BTLLearner:
-    learner = BTL(**{"mining": "batch", "hidden": 32, **options}).learner([an_encoder(dtype)], SETUP)
+    learner = learner_of("btl", encoder_of(dtype=dtype), **{"mining": "batch", "hidden": 32, **options})
     assert isinstance(learner, BTLLearner)
     return learner
 
@@ -93,7 +80,7 @@ def test_the_learners_loss_is_the_bound_of_its_distributions() -> None:
                         total += float(negative_bound(mean, variance, squared, one, learner.method))
                         count += 1
         assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(total / count)
-        assert count > 10
+        assert count > 3
 
 
 def test_both_likelihoods_on_the_sphere_agree_where_all_is_near_one_point() -> None:
@@ -109,17 +96,6 @@ def test_both_likelihoods_on_the_sphere_agree_where_all_is_near_one_point() -> N
             for likelihood in ("exact", "gaussian")
         )
         assert (exact == pytest.approx(approximate, rel=0.01)) is same
-
-
-@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
-@pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
-def test_without_a_triplet_nothing_is_learned(prior: str, labels: list[int]) -> None:
-    learner = a_learner(prior=prior)
-    loss = learner.loss(torch.randn(len(labels), 2), torch.tensor(labels))
-    assert float(loss.detach()) == 0
-    loss.backward()
-    for parameter in learner.parameters():
-        assert parameter.grad is None or not bool(parameter.grad.any())
 
 
 # --- what it learns ---
@@ -184,19 +160,6 @@ def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None
                 lengths = vmf.mean_resultant_length(e.kappa, 3)
                 expected = 2 - 2 * float(lengths[q] * lengths[g] * (e.point[q] @ e.point[g]))
             assert float(similarity[q, g]) == pytest.approx(-expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("prior", ["gaussian", "sphere"])
-def test_the_expected_distance_is_another_similarity_where_it_is_not_the_own_one(prior: str) -> None:
-    euclidean, expected = (
-        a_learner(prior=prior, distance=distance).embedder(NOTHING) for distance in ("euclidean", "expected")
-    )
-    e = euclidean.embed(two_clusters(20, 0)[0])
-    (other,) = euclidean.other_similarities(e[torch.arange(5)], e).values()
-    own = expected.similarity(e[torch.arange(5)], e)
-    assert own is not None
-    assert torch.equal(other, own)
-    assert expected.other_similarities(e, e) == {}
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])

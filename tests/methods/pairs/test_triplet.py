@@ -1,7 +1,8 @@
-"""The triplet loss of points as a method."""
+"""The triplet loss of points, and its regression, as methods: their losses by plain loops, and what they embed."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,68 +10,87 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessians import ContrastiveLoss
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, Triplet
+from laplacian_metric.core.method import FitData
+from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, TripletRegressionLearner
 from laplacian_metric.training import TrainingOptions, load_best, train
-from tests.methods.learning import check_nothing_is_learned
-
-SETUP = Setup(ContrastiveLoss(), num_images=100)
-NOTHING = FitData([], [])
+from tests.generators import seeded
+from tests.methods.learning import NOTHING, check_nothing_is_learned, encoder_of, learner_of, two_clusters
 
 
-def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> PlainTripletLearner:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = nn.Sequential(nn.Linear(2, 32, dtype=dtype), nn.ReLU())
-        encoder = Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
-    learner = Triplet(**{"mining": "batch", **options}).learner([encoder], SETUP)
-    assert isinstance(learner, PlainTripletLearner)
+def a_learner(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    learner = learner_of(name, encoder_of(dtype=dtype), **{"mining": "batch", **options})
+    assert isinstance(learner, (PlainTripletLearner, TripletRegressionLearner))
     return learner
 
 
 def clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 2
-    return torch.tensor([[1.0, 1.0], [1.0, -1.0]])[labels] + 0.4 * torch.randn(
-        count, 2, generator=generator
-    ), labels
+    centres = torch.tensor([[1.0, 1.0], [1.0, -1.0]])[labels]
+    return centres + 0.4 * torch.randn(count, 2, generator=seeded(seed)), labels
 
 
-def test_the_loss_is_the_plain_loop() -> None:
+def residuals(z: Tensor, labels: Tensor, margin: float) -> list[tuple[tuple[int, int, int], float]]:
+    """|a - p|^2 - |a - n|^2 + margin of every triplet."""
+    found = []
+    for a in range(len(z)):
+        for p in range(len(z)):
+            for n in range(len(z)):
+                if a != p and labels[a] == labels[p] != labels[n]:
+                    r = float((z[a] - z[p]).square().sum() - (z[a] - z[n]).square().sum()) + margin
+                    found.append(((a, p, n), r))
+    return found
+
+
+@pytest.mark.parametrize("only_hard", [None, True])
+def test_the_loss_is_the_plain_loop(only_hard: bool | None) -> None:
     images, labels = clusters(9, 0)
-    for only_hard in (None, True):
-        learner = a_learner(torch.float64, margin=0.4, negatives=9, only_hard=only_hard)
-        z = nn.functional.normalize(learner.points(images.double())).detach()
-        losses = []
-        for a in range(9):
-            for p in range(9):
-                for n in range(9):
-                    if a != p and labels[a] == labels[p] != labels[n]:
-                        r = float((z[a] - z[p]).square().sum() - (z[a] - z[n]).square().sum()) + 0.4
-                        losses += [max(r, 0)] if r >= 0 or not only_hard else []
-        expected = sum(losses) / len(losses)
-        assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(expected)
+    learner = a_learner("triplet", torch.float64, margin=0.4, negatives=9, only_hard=only_hard)
+    z = nn.functional.normalize(learner.points(images.double())).detach()
+    losses = [max(r, 0) for _, r in residuals(z, labels, 0.4) if r >= 0 or not only_hard]
+    value = float(learner.loss(images.double(), labels).detach())
+    assert value == pytest.approx(sum(losses) / len(losses))
+
+
+def test_the_regression_is_the_plain_loop() -> None:
+    images, labels = two_clusters(9, 0)
+    learner = a_learner("triplet-regression", torch.float64, margin=0.4, negatives=9, variance=0.3)
+    with torch.no_grad():
+        learner.network.variance.linear.weight.normal_(0, 0.3, generator=seeded())
+    u, noise = (x.detach() for x in learner.network(images.double()))
+    losses = []
+    for (a, p, n), r in residuals(nn.functional.normalize(u), labels, 0.4):
+        s = float(noise[a] + noise[p] + noise[n]) / 3
+        losses.append(max(r, 0) ** 2 / (2 * s) + math.log(s) / 2)
+    assert float(noise.std()) > 0.01
+    assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(sum(losses) / len(losses))
 
 
 @pytest.mark.parametrize("options", [{"mining": "cache", "cache": 50}, {"mining": "batch"}])
 def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None:
-    learner = a_learner(margin=0.5, **options)
+    learner = a_learner("triplet", margin=0.5, **options)
     images, validation = (Dataset(*clusters(200, seed)) for seed in (0, 1))
     training = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=1e-2)  # type: ignore[arg-type]
     history = train(learner, images, validation, training, tmp_path)
     assert history.history[-1]["map@1"] > 0.95
     load_best(learner, tmp_path)
-    embedder = learner.embedder(FitData(images, validation))
-    e = embedder.embed(validation.inputs, samples=2)
+    e = learner.embedder(FitData(images, validation)).embed(validation.inputs, samples=2)
     assert not bool(e.uncertainty.any())
     assert e.samples is not None
     assert torch.equal(e.samples[0], e.point)
-    assert embedder.similarity(e, e) is None
 
 
+def test_embeddings_have_their_noise_shared_out_over_the_dimensions() -> None:
+    learner = a_learner("triplet-regression", variance=0.6)
+    images, _ = two_clusters(10, 0)
+    e = learner.embedder(NOTHING).embed(images)
+    torch.testing.assert_close(e.uncertainty, torch.full((10,), 0.6))
+    torch.testing.assert_close(e.variance, torch.full((10, 3), 0.2))
+    torch.testing.assert_close(e.point, nn.functional.normalize(learner.points(images).detach()))
+
+
+@pytest.mark.parametrize("name", ["triplet", "triplet-regression", "btl"])
 @pytest.mark.parametrize("labels", [[0, 1, 2], [0, 0, 0], [4]])
-def test_without_a_triplet_nothing_is_learned(labels: list[int]) -> None:
-    check_nothing_is_learned(a_learner(), labels)
+def test_without_a_triplet_nothing_is_learned(name: str, labels: list[int]) -> None:
+    learner = learner_of(name, encoder_of(), mining="batch")
+    check_nothing_is_learned(learner, labels)

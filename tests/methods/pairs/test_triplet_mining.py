@@ -70,11 +70,6 @@ def test_every_negative_has_the_same_chance() -> None:
     assert float((others - share * draws).abs().max()) < 5 * (draws * share * (1 - share)) ** 0.5
 
 
-def test_labels_of_another_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="labels has 3 entries for 4 embeddings"):
-        batch_triplets(torch.zeros(4, 4), torch.zeros(3), 0.1, 2)
-
-
 def test_distances_are_those_of_differences_and_so_are_their_gradients() -> None:
     x, _ = images(6, 1, 0)
     x = torch.cat([x, x[:1]]).double().requires_grad_()
@@ -172,16 +167,6 @@ def test_without_a_constraint_the_nearest_are_taken_whatever_their_order() -> No
             generator=torch.Generator(),
         )
         assert batch.tolist() == [0, 1, *negatives] if negatives else [0] * 4
-
-
-def test_no_batches_are_mined_from_none() -> None:
-    generator = torch.Generator()
-    assert (
-        mined_batches(
-            lambda rows: rows, torch.zeros(3), [], cache=1, negatives=1, margin=0, generator=generator
-        )
-        == []
-    )
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1, 1, 0], [0, 1, 1, 1]])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics, vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods.sampling.ensemble import Ensemble, EnsembleEmbedder
-from laplacian_metric.methods.sampling.soft_neighbours import neighbour_disagreement
+from laplacian_metric.methods.sampling.ensemble import Ensemble, EnsembleEmbedder, nearest_orthogonal
+from laplacian_metric.methods.sampling.soft_neighbours import RandomImages, neighbour_disagreement
 
 SETUP = Setup(loss=ContrastiveLoss(margin=0.7), num_images=10)
 
@@ -125,12 +129,6 @@ class TestSimilarity:
         for samples in (5, 20):
             assert metrics.retrieval_ece(embedder.sample_embeddings(x, samples), labels) == pytest.approx(own)
 
-    def test_kappa_is_the_aligned_one(self) -> None:
-        encoders, x = [encoder_of(seed) for seed in range(4)], images(6)
-        similar, aligned = (embedder_of(encoders, combine=how).embed(x) for how in ("similarity", "aligned"))
-        assert torch.equal(similar.kappa, aligned.kappa)
-        assert aligned.point.shape == (6, 3)
-
 
 class TestRotatedCopies:
     @pytest.fixture
@@ -228,20 +226,121 @@ class TestNeighbours:
         assert float(e.kappa.median()) < 20
 
 
-@pytest.mark.parametrize("how", ["similarity", "aligned", "naive"])
-class TestEveryCombination:
-    def test_it_does_not_depend_on_how_images_are_cut_into_batches(self, how: str) -> None:
-        encoders, x = [encoder_of(seed) for seed in range(3)], images(7)
-        train = images(30, seed=2)
-        whole = embedder_of(encoders, data_of(train), combine=how).embed(x, samples=4)
-        cut = embedder_of(encoders, data_of(train[:11], train[11:]), combine=how).embed(
-            [x[:2], x[2:]], samples=4
+def procrustes(source: Tensor, target: Tensor, *, reflections: bool = True) -> Tensor:
+    """The orthogonal matrix that brings rows closest to others."""
+    return nearest_orthogonal(source.T @ target, reflections=reflections)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def orthogonal(dim: int, seed: int = 0, sign: int = 1) -> Tensor:
+    """With this sign of its determinant."""
+    Q = torch.linalg.qr(normal(dim, dim, seed=seed)).Q
+    if float(torch.linalg.det(Q)) * sign < 0:
+        Q[:, 0] *= -1
+    return Q
+
+
+@settings(max_examples=15, deadline=None)
+@given(dim=st.integers(1, 6), extra=st.integers(0, 20), seed=st.integers(0, 99))
+def test_it_is_scipy_s(dim: int, extra: int, seed: int) -> None:
+    source, target = normal(dim + extra, dim, seed=seed), normal(dim + extra, dim, seed=seed + 1)
+    expected = torch.from_numpy(orthogonal_procrustes(source.numpy(), target.numpy())[0])
+    torch.testing.assert_close(procrustes(source, target), expected)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dim", [2, 3, 8])
+def test_what_was_turned_is_turned_back(dim: int, sign: int) -> None:
+    source, turn = normal(40, dim), orthogonal(dim, seed=4, sign=sign)
+    torch.testing.assert_close(procrustes(source, source @ turn), turn)
+
+
+def test_without_reflections_the_determinant_is_one_and_no_small_turn_is_better() -> None:
+    source = normal(30, 3)
+    target = source @ orthogonal(3, seed=1, sign=-1)
+    R = procrustes(source, target, reflections=False)
+    torch.testing.assert_close(R.T @ R, torch.eye(3, dtype=torch.float64))
+    assert float(torch.linalg.det(R)) == pytest.approx(1)
+    best = float((source @ R - target).square().sum())
+    assert best > float((source @ procrustes(source, target) - target).square().sum()) + 1e-3
+    for seed in range(50):
+        A = normal(3, 3, seed=seed)
+        for size in (1e-3, 1.0):
+            other = R @ torch.linalg.matrix_exp(size * (A - A.T))
+            assert float((source @ other - target).square().sum()) >= best - 1e-9
+
+
+def test_one_image_and_too_few_of_them_still_give_an_orthogonal_matrix() -> None:
+    source, target = normal(1, 4), normal(1, 4, seed=1)
+    R = procrustes(source, target)
+    torch.testing.assert_close(R @ R.T, torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close((source @ R) / source.norm(), target / target.norm())
+
+
+def units(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(
+        torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    M=st.integers(1, 4), N=st.integers(1, 4), R=st.integers(1, 5), sharpness=st.sampled_from([0.5, 30.0, 1e4])
+)
+def test_it_is_that_of_a_plain_loop(M: int, N: int, R: int, sharpness: float) -> None:
+    members, references = units(M, N, 3), units(M, R, 3, seed=1)
+    actual = neighbour_disagreement(members, references, sharpness)
+    for n in range(N):
+        shares = []
+        for m in range(M):
+            cosines = [float(members[m, n] @ references[m, r]) for r in range(R)]
+            weights = [math.exp(sharpness * (cosine - max(cosines))) for cosine in cosines]
+            shares.append([weight / sum(weights) for weight in weights])
+        average = [sum(column) / M for column in zip(*shares, strict=True)]
+        divergence = (
+            sum(p * math.log(p / average[r]) for share in shares for r, p in enumerate(share) if p) / M
         )
-        for name in ("point", "mean", "kappa", "samples"):
-            torch.testing.assert_close(getattr(cut, name), getattr(whole, name))
-        assert whole.samples is not None
-        assert torch.equal(whole.samples[3], whole.samples[0])
-        if how != "similarity":
-            mean, kappa = vmf.fit(whole.samples[:3], debiased=False)
-            torch.testing.assert_close(whole.mean, mean)
-            torch.testing.assert_close(whole.kappa, kappa)
+        assert float(actual[n]) == pytest.approx(divergence, abs=1e-12)
+    assert bool((actual <= math.log(M) + 1e-12).all())
+
+
+def test_rotations_do_not_matter() -> None:
+    members, references = units(3, 300, 4), units(3, 20, 4, seed=1)
+    turns = torch.linalg.qr(
+        torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ).Q
+    expected = neighbour_disagreement(members, references)
+    torch.testing.assert_close(neighbour_disagreement(members @ turns, references @ turns), expected)
+    assert float(expected.min()) > 0
+
+
+def test_identical_members_agree_and_opposite_choices_are_log_m() -> None:
+    z = units(1, 5, 3)
+    assert float(neighbour_disagreement(z.expand(4, -1, -1), units(1, 9, 3).expand(4, -1, -1)).max()) < 1e-12
+    axes = torch.eye(3)
+    members = axes[:, None]  # each sees the image at its own reference
+    actual = neighbour_disagreement(members, axes.expand(3, 3, 3), 1e3)
+    torch.testing.assert_close(actual, torch.tensor([math.log(3)], dtype=torch.float64))
+
+
+def test_a_draw_of_images_has_no_preference_and_no_repetition() -> None:
+    counts = torch.zeros(40)
+    for seed in range(400):
+        drawn = RandomImages(10, seed)
+        for batch in torch.arange(40.0).reshape(1, 40, 1).split(7, dim=1):
+            drawn.add(batch)
+        chosen = drawn.members.flatten().long()
+        assert len(chosen.unique()) == 10
+        counts[chosen] += 1
+    # Each is drawn with probability 1/4: 5 standard errors of the count over 400 draws.
+    assert float((counts - 100).abs().max()) < 5 * math.sqrt(400 * 0.25 * 0.75)
+
+
+def test_fewer_images_than_wanted_are_all_kept() -> None:
+    drawn = RandomImages(10, 0)
+    drawn.add(units(2, 4, 3))
+    assert drawn.members.shape == (2, 4, 3)

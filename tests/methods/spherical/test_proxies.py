@@ -15,9 +15,9 @@ from laplacian_metric import vmf
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import make
 from laplacian_metric.methods.spherical.proxies import Metric, Proxies, ProxyLearner, log_similarity
 from laplacian_metric.training import TrainingOptions, train
+from tests.methods.learning import encoder_of, learner_of
 
 METRICS = get_args(Metric)
 float64 = torch.float64
@@ -34,12 +34,7 @@ def distributions(count: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def a_learner(num_classes: int = 3, **options: Any) -> ProxyLearner:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = Encoder(nn.Sequential(nn.Linear(2, 32), nn.ReLU()), nn.Linear(32, 4))
-    learner = make("proxies", **options).learner(
-        [encoder], Setup(ContrastiveLoss(), num_images=9, num_classes=num_classes)
-    )
+    learner = learner_of("proxies", encoder_of(4), setup={"num_classes": num_classes}, **options)
     assert isinstance(learner, ProxyLearner)
     return learner
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
-from laplacian_metric.core.method import FitData, Setup
+from laplacian_metric.core.method import Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import find, make
 from laplacian_metric.methods.spherical.vmf_contrast import (
@@ -23,12 +23,10 @@ from laplacian_metric.methods.spherical.vmf_contrast import (
     positivity_info_nce,
 )
 from laplacian_metric.methods.spherical.vmf_head import HIB_START, Loss, VMFHead, VMFLearner
-from tests.methods.learning import two_clusters
+from tests.methods.learning import SETUP, encoder_of, two_clusters
 
 float64 = torch.float64
 LOSSES = get_args(Loss)
-SETUP = Setup(ContrastiveLoss(), num_images=100)
-NOTHING = FitData([], [])
 
 
 def a_generator(seed: int = 0) -> torch.Generator:
@@ -282,17 +280,8 @@ def test_one_dimension_is_refused(name: str) -> None:
 # --- the method ---
 
 
-def an_encoder(dtype: torch.dtype = torch.float32) -> Encoder:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        backbone = nn.Sequential(
-            nn.Linear(2, 32, dtype=dtype), nn.ReLU(), nn.Linear(32, 32, dtype=dtype), nn.ReLU()
-        )
-        return Encoder(backbone, nn.Linear(32, 3, dtype=dtype))
-
-
 def a_learner(method: VMFHead, dtype: torch.dtype = torch.float32) -> VMFLearner:
-    learner = method.learner([an_encoder(dtype)], SETUP)
+    learner = method.learner([encoder_of(dtype=dtype)], SETUP)
     assert isinstance(learner, VMFLearner)
     return learner
 
@@ -353,4 +342,4 @@ def test_the_registry_knows_it_and_pairs_are_not_chosen_for_it() -> None:
     assert find("vmf") is VMFHead
     mined = Setup(ContrastiveLoss(), num_images=9, pairs=lambda u, labels: Pairs.from_labels(labels))
     with pytest.raises(ValueError, match="a choice of pairs is given"):
-        VMFHead().learner([an_encoder()], mined)
+        VMFHead().learner([encoder_of()], mined)
