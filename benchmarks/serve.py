@@ -24,9 +24,10 @@ from laplacian_metric.trust import Trust
 
 TITLE = "The service under concurrent clients"
 NOTE = (
-    "Queries by features, on loopback; the clients are another process on the same machine. 'index' is how many queries "
-    "a second the index answers in this process, in batches of 64 and one by one; 'service' is what the clients got. "
-    "Waiting times are of single requests, from their first byte to the last of the answer. Memory is the resident memory of the server after the first quarter of the time and at the end."
+    "Queries by features, on loopback; the clients are another process on the same machine. 'index' is how many "
+    "queries a second the index answers in this process, in batches of 64 and one by one; 'service' is what the "
+    "clients got. Waiting times are of single requests, from their first byte to the last of the answer. Memory is the "
+    "resident memory of the server after the first quarter of the time and at the end."
 )
 
 

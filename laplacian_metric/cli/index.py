@@ -112,7 +112,7 @@ def index(
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that makes features of items and queries, or None where they are vectors in files; and how to read them."""
+    """A model that makes features of items and queries; None where files have them already."""
 
     model: ModelFolder | None
     images: options.LabelledImages
@@ -192,9 +192,7 @@ def _galleries(place: Place, items: Features, head: Any) -> tuple[Any, Any]:
     for name, rows in spaces:
         gallery = open_gallery(place.gallery, dim=rows.shape[1], name=name)
         if len(gallery):
-            raise ValueError(
-                f"collection {name!r} has {len(gallery)} items already: pass --add, or another --collection"
-            )
+            raise ValueError(f"collection {name!r} has items already: pass --add, or another --collection")
         gallery.add(ids, rows, labels)
         galleries.append(gallery)
     return galleries[0], galleries[1] if head is not None else None
@@ -282,7 +280,7 @@ def _sentences(index: Index) -> list[str]:
     if guarantee is None:
         return [
             *said,
-            f"accepts answers with a probability of at least {trust.threshold:.2f}; --guarantee promises an error",
+            f"accepts answers with a probability of at least {trust.threshold:.2f}, without a guarantee",
         ]
     share, wrong = guarantee.answered / guarantee.tested, guarantee.wrong / max(guarantee.answered, 1)
     return [

@@ -32,7 +32,7 @@ def serve(
     ] = 2.0,
     device: options.Device = "cpu",
 ) -> None:
-    """Answer queries over HTTP: the nearest item, the probability that it is right, and a verdict; and a page to try it.
+    """Answer queries over HTTP: the nearest item, the probability that it is right, a verdict; and a page.
 
     Only this machine can reach it, unless --host says otherwise; there is no password.
 

@@ -4,114 +4,26 @@ from __future__ import annotations
 
 import logging
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import jacrev
 
-from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
-from laplacian_metric import LAM, Encoder, Trust, __version__, data, methods, metrics
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import LAM, Encoder, Trust, __version__, data, metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.files import output_folder
-from laplacian_metric.core.method import Setup
-from laplacian_metric.demo.page import VERDICTS, Queries, Shown, demo_page
+from laplacian_metric.demo.page import Queries, Shown, demo_page
+from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Evaluation, Uncertainties
-from laplacian_metric.report.texts import number, share
-from laplacian_metric.training import Trained, TrainingOptions, train
-
-APPROXIMATIONS = ("fixed", "positive")
-
-
-@dataclass(frozen=True, eq=False)
-class Curvature:
-    """The diagonal of one approximation over all pairs, unclamped.
-
-    Attributes:
-        approximation: "fixed" or "positive".
-        diagonal: weight and bias of the last layer in one row.
-        seconds: of its computation.
-        deviation: the largest deviation from automatic differentiation for a few images, relative to the largest entry.
-    """
-
-    approximation: str
-    diagonal: Tensor
-    seconds: float
-    deviation: float
-
-
-def curvatures(
-    features: Tensor, labels: Tensor, head: nn.Linear, loss: ContrastiveLoss, num: int
-) -> list[Curvature]:
-    """Return the curvature of every approximation.
-
-    Args:
-        features: (N, H).
-        labels: (N,).
-        head: the trained last layer.
-        loss: the loss that it was trained with; the curvature is that of all pairs.
-        num: how many images are compared with automatic differentiation.
-    """
-    loss = ContrastiveLoss(margin=loss.margin)  # an average over all negative pairs
-    few = torch.linspace(0, len(labels) - 1, num).long()
-    results = []
-    for approximation in APPROXIMATIONS:
-        begin = time.perf_counter()
-        diagonal = _diagonal(features, labels, head, loss, approximation)
-        seconds = time.perf_counter() - begin
-        head64 = nn.Linear(head.in_features, head.out_features).double()
-        head64.load_state_dict(head.state_dict())
-        rows, classes = features[few].double(), labels[few]
-        expected = by_autograd(rows, classes, head64, loss, approximation)
-        gap = (_diagonal(rows, classes, head64, loss, approximation) - expected).abs().max()
-        results.append(Curvature(approximation, diagonal, seconds, float(gap / expected.abs().max())))
-    return results
-
-
-def _diagonal(
-    features: Tensor, labels: Tensor, head: nn.Linear, loss: ContrastiveLoss, approximation: str
-) -> Tensor:
-    weight, bias = last_layer_ggn_diagonal(
-        features,
-        head.weight.detach(),
-        head.bias.detach(),
-        Pairs.from_labels(labels),
-        loss,
-        approximation=approximation,
-    )
-    assert bias is not None
-    return torch.cat([weight, bias[:, None]], dim=1).flatten()
-
-
-def by_autograd(
-    features: Tensor, labels: Tensor, head: nn.Linear, loss: ContrastiveLoss, approximation: str
-) -> Tensor:
-    """Return the diagonal of J^T M J, M the Hessian of the loss in the raw embeddings by automatic differentiation.
-
-    "fixed" keeps the blocks of M in which both images are the same; "positive" is the Hessian of the loss of the
-    positive pairs alone.
-    """
-    pairs = Pairs.from_labels(labels)
-    if approximation == "positive":
-        first, second = torch.triu_indices(len(labels), len(labels), offset=1)
-        same = labels[first] == labels[second]
-        none = torch.zeros(0, dtype=torch.int64)
-        pairs = Pairs.from_indices((first[same], second[same], none, none), len(labels))
-    u = head(features).detach()
-    middle = jacrev(jacrev(lambda raw: loss(raw, pairs)))(u)  # (N, Z, N, Z)
-    if approximation == "fixed":
-        middle = middle * torch.eye(len(labels), dtype=u.dtype)[:, None, :, None]
-    inputs = torch.cat(
-        [features, torch.ones(len(features), 1, dtype=u.dtype)], dim=1
-    )  # the bias is a weight of 1
-    return torch.einsum("nk,nzmz,mk->zk", inputs, middle, inputs).flatten()
-
+from laplacian_metric.report.texts import share
+from laplacian_metric.trust import Answer
+from laplacian_metric.trust.guarantee import Guarantee, NoGuaranteeError
 
 EPOCHS = 25
 BATCH_SIZE = 128
@@ -120,80 +32,104 @@ WEIGHT_DECAY = 1e-4
 MARGIN = 1.3
 WIDTH, DIM = 16, 32  # channels of the first convolution, dimensions of the embedding
 
-ERROR, CONFIDENCE = 0.1, 0.9  # at most this share of the accepted answers is wrong, with this probability
-GUARANTEEING = 200  # validation images that choose the threshold; the others calibrate the probability
-COMPARED_IMAGES = 24
-NEIGHBOURS = 5
-REPORT_NAME = "report.html"
-OOD = "digits"
-INTRO = (
-    "A small network learned to put images of the same kind of clothing close together, from {:,} images in {:.0f} "
-    "seconds. Each of {:,} new images of clothes is a query: its answer is the nearest training image, right if both "
-    "show the same kind of clothing. {:,} handwritten digits are queries too; every answer to a digit is wrong. Trust "
-    "gives each answer the probability that it is right."
-)
+ERROR, CONFIDENCE = 0.1, 0.9  # of the guarantee
+PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
 
+NEIGHBOURS = 5
+OOD = "digits"
+RIVAL = "logistic of cosine, margin and vote"
+COMPARED = {"own": "Trust: probability", RIVAL: RIVAL, "vote": "vote", "gallery distance": "distance"}
+ANSWERED = (1.0, 0.9, 0.8, 0.7, 0.5)  # shares of the queries
+
+REPORT_NAME = "report.html"
 LOGGER = logging.getLogger(__name__)
+
 OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
+class Answered:
+    """Images, their features (N, H), the answers of `Trust` to them, and whether these are right (N,)."""
+
+    images: Dataset
+    h: Tensor
+    answer: Answer
+    right: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the demo computed.
+    """All that the page and the closing table show.
 
     Attributes:
+        seed, epochs: of the run.
         encoder: the network.
-        trust: what answers the queries.
-        gallery, test, ood: the images; ``features`` has those of the backbone for each.
-        shown: what the page shows.
-        figures: the numbers of the closing table, None where there is none.
+        gallery: the training images, which are searched.
+        trust: calibrated on validation images.
+        test, ood: the queries.
+        pixel_recall: recall at 1 of the raw pixels.
+        evaluation: of the test images, and of detecting the OOD images; the scores compare `Trust` with others.
+        errors: name of a score -> the share of wrong answers where each share in ``ANSWERED`` is answered.
+        guarantee: of the threshold; None where there is none, for the ``reason``.
+        diagnostics: of the Laplace posterior.
+        training_seconds, seconds: of the training, and of all computations.
     """
 
+    seed: int
+    epochs: int
     encoder: Encoder
-    trust: Trust
     gallery: Dataset
-    test: Dataset
-    ood: Dataset
-    shown: Shown
-    figures: dict[str, Any]
+    trust: Trust
+    test: Answered
+    ood: Answered
+    pixel_recall: float
+    evaluation: Evaluation
+    errors: dict[str, list[float]]
+    guarantee: Guarantee | None
+    reason: str
+    diagnostics: Diagnostics
+    training_seconds: float
+    seconds: float
+
+    def share_answered(self, answered: Answered) -> float | None:
+        """Return the share of queries above the threshold; None without one."""
+        if self.guarantee is None:
+            return None
+        return float(self.guarantee.answers(answered.answer.probability).mean())
+
+    @property
+    def answered_error(self) -> float | None:
+        """The share of wrong answers among those above the threshold; None where nothing is answered."""
+        if self.guarantee is None:
+            return None
+        accepted = self.guarantee.answers(self.test.answer.probability)
+        return float((~self.test.right[accepted]).mean()) if accepted.any() else None
 
 
 def network(seed: int) -> Encoder:
     """Return a small convolutional network for 28 x 28 grey images, with a linear head."""
-    width = WIDTH
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for before, after in ((1, width), (width, 2 * width), (2 * width, 4 * width)):
+        for before, after in ((1, WIDTH), (WIDTH, 2 * WIDTH), (2 * WIDTH, 4 * WIDTH)):
             layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
             layers += [nn.ReLU(), nn.MaxPool2d(2)]
-        return Encoder(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4 * width * 9, DIM))
+        return Encoder(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4 * WIDTH * 9, DIM))
 
 
-def trained_network(
-    images: Dataset, validation: Dataset, loss: ContrastiveLoss, epochs: int, seed: int
-) -> tuple[Encoder, Trained]:
-    """Train the network; the last epoch is kept, so that nothing is chosen on validation images."""
-    encoder = network(seed)
-    options = TrainingOptions(
-        epochs=epochs,
-        batch_size=BATCH_SIZE,
-        optimizer="adamw",  # type: ignore[arg-type]
-        learning_rate=LEARNING_RATE,
-        weight_decay=WEIGHT_DECAY,
-        schedule="cosine",  # type: ignore[arg-type]
-    )
-    learner = methods.make("deterministic").learner([encoder], Setup(loss, num_images=len(images)))
-    with tempfile.TemporaryDirectory() as folder:
-        trained = train(
-            learner,
-            images.in_memory(),
-            validation.in_memory(),
-            options,
-            Path(folder),
-            seed=seed,
-        )
-    return encoder.eval(), trained
+def trained_network(images: Dataset, loss: ContrastiveLoss, epochs: int, seed: int) -> Encoder:
+    """Return the network after some epochs; nothing is chosen on other images."""
+    encoder, x = network(seed).train(), images.floats()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(encoder.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x), generator=generator).split(BATCH_SIZE):
+            optimizer.zero_grad()
+            loss(encoder.raw(x[batch]), Pairs.from_labels(images.labels[batch])).backward()
+            optimizer.step()
+        schedule.step()
+    return encoder.eval()
 
 
 def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResult:
@@ -205,152 +141,184 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
     digits = data.load("sample-mnist", "test")
     loss = ContrastiveLoss(margin=MARGIN, negatives="active")
     on_stage("training")
-    encoder, trained = trained_network(gallery, validation, loss, epochs, seed)
+    encoder = trained_network(gallery, loss, epochs, seed)
+    training_seconds = time.perf_counter() - begin
 
-    on_stage("calibrating which answers can be trusted")
-    lam = LAM(encoder, loss)
+    on_stage("calibrating the probability that an answer is right")
     h, held_out, h_test, h_ood = (
-        lam.features(images.in_memory(), progress=False) for images in (gallery, validation, test, digits)
+        _features(encoder, images) for images in (gallery, validation, test, digits)
     )
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
-    calibrating = held_out.select(order[GUARANTEEING:])
-    trust = Trust.fit((h.features, h.labels), (calibrating.features, calibrating.labels), encoder=encoder)
-    trust, promise = _guaranteed(trust, held_out.select(order[:GUARANTEEING]))
+    promising, calibrating = order[:PROMISING], order[PROMISING:]
+    queries = held_out[calibrating], validation.labels[calibrating]
+    trust = Trust.fit((h, gallery.labels), queries, encoder=encoder)
+    guarantee, reason = None, ""
+    try:
+        promised = held_out[promising], validation.labels[promising]
+        guarantee = trust.guarantee(promised, error=ERROR, confidence=CONFIDENCE)
+    except NoGuaranteeError as error:
+        reason = str(error)
 
     on_stage("answering queries")
-    known = _queries("clothes", encoder, trust, h, h_test, test)
-    ood = _queries(OOD, encoder, trust, h, h_ood, digits)
+    known = _answered(trust, test, h_test)
+    ood = _answered(trust, digits, h_ood, right=np.zeros(len(digits), dtype=bool))
 
     on_stage("fitting the Laplace posterior, and comparing")
-    lam.fit_features(h, check_mode=False).optimize_prior_precision()
-    evaluation = _evaluate(lam, encoder, trust, h, h_test, h_ood, seed)
-    compared = curvatures(h.features, h.labels, encoder.head, loss, COMPARED_IMAGES)
-    times = (trained.seconds, time.perf_counter() - begin)
-    shown = Shown(
-        intro=INTRO.format(len(gallery), trained.seconds, len(test), len(digits)),
-        items=gallery.thumbnails(),
-        item_labels=gallery.label_names.tolist(),
-        known=known,
+    lam = LAM(encoder, loss).fit_features(h, gallery.labels, check_mode=False)
+    lam.optimize_prior_precision()
+    scores = _scores(lam, (h, gallery.labels), queries, known, ood)
+    pixels = [nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)]
+    return DemoResult(
+        seed=seed,
+        epochs=epochs,
+        encoder=encoder,
+        gallery=gallery,
+        trust=trust,
+        test=known,
         ood=ood,
-        evaluation=evaluation,
-        promise=promise,
-        training=[
-            ("Nearest pixels are right", share(_pixel_recall(gallery, test))),
-            (f"Nearest embeddings of {DIM} dimensions are right", share(evaluation["recall@1"])),
-            ("Images, epochs", f"{len(gallery):,}, {epochs}"),
-            ("Seconds of training, of everything", "{:.1f}, {:.1f}".format(*times)),
-            ("Validation images that calibrated the probability", f"{len(calibrating):,}"),
-        ],
-        curvature=[
-            (one.approximation, 1000 * one.seconds, float((one.diagonal < 0).double().mean()), one.deviation)
-            for one in compared
-        ],
+        pixel_recall=metrics.recall_at_k(
+            pixels[1], test.labels, database=pixels[0], database_labels=gallery.labels
+        ),
+        evaluation=metrics.evaluate(
+            lam.embed_features(h_test).point,
+            test.labels,
+            database=lam.embed_features(h).point,
+            database_labels=gallery.labels,
+            probability=torch.from_numpy(known.answer.probability),
+            ood_uncertainty={OOD: scores["own"].ood[OOD]},
+            scores={name: score for name, score in scores.items() if name != "own"},
+            generator=torch.Generator().manual_seed(seed),
+            drawn=("refusals",),
+        ),
+        errors={label: _errors(scores[name].queries, known.right) for name, label in COMPARED.items()},
+        guarantee=guarantee,
+        reason=reason,
         diagnostics=lam.diagnostics(),
+        training_seconds=training_seconds,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+@torch.no_grad()
+def _features(encoder: Encoder, images: Dataset) -> Tensor:
+    return encoder.features(images.floats())
+
+
+def _answered(trust: Trust, images: Dataset, h: Tensor, right: NDArray[np.bool_] | None = None) -> Answered:
+    answer = trust(h)
+    return Answered(images, h, answer, answer.labels == images.labels.numpy() if right is None else right)
+
+
+def _scores(
+    lam: LAM, gallery: tuple[Tensor, Tensor], queries: tuple[Tensor, Tensor], known: Answered, ood: Answered
+) -> dict[str, Uncertainties]:
+    """Return the uncertainty of `Trust` and of other scores for both kinds of queries, by name.
+
+    One of them is a logistic regression on three of the others, fitted on the queries (h, labels) that calibrated
+    `Trust`.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    free, of_ood, fitted = (
+        metrics.trivial_scores(gallery, h, encoder=lam.encoder) for h in (known.h, ood.h, queries[0])
+    )
+    inputs = [
+        np.column_stack([scores[name] for name in ("gallery distance", "margin", "vote")])
+        for scores in (fitted, free, of_ood)
+    ]
+    nearest = (lam.embed_features(queries[0]).point @ lam.embed_features(gallery[0]).point.T).argmax(dim=1)
+    rival = LogisticRegression().fit(inputs[0], (gallery[1][nearest] != queries[1]).numpy())
+    wrong = [torch.from_numpy(rival.predict_proba(rows)[:, 1]) for rows in inputs[1:]]
+    own, novelty = (
+        [torch.from_numpy(values) for values in some]
+        for some in (
+            (1 - known.answer.probability, 1 - ood.answer.probability),
+            (known.answer.novelty, ood.answer.novelty),
+        )
+    )
+    kappa = [lam.embed_features(images.h).kappa for images in (known, ood)]
+    return {
+        "own": Uncertainties(own[0], {OOD: own[1]}),
+        "novelty": Uncertainties(novelty[0], {OOD: novelty[1]}),
+        RIVAL: Uncertainties(wrong[0], {OOD: wrong[1]}),
+        "1/kappa": Uncertainties(1 / kappa[0], {OOD: 1 / kappa[1]}),
+        **{name: Uncertainties(free[name], {OOD: of_ood[name]}) for name in free},
+    }
+
+
+def _errors(uncertainty: Tensor, right: NDArray[np.bool_]) -> list[float]:
+    """Return the share of wrong answers among the least uncertain ones, for each share in ``ANSWERED``."""
+    ordered = ~right[np.argsort(uncertainty.numpy(), kind="stable")]
+    return [float(ordered[: round(part * len(right))].mean()) for part in ANSWERED]
+
+
+def shown(result: DemoResult) -> Shown:
+    """Return what the page shows, in plain values."""
+    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
+    return Shown(
+        intro=f"A small network learned to put images of the same kind of clothing close together, from "
+        f"{len(result.gallery):,} images in {result.training_seconds:.0f} seconds. Each of {len(result.test.images):,} "
+        "new images of clothes is a query: its answer is the nearest training image, right if both show the same "
+        "kind of clothing. Trust gives each answer the probability that it is right.",
+        items=result.gallery.images[:, 0].numpy(),
+        item_labels=result.gallery.label_names.tolist(),
+        known=_queries("clothes", result.test),
+        ood=_queries(OOD, result.ood),
+        evaluation=result.evaluation,
+        answered=ANSWERED,
+        errors=result.errors,
+        promise=_promise(result),
+        training=[
+            ("Nearest pixels are right", share(result.pixel_recall)),
+            (f"Nearest embeddings of {DIM} dimensions are right", share(result.evaluation["recall@1"])),
+            ("Images, epochs", f"{len(result.gallery):,}, {result.epochs}"),
+            ("Seconds of training, of everything", f"{result.training_seconds:.1f}, {result.seconds:.1f}"),
+            ("Parameters of the network", f"{parameters:,}"),
+            ("Calibration error of the probability", str(result.trust.calibration_error)),
+        ],
+        diagnostics=result.diagnostics,
         about=[
             ("laplacian_metric", __version__),
             ("PyTorch", str(torch.__version__)),
             ("Python", platform.python_version()),
             ("Threads", str(torch.get_num_threads())),
-            ("Seed", str(seed)),
+            ("Seed", str(result.seed)),
         ],
-        credits=[f"{images.citation} Licence of the images: {images.licence}." for images in (test, digits)],
-    )
-    return DemoResult(encoder, trust, gallery, test, digits, shown, _figures(shown, trust, times))
-
-
-def _guaranteed(trust: Trust, queries: Dataset) -> tuple[Trust, str]:
-    """Return a Trust that accepts answers above a threshold with a guarantee, if there is one, and the guarantee."""
-    try:
-        guarantee = trust.guarantee((queries.features, queries.labels), error=ERROR, confidence=CONFIDENCE)
-    except ValueError as error:
-        return (
-            trust,
-            f"No threshold can be guaranteed ({error}): answers from {trust.threshold} on are accepted.",
-        )
-    return trust.accepting(guarantee), (
-        f"{GUARANTEEING} further validation images chose the probability from which answers are accepted, "
-        f"{number(guarantee.threshold)}: with probability {share(CONFIDENCE)} over such images, at most "
-        f"{share(ERROR)} of the accepted answers to clothes are wrong."
+        credits=[
+            f"{images.citation} Licence of the images: {images.licence}."
+            for images in (result.test.images, result.ood.images)
+        ],
     )
 
 
-def _figures(shown: Shown, trust: Trust, times: tuple[float, float]) -> dict[str, Any]:
-    evaluation, accepted = shown.evaluation, shown.known.verdict == VERDICTS[0]
-    return {
-        "training_seconds": times[0],
-        "seconds": times[1],
-        "error": 1 - evaluation["recall@1"],
-        "probability_ece": evaluation["probability_ece"],
-        "r_auroc": evaluation["r_auroc"],
-        "ood_auroc": evaluation.scores["novelty"].ood[OOD]["auroc"],
-        "threshold": trust.threshold,
-        "accepted": float(accepted.mean()),
-        "accepted_error": float(1 - shown.known.right[accepted].mean()) if accepted.any() else None,
-        "ood_accepted": float((shown.ood.verdict == VERDICTS[0]).mean()),
-        "curvature_deviation": max(deviation for *_, deviation in shown.curvature),
-    }
-
-
-def _pixel_recall(gallery: Dataset, test: Dataset) -> float:
-    items, queries = (
-        nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)
-    )
-    return metrics.recall_at_k(queries, test.labels, database=items, database_labels=gallery.labels)
-
-
-@torch.no_grad()
-def _embed(encoder: Encoder, features: Tensor) -> Tensor:
-    return nn.functional.normalize(encoder.head(features), dim=1)
-
-
-def _queries(
-    name: str, encoder: Encoder, trust: Trust, items: Dataset, features: Dataset, images: Dataset
-) -> Queries:
-    """Return queries with their answers."""
-    answer = trust(features.features)
-    near = (_embed(encoder, features.features) @ _embed(encoder, items.features).T).topk(NEIGHBOURS)
-    right = np.asarray(answer.labels) == images.labels.numpy()
+def _queries(name: str, answered: Answered) -> Queries:
+    answer = answered.answer
+    assert answer.neighbours is not None
+    nearest = answer.neighbours.first(NEIGHBOURS)
     return Queries(
         name=name,
-        images=images.thumbnails(),
-        labels=images.label_names.tolist(),
-        right=right & (name != OOD),
+        images=answered.images.images[:, 0].numpy(),
+        labels=answered.images.label_names.tolist(),
+        right=answered.right,
         probability=answer.probability,
         verdict=answer.verdict,
         because=answer.because,
-        neighbours=near.indices.numpy(),
-        similarities=near.values.numpy(),
+        neighbours=nearest.ids,
+        similarities=1 - nearest.distances,
     )
 
 
-def _evaluate(
-    lam: LAM, encoder: Encoder, trust: Trust, items: Dataset, test: Dataset, ood: Dataset, seed: int
-) -> Evaluation:
-    """Return the numbers of `Trust`, and of scores to compare it with."""
-    answers = [trust(queries.features) for queries in (test, ood)]
-    trivial = [
-        metrics.trivial_scores((items.features, items.labels), queries.features, encoder=encoder)
-        for queries in (test, ood)
-    ]
-    kappa = [lam.embed_features(queries.features).kappa.detach() for queries in (test, ood)]
-
-    def score(inside: Any, outside: Any) -> Uncertainties:
-        return Uncertainties(torch.as_tensor(inside), {OOD: torch.as_tensor(outside)})
-
-    return metrics.evaluate(
-        _embed(encoder, test.features),
-        test.labels,
-        database=_embed(encoder, items.features),
-        database_labels=items.labels,
-        probability=torch.from_numpy(answers[0].probability),
-        ood_uncertainty={OOD: 1 - torch.from_numpy(answers[1].probability)},
-        scores={
-            "novelty": score(*(answer.novelty for answer in answers)),
-            "1/kappa": score(*(1 / values for values in kappa)),
-            **{name: score(*(scores[name] for scores in trivial)) for name in trivial[0]},
-        },
-        generator=torch.Generator().manual_seed(seed),
-        drawn=("refusals",),
+def _promise(result: DemoResult) -> str:
+    text = (
+        f"{PROMISING} further validation images choose the smallest probability above which at most {share(ERROR)} of "
+        f"the answers are wrong; that holds with probability {share(CONFIDENCE)} over such images. "
+    )
+    answered, error = result.share_answered(result.test), result.answered_error
+    if result.guarantee is None or answered is None:
+        return f"{text}Here there is none: {result.reason}."
+    return (
+        f"{text}It is {result.guarantee.threshold:.2f}. Of the new images {share(answered)} are answered, "
+        f"{'none' if error is None else share(error)} of the answers are wrong."
     )
 
 
@@ -369,5 +337,5 @@ def run_demo(
     with output_folder(out, force) as folder:
         result = compute(seed, epochs, on_stage)
         on_stage("writing the report")
-        (folder / REPORT_NAME).write_text(demo_page(result.shown).html(), encoding="utf-8")
+        (folder / REPORT_NAME).write_text(demo_page(shown(result)).html(), encoding="utf-8")
     return result

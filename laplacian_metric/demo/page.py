@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,10 @@ class Shown:
         items: (N, h, w), uint8, the images that are searched; ``item_labels`` are the names of their classes.
         known, ood: the queries.
         evaluation: of both.
+        answered: shares of the queries that are answered, the most probable first.
+        errors: name of a score -> the share of wrong answers for each of these, if it decided what is answered.
         promise: a threshold with a guarantee, in words.
         training: the run as pairs of name and value; ``about`` has versions and settings.
-        curvature: for each approximation its name, milliseconds, share of negative entries and deviation from autograd.
         diagnostics: of the Laplace posterior.
         credits: of the data sets.
     """
@@ -75,9 +76,10 @@ class Shown:
     known: Queries
     ood: Queries
     evaluation: Evaluation
+    answered: Sequence[float]
+    errors: Mapping[str, Sequence[float]]
     promise: str
     training: Sequence[tuple[str, str]]
-    curvature: Sequence[tuple[str, float, float, float]]
     diagnostics: Diagnostics
     about: Sequence[tuple[str, str]]
     credits: Sequence[str]
@@ -93,7 +95,8 @@ def demo_page(shown: Shown) -> Page:
     return Page(
         "laplacian_metric: which answers can be trusted",
         [
-            Section(errors.title, [Paragraph(shown.intro), *errors.blocks, Paragraph(shown.promise)]),
+            Section(errors.title, [Paragraph(shown.intro), *errors.blocks, _compared(shown)]),
+            Section("A guaranteed threshold", [Paragraph(shown.promise)]),
             _verdicts(shown),
             _examples(shown),
             Section("Is the probability right?", [reliability]),
@@ -102,6 +105,18 @@ def demo_page(shown: Shown) -> Page:
             _posterior(shown),
             Section("About this run", [about, *map(Paragraph, shown.credits)]),
         ],
+    )
+
+
+def _compared(shown: Shown) -> Table:
+    """Return the error among the answers where other scores decide what is answered."""
+    header = ("Answered", *map(share, shown.answered))
+    rows = [(name, *map(share, errors)) for name, errors in shown.errors.items()]
+    return Table(
+        "Wrong answers, by the score that decides what is answered",
+        header,
+        rows,
+        frozenset(range(1, len(header))),
     )
 
 
@@ -186,20 +201,15 @@ def _card(shown: Shown, queries: Queries, row: int) -> Card:
 
 
 def _posterior(shown: Shown) -> Section:
-    rows = [
-        (name, f"{milliseconds:,.0f}", share(negative), f"{deviation:.1e}")
-        for name, milliseconds, negative, deviation in shown.curvature
-    ]
-    header = ("Approximation", "Time (ms)", "Negative entries", "Largest relative deviation from autograd")
     return Section(
         "The Laplace posterior",
         [
             Paragraph(
-                "The library also computes the exact Laplace posterior of the last layer, from the curvature of the "
-                "loss over all pairs of training images. It makes every embedding a distribution; Trust does not need "
-                "it. The curvature is a closed form, compared here with automatic differentiation on a few images."
+                "LAM makes every embedding a distribution, from the curvature of the loss over all pairs of training "
+                "images: lam = LAM(encoder, loss).fit(loader); lam.optimize_prior_precision(); lam.embed(images).kappa "
+                "is small where other weights that fit equally well would move the image. Trust does not need it; "
+                "1/kappa is one of the scores above."
             ),
-            Table("The curvature over all pairs", header, rows, numeric=frozenset({1, 2, 3})),
             diagnostics_table(shown.diagnostics),
         ],
     )

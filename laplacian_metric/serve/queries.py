@@ -45,8 +45,8 @@ class Inputs:
             return
         if (encoder := self.model.encoder.fingerprint()) != index.encoder:
             raise ValueError(
-                f"the model's encoder {encoder[:12]} is not that of the index, {index.encoder[:12]}: pass the model that "
-                "the index was built with"
+                f"the model's encoder {encoder[:12]} is not that of the index, {index.encoder[:12]}: pass the "
+                "model that the index was built with"
             )
 
     def of_image(self, content: bytes) -> NDArray[Any]:
