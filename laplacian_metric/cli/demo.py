@@ -26,7 +26,7 @@ def demo(
 
     Example: lam demo --out demo-report
     """
-    from laplacian_metric.demo.compute import EPOCHS, REPORT_NAME, run_demo
+    from laplacian_metric.demo.compute import ANSWERED, EPOCHS, REPORT_NAME, run_demo
     from laplacian_metric.report.texts import share
 
     figures = run_demo(
@@ -48,13 +48,12 @@ def demo(
         ("accepted answers", share(figures["accepted"])),
         ("wrong answers among the accepted", "-" if error is None else share(error)),
         ("accepted digits", share(figures["ood_accepted"])),
-        (
-            "largest relative deviation of the curvature from autograd",
-            f"{figures['curvature_deviation']:.1e}",
-        ),
     ]
+    compared = [(name, *map(share, errors.values())) for name, errors in figures["errors"].items()]
+    header = ("wrong answers where this share is answered", *(share(float(part)) for part in ANSWERED))
     common.show(
         f"trained in {figures['training_seconds']:.1f} s, everything in {figures['seconds']:.1f} s",
         common.table(("", ""), rows),
+        common.table(header, compared),
         f"report: {out / REPORT_NAME}",
     )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, Trust, __version__, data, metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.files import output_folder
-from laplacian_metric.demo.page import Queries, Shown, demo_page
-from laplacian_metric.laplace.diagnostics import Diagnostics
+from laplacian_metric.demo.page import VERDICTS, Queries, Shown, demo_page
 from laplacian_metric.metrics import Evaluation, Uncertainties
-from laplacian_metric.report.texts import share
+from laplacian_metric.report.texts import number, share
 from laplacian_metric.trust import Answer
-from laplacian_metric.trust.guarantee import Guarantee, NoGuaranteeError
+from laplacian_metric.trust.guarantee import NoGuaranteeError
 
 EPOCHS = 25
 BATCH_SIZE = 128
@@ -32,78 +32,44 @@ WEIGHT_DECAY = 1e-4
 MARGIN = 1.3
 WIDTH, DIM = 16, 32  # channels of the first convolution, dimensions of the embedding
 
-ERROR, CONFIDENCE = 0.1, 0.9  # of the guarantee
-PROMISING = 200  # validation images that choose the threshold; the others calibrate the probability
-
+ERROR, CONFIDENCE = 0.1, 0.9  # at most this share of the accepted answers is wrong, with this probability
+GUARANTEEING = 200  # validation images that choose the threshold; the others calibrate the probability
 NEIGHBOURS = 5
+REPORT_NAME = "report.html"
 OOD = "digits"
 RIVAL = "logistic of cosine, margin and vote"
+RIVAL_INPUTS = ("gallery distance", "margin", "vote")
 COMPARED = {"own": "Trust: probability", RIVAL: RIVAL, "vote": "vote", "gallery distance": "distance"}
-ANSWERED = (1.0, 0.9, 0.8, 0.7, 0.5)  # shares of the queries
+ANSWERED = (1.0, 0.9, 0.8, 0.7, 0.5)  # shares of the queries that are answered
+INTRO = (
+    "A small network learned to put images of the same kind of clothing close together, from {:,} images in {:.0f} "
+    "seconds. Each of {:,} new images of clothes is a query: its answer is the nearest training image, right if both "
+    "show the same kind of clothing. Trust gives each answer the probability that it is right."
+)
 
-REPORT_NAME = "report.html"
 LOGGER = logging.getLogger(__name__)
-
 OnStage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Answered:
-    """Images, their features (N, H), the answers of `Trust` to them, and whether these are right (N,)."""
-
-    images: Dataset
-    h: Tensor
-    answer: Answer
-    right: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, eq=False)
 class DemoResult:
-    """All that the page and the closing table show.
+    """What the demo computed.
 
     Attributes:
-        seed, epochs: of the run.
         encoder: the network.
-        gallery: the training images, which are searched.
-        trust: calibrated on validation images.
-        test, ood: the queries.
-        pixel_recall: recall at 1 of the raw pixels.
-        evaluation: of the test images, and of detecting the OOD images; the scores compare `Trust` with others.
-        errors: name of a score -> the share of wrong answers where each share in ``ANSWERED`` is answered.
-        guarantee: of the threshold; None where there is none, for the ``reason``.
-        diagnostics: of the Laplace posterior.
-        training_seconds, seconds: of the training, and of all computations.
+        trust: what answers the queries.
+        gallery, test, ood: the images; ``features`` has those of the backbone for each.
+        shown: what the page shows.
+        figures: the numbers of the closing table, None where there is none.
     """
 
-    seed: int
-    epochs: int
     encoder: Encoder
-    gallery: Dataset
     trust: Trust
-    test: Answered
-    ood: Answered
-    pixel_recall: float
-    evaluation: Evaluation
-    errors: dict[str, list[float]]
-    guarantee: Guarantee | None
-    reason: str
-    diagnostics: Diagnostics
-    training_seconds: float
-    seconds: float
-
-    def share_answered(self, answered: Answered) -> float | None:
-        """Return the share of queries above the threshold; None without one."""
-        if self.guarantee is None:
-            return None
-        return float(self.guarantee.answers(answered.answer.probability).mean())
-
-    @property
-    def answered_error(self) -> float | None:
-        """The share of wrong answers among those above the threshold; None where nothing is answered."""
-        if self.guarantee is None:
-            return None
-        accepted = self.guarantee.answers(self.test.answer.probability)
-        return float((~self.test.right[accepted]).mean()) if accepted.any() else None
+    gallery: Dataset
+    test: Dataset
+    ood: Dataset
+    shown: Shown
+    figures: dict[str, Any]
 
 
 def network(seed: int) -> Encoder:
@@ -142,61 +108,57 @@ def compute(seed: int, epochs: int, on_stage: OnStage = LOGGER.info) -> DemoResu
     loss = ContrastiveLoss(margin=MARGIN, negatives="active")
     on_stage("training")
     encoder = trained_network(gallery, loss, epochs, seed)
-    training_seconds = time.perf_counter() - begin
+    trained = time.perf_counter() - begin
 
     on_stage("calibrating the probability that an answer is right")
     h, held_out, h_test, h_ood = (
         _features(encoder, images) for images in (gallery, validation, test, digits)
     )
     order = torch.randperm(len(validation), generator=torch.Generator().manual_seed(seed))
-    promising, calibrating = order[:PROMISING], order[PROMISING:]
-    queries = held_out[calibrating], validation.labels[calibrating]
-    trust = Trust.fit((h, gallery.labels), queries, encoder=encoder)
-    guarantee, reason = None, ""
-    try:
-        promised = held_out[promising], validation.labels[promising]
-        guarantee = trust.guarantee(promised, error=ERROR, confidence=CONFIDENCE)
-    except NoGuaranteeError as error:
-        reason = str(error)
+    guaranteeing, calibrating = (
+        (held_out[rows], validation.labels[rows]) for rows in (order[:GUARANTEEING], order[GUARANTEEING:])
+    )
+    trust = Trust.fit((h, gallery.labels), calibrating, encoder=encoder)
+    trust, promise = _guaranteed(trust, guaranteeing)
 
     on_stage("answering queries")
-    known = _answered(trust, test, h_test)
-    ood = _answered(trust, digits, h_ood, right=np.zeros(len(digits), dtype=bool))
+    answers = [trust(h_test), trust(h_ood)]
+    known, ood = _queries("clothes", answers[0], test), _queries(OOD, answers[1], digits)
 
     on_stage("fitting the Laplace posterior, and comparing")
     lam = LAM(encoder, loss).fit_features(h, gallery.labels, check_mode=False)
     lam.optimize_prior_precision()
-    scores = _scores(lam, (h, gallery.labels), queries, known, ood)
-    pixels = [nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)]
-    return DemoResult(
-        seed=seed,
-        epochs=epochs,
-        encoder=encoder,
-        gallery=gallery,
-        trust=trust,
-        test=known,
+    scores = _scores(lam, (h, gallery.labels), calibrating, (h_test, h_ood), answers)
+    evaluation = _evaluate(lam, (h, gallery.labels), (h_test, test.labels), scores, known, seed)
+    times = (trained, time.perf_counter() - begin)
+    shown = Shown(
+        intro=INTRO.format(len(gallery), trained, len(test)),
+        items=gallery.thumbnails(),
+        item_labels=gallery.label_names.tolist(),
+        known=known,
         ood=ood,
-        pixel_recall=metrics.recall_at_k(
-            pixels[1], test.labels, database=pixels[0], database_labels=gallery.labels
-        ),
-        evaluation=metrics.evaluate(
-            lam.embed_features(h_test).point,
-            test.labels,
-            database=lam.embed_features(h).point,
-            database_labels=gallery.labels,
-            probability=torch.from_numpy(known.answer.probability),
-            ood_uncertainty={OOD: scores["own"].ood[OOD]},
-            scores={name: score for name, score in scores.items() if name != "own"},
-            generator=torch.Generator().manual_seed(seed),
-            drawn=("refusals",),
-        ),
+        evaluation=evaluation,
+        answered=ANSWERED,
         errors={label: _errors(scores[name].queries, known.right) for name, label in COMPARED.items()},
-        guarantee=guarantee,
-        reason=reason,
+        promise=promise,
+        training=[
+            ("Nearest pixels are right", share(_pixel_recall(gallery, test))),
+            (f"Nearest embeddings of {DIM} dimensions are right", share(evaluation["recall@1"])),
+            ("Images, epochs", f"{len(gallery):,}, {epochs}"),
+            ("Seconds of training, of everything", "{:.1f}, {:.1f}".format(*times)),
+            ("Validation images that calibrated the probability", f"{len(calibrating[0]):,}"),
+        ],
         diagnostics=lam.diagnostics(),
-        training_seconds=training_seconds,
-        seconds=time.perf_counter() - begin,
+        about=[
+            ("laplacian_metric", __version__),
+            ("PyTorch", str(torch.__version__)),
+            ("Python", platform.python_version()),
+            ("Threads", str(torch.get_num_threads())),
+            ("Seed", str(seed)),
+        ],
+        credits=[f"{images.citation} Licence of the images: {images.licence}." for images in (test, digits)],
     )
+    return DemoResult(encoder, trust, gallery, test, digits, shown, _figures(shown, trust, times))
 
 
 @torch.no_grad()
@@ -204,122 +166,130 @@ def _features(encoder: Encoder, images: Dataset) -> Tensor:
     return encoder.features(images.floats())
 
 
-def _answered(trust: Trust, images: Dataset, h: Tensor, right: NDArray[np.bool_] | None = None) -> Answered:
-    answer = trust(h)
-    return Answered(images, h, answer, answer.labels == images.labels.numpy() if right is None else right)
+def _guaranteed(trust: Trust, queries: tuple[Tensor, Tensor]) -> tuple[Trust, str]:
+    """Return a Trust that accepts answers above a threshold with a guarantee, if there is one, and the guarantee."""
+    try:
+        guarantee = trust.guarantee(queries, error=ERROR, confidence=CONFIDENCE)
+    except NoGuaranteeError as error:
+        return (
+            trust,
+            f"No threshold can be guaranteed ({error}): answers from {trust.threshold} on are accepted.",
+        )
+    return trust.accepting(guarantee), (
+        f"{GUARANTEEING} further validation images chose the probability from which answers are accepted, "
+        f"{number(guarantee.threshold)}: with probability {share(CONFIDENCE)} over such images, at most "
+        f"{share(ERROR)} of the accepted answers to clothes are wrong. "
+    )
+
+
+def _figures(shown: Shown, trust: Trust, times: tuple[float, float]) -> dict[str, Any]:
+    evaluation, accepted = shown.evaluation, shown.known.verdict == VERDICTS[0]
+    return {
+        "training_seconds": times[0],
+        "seconds": times[1],
+        "error": 1 - evaluation["recall@1"],
+        "probability_ece": evaluation["probability_ece"],
+        "r_auroc": evaluation["r_auroc"],
+        "ood_auroc": evaluation.scores["novelty"].ood[OOD]["auroc"],
+        "threshold": trust.threshold,
+        "accepted": float(accepted.mean()),
+        "accepted_error": float(1 - shown.known.right[accepted].mean()) if accepted.any() else None,
+        "ood_accepted": float((shown.ood.verdict == VERDICTS[0]).mean()),
+        "errors": {
+            name: dict(zip(map(str, ANSWERED), row, strict=True)) for name, row in shown.errors.items()
+        },
+    }
+
+
+def _pixel_recall(gallery: Dataset, test: Dataset) -> float:
+    items, queries = (
+        nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)
+    )
+    return metrics.recall_at_k(queries, test.labels, database=items, database_labels=gallery.labels)
+
+
+def _queries(name: str, answer: Answer, images: Dataset) -> Queries:
+    """Return queries with their answers, of which those to OOD images are wrong."""
+    assert answer.neighbours is not None
+    near = answer.neighbours.first(NEIGHBOURS)
+    return Queries(
+        name=name,
+        images=images.thumbnails(),
+        labels=images.label_names.tolist(),
+        right=(np.asarray(answer.labels) == images.labels.numpy()) & (name != OOD),
+        probability=answer.probability,
+        verdict=answer.verdict,
+        because=answer.because,
+        neighbours=near.ids,
+        similarities=1 - near.distances,
+    )
 
 
 def _scores(
-    lam: LAM, gallery: tuple[Tensor, Tensor], queries: tuple[Tensor, Tensor], known: Answered, ood: Answered
+    lam: LAM,
+    gallery: tuple[Tensor, Tensor],
+    calibrating: tuple[Tensor, Tensor],
+    queries: tuple[Tensor, Tensor],
+    answers: list[Answer],
 ) -> dict[str, Uncertainties]:
-    """Return the uncertainty of `Trust` and of other scores for both kinds of queries, by name.
+    """Return the uncertainty of `Trust` and of other scores by name, of both kinds of queries.
 
-    One of them is a logistic regression on three of the others, fitted on the queries (h, labels) that calibrated
-    `Trust`.
+    One of them is a logistic regression on three of the others, fitted on the images that calibrated `Trust`.
     """
     from sklearn.linear_model import LogisticRegression
 
-    free, of_ood, fitted = (
-        metrics.trivial_scores(gallery, h, encoder=lam.encoder) for h in (known.h, ood.h, queries[0])
-    )
-    inputs = [
-        np.column_stack([scores[name] for name in ("gallery distance", "margin", "vote")])
-        for scores in (fitted, free, of_ood)
-    ]
-    nearest = (lam.embed_features(queries[0]).point @ lam.embed_features(gallery[0]).point.T).argmax(dim=1)
-    rival = LogisticRegression().fit(inputs[0], (gallery[1][nearest] != queries[1]).numpy())
-    wrong = [torch.from_numpy(rival.predict_proba(rows)[:, 1]) for rows in inputs[1:]]
-    own, novelty = (
-        [torch.from_numpy(values) for values in some]
-        for some in (
-            (1 - known.answer.probability, 1 - ood.answer.probability),
-            (known.answer.novelty, ood.answer.novelty),
-        )
-    )
-    kappa = [lam.embed_features(images.h).kappa for images in (known, ood)]
+    free = [metrics.trivial_scores(gallery, h, encoder=lam.encoder) for h in (calibrating[0], *queries)]
+    inputs = [np.column_stack([scores[name] for name in RIVAL_INPUTS]) for scores in free]
+    points, items = (lam.embed_features(h).point for h in (calibrating[0], gallery[0]))
+    wrong = gallery[1][(points @ items.T).argmax(dim=1)] != calibrating[1]
+    rival = LogisticRegression().fit(inputs[0], wrong.numpy())
+
+    def score(*both: Any) -> Uncertainties:
+        return Uncertainties(torch.as_tensor(both[0]), {OOD: torch.as_tensor(both[1])})
+
     return {
-        "own": Uncertainties(own[0], {OOD: own[1]}),
-        "novelty": Uncertainties(novelty[0], {OOD: novelty[1]}),
-        RIVAL: Uncertainties(wrong[0], {OOD: wrong[1]}),
-        "1/kappa": Uncertainties(1 / kappa[0], {OOD: 1 / kappa[1]}),
-        **{name: Uncertainties(free[name], {OOD: of_ood[name]}) for name in free},
+        "own": score(*(1 - answer.probability for answer in answers)),
+        "novelty": score(*(answer.novelty for answer in answers)),
+        RIVAL: score(*(rival.predict_proba(rows)[:, 1] for rows in inputs[1:])),
+        "1/kappa": score(*(1 / lam.embed_features(h).kappa for h in queries)),
+        **{name: score(*(scores[name] for scores in free[1:])) for name in free[0]},
     }
 
 
 def _errors(uncertainty: Tensor, right: NDArray[np.bool_]) -> list[float]:
     """Return the share of wrong answers among the least uncertain ones, for each share in ``ANSWERED``."""
-    ordered = ~right[np.argsort(uncertainty.numpy(), kind="stable")]
-    return [float(ordered[: round(part * len(right))].mean()) for part in ANSWERED]
+    wrong = ~right[np.argsort(uncertainty.numpy(), kind="stable")]
+    return [float(wrong[: round(part * len(right))].mean()) for part in ANSWERED]
 
 
-def shown(result: DemoResult) -> Shown:
-    """Return what the page shows, in plain values."""
-    parameters = sum(parameter.numel() for parameter in result.encoder.parameters())
-    return Shown(
-        intro=f"A small network learned to put images of the same kind of clothing close together, from "
-        f"{len(result.gallery):,} images in {result.training_seconds:.0f} seconds. Each of {len(result.test.images):,} "
-        "new images of clothes is a query: its answer is the nearest training image, right if both show the same "
-        "kind of clothing. Trust gives each answer the probability that it is right.",
-        items=result.gallery.images[:, 0].numpy(),
-        item_labels=result.gallery.label_names.tolist(),
-        known=_queries("clothes", result.test),
-        ood=_queries(OOD, result.ood),
-        evaluation=result.evaluation,
-        answered=ANSWERED,
-        errors=result.errors,
-        promise=_promise(result),
-        training=[
-            ("Nearest pixels are right", share(result.pixel_recall)),
-            (f"Nearest embeddings of {DIM} dimensions are right", share(result.evaluation["recall@1"])),
-            ("Images, epochs", f"{len(result.gallery):,}, {result.epochs}"),
-            ("Seconds of training, of everything", f"{result.training_seconds:.1f}, {result.seconds:.1f}"),
-            ("Parameters of the network", f"{parameters:,}"),
-            ("Calibration error of the probability", str(result.trust.calibration_error)),
-        ],
-        diagnostics=result.diagnostics,
-        about=[
-            ("laplacian_metric", __version__),
-            ("PyTorch", str(torch.__version__)),
-            ("Python", platform.python_version()),
-            ("Threads", str(torch.get_num_threads())),
-            ("Seed", str(result.seed)),
-        ],
-        credits=[
-            f"{images.citation} Licence of the images: {images.licence}."
-            for images in (result.test.images, result.ood.images)
-        ],
+def _evaluate(
+    lam: LAM,
+    gallery: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    scores: dict[str, Uncertainties],
+    known: Queries,
+    seed: int,
+) -> Evaluation:
+    """Return the numbers of `Trust`, and of scores to compare it with."""
+    own = scores["own"]
+    return metrics.evaluate(
+        lam.embed_features(test[0]).point,
+        test[1],
+        database=lam.embed_features(gallery[0]).point,
+        database_labels=gallery[1],
+        probability=torch.from_numpy(known.probability),
+        ood_uncertainty=own.ood,
+        scores={name: score for name, score in scores.items() if score is not own},
+        generator=torch.Generator().manual_seed(seed),
+        drawn=("refusals",),
     )
 
 
-def _queries(name: str, answered: Answered) -> Queries:
-    answer = answered.answer
-    assert answer.neighbours is not None
-    nearest = answer.neighbours.first(NEIGHBOURS)
-    return Queries(
-        name=name,
-        images=answered.images.images[:, 0].numpy(),
-        labels=answered.images.label_names.tolist(),
-        right=answered.right,
-        probability=answer.probability,
-        verdict=answer.verdict,
-        because=answer.because,
-        neighbours=nearest.ids,
-        similarities=1 - nearest.distances,
+def _pixel_recall(gallery: Dataset, test: Dataset) -> float:
+    items, queries = (
+        nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)
     )
-
-
-def _promise(result: DemoResult) -> str:
-    text = (
-        f"{PROMISING} further validation images choose the smallest probability above which at most {share(ERROR)} of "
-        f"the answers are wrong; that holds with probability {share(CONFIDENCE)} over such images. "
-    )
-    answered, error = result.share_answered(result.test), result.answered_error
-    if result.guarantee is None or answered is None:
-        return f"{text}Here there is none: {result.reason}."
-    return (
-        f"{text}It is {result.guarantee.threshold:.2f}. Of the new images {share(answered)} are answered, "
-        f"{'none' if error is None else share(error)} of the answers are wrong."
-    )
+    return metrics.recall_at_k(queries, test.labels, database=items, database_labels=gallery.labels)
 
 
 def run_demo(
@@ -337,5 +307,5 @@ def run_demo(
     with output_folder(out, force) as folder:
         result = compute(seed, epochs, on_stage)
         on_stage("writing the report")
-        (folder / REPORT_NAME).write_text(demo_page(shown(result)).html(), encoding="utf-8")
+        (folder / REPORT_NAME).write_text(demo_page(result.shown).html(), encoding="utf-8")
     return result
