@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, OnlineLAM
-from laplacian_metric.integrations.lightning import OnlineLAMCallback, images_and_labels
+from laplacian_metric.integrations.lightning import OnlineLAMCallback
 from laplacian_metric.laplace.posthoc import NotFittedError
 
 pl = pytest.importorskip(
@@ -178,26 +178,36 @@ class Stream(IterableDataset[Any]):
         return iter(data())
 
 
-def test_what_is_missing_is_said() -> None:
-    with pytest.raises(NotFittedError, match="has seen no training yet"):
-        OnlineLAMCallback(LOSS).posterior()
-    with pytest.raises(TypeError, match="the module's 'backbone' is a NoneType; pass an Encoder"):
-        fit(Module(), OnlineLAMCallback(LOSS, encoder="backbone"))
-    with pytest.raises(TypeError, match="what encoder= returned is a Linear"):
-        fit(Module(), OnlineLAMCallback(LOSS, encoder=lambda module: module.encoder.head))
-    with pytest.raises(ValueError, match="pass num_images="):
-        fit(Module(), OnlineLAMCallback(LOSS), loader=DataLoader(Stream(), batch_size=20))
+class Half(Module):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.encoder.backbone.parameters())
+
+
+def stream() -> Any:
+    return DataLoader(Stream(), batch_size=20)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "argument"),
+    [
+        (lambda: OnlineLAMCallback(LOSS).posterior(), NotFittedError, "callbacks"),
+        (lambda: fit(Module(), OnlineLAMCallback(LOSS, encoder="online")), TypeError, "encoder"),
+        (
+            lambda: fit(Module(), OnlineLAMCallback(LOSS, encoder=lambda m: m.encoder.head)),
+            TypeError,
+            "encoder",
+        ),
+        (lambda: fit(Module(), OnlineLAMCallback(LOSS), loader=stream()), ValueError, "num_images"),
+        (lambda: fit(Half(), OnlineLAMCallback(LOSS)), ValueError, "configure_optimizers"),
+    ],
+)
+def test_bad_inputs(call: Any, error: type[Exception], argument: str) -> None:
+    with pytest.raises(error, match=argument):
+        call()
+
+
+def test_a_stream_of_batches_needs_no_number_of_images() -> None:
     callback = OnlineLAMCallback(LOSS, n_effective=80.0)
-    fit(Module(), callback, epochs=1, loader=DataLoader(Stream(), batch_size=20))
+    fit(Module(), callback, epochs=1, loader=stream())
     assert callback.online is not None
     assert callback.online.n_effective == 80.0
-    for batch in (torch.zeros(2), [torch.zeros(2)]):
-        with pytest.raises(TypeError, match="say where they are with unpack="):
-            images_and_labels(batch)
-
-    class Half(Module):
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.encoder.backbone.parameters())
-
-    with pytest.raises(ValueError, match="no optimizer of the module trains the encoder's head"):
-        fit(Half(), OnlineLAMCallback(LOSS))
