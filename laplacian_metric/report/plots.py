@@ -49,6 +49,7 @@ OOD_MARKERS = "x+1234"
 ACCENT, GREY = "#1f5f99", "#999999"
 NAMED = 12  # classes that the legend of the map names
 BINS = 10
+LEAST_ANSWERED = 0.1  # with fewer answers the interval of the error says nothing
 
 
 def as_png(figure: Figure) -> bytes:
@@ -81,6 +82,7 @@ def error_curve(rows: Sequence[Refusal]) -> bytes:
     """Draw the error among the answers over the share of answered queries, with Wilson's 95 % intervals."""
     figure, axes = _figure(5.6, 3.4)
     first = rows[0]
+    rows = [row for row in rows if row.answered >= LEAST_ANSWERED * row.total]
     answered = [100 * (1 - row.share) for row in rows]
     # Known errors are refused first.
     oracle = [max(0, first.wrong - first.total + row.answered) / row.answered for row in rows]
@@ -89,7 +91,7 @@ def error_curve(rows: Sequence[Refusal]) -> bytes:
     axes.plot(answered, [100 * row.error for row in rows], color=ACCENT, label="least certain refused first")
     axes.plot(answered, [100 * first.error] * len(rows), color=GREY, linestyle=":", label="refused at random")
     axes.plot(answered, 100 * np.array(oracle), color=GREY, linestyle="--", label="if the errors were known")
-    axes.set_xlim(100, 0)
+    axes.set_xlim(100, 100 * LEAST_ANSWERED)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("answered queries (%)")
     axes.set_ylabel("wrong answers (%)")
