@@ -8,7 +8,6 @@ out is written down as such.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections import defaultdict
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.common import write_text
+from experiments.arguments import folders
 from experiments.critical_differences import RIVALS
 from experiments.harness.results import OWN, Result, read_results
 from experiments.harness.tables.table_columns import find
-from laplacian_metric.core.files import atomic_write
 from laplacian_metric.metrics.resampling import PairedComparison, compare_paired
 
 HERE = Path(__file__).resolve().parent
@@ -180,15 +180,10 @@ def page(themes: list[dict[str, Any]], folder: Path) -> str:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--results", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    options = parser.parse_args()
+    command = folders(__doc__, ("--results", "--out"))
+    options = command.parse_args()
     themes = yaml.safe_load((HERE / "claims.yaml").read_text(encoding="utf-8"))
-    with atomic_write(options.out) as temporary:
-        temporary.write_text(page(themes, options.results), encoding="utf-8")
+    write_text(options.out, page(themes, options.results))
 
 
 if __name__ == "__main__":

@@ -73,10 +73,9 @@ def image_sets(fitted: runs.Fitted, out: str, limit: int | None) -> dict[tuple[s
     by_corruption: dict[tuple[str, float], Tensor] = {}
     for name, clean_name, corrupted_name in ((TEST, CLEAN[0], CORRUPTED), (OUT + out, STRANGE, BOTH)):
         images = spread(fitted.sets.images[name], limit)
-        if images.preparation.preprocessing != "unit":
+        if images.preparation is not None and images.preparation.preprocessing != "unit":
             raise ValueError(
-                f"the images of {images.name} are prepared as {images.preparation.preprocessing!r} and not in [0, 1]: "
-                'take cells whose data.preprocessing is "unit"'
+                f"the images of {images.name} are not in [0, 1]: set data.preprocessing to 'unit'"
             )
         clean = images.floats()
         by_corruption[clean_name, 0.0] = clean

@@ -21,9 +21,9 @@ from torch import Tensor
 from benchmarks.common import save, show
 from experiments.arguments import HERE
 from experiments.harness.tables.descriptions import PublishedTable, read_published
+from experiments.harness.verification import pair_average_precision
 from experiments.sets.n_digit_mnist import class_numbers
 from laplacian_metric.data import load
-from experiments.harness.verification import pair_average_precision
 from laplacian_metric.training.pair_streams import balanced_pairs
 
 SIDE = 28

@@ -3,7 +3,7 @@
     python -m experiments.critical_differences --results figures/results/trust --out figures
 
 Reads what `experiments.trust` measured of each setting (the mean over its seeds) and writes
-OUT/critical_differences.md and OUT/plots/critical_differences.png. Scores are ranked within each setting, 1 is best.
+OUT/critical_differences.md. Scores are ranked within each setting, 1 is best.
 Friedman's test asks whether any differ; by Nemenyi's, two of them do at the level of 5 % where their mean ranks are
 further apart than the critical difference (Demsar, Statistical comparisons of classifiers over multiple data sets, JMLR
 2006). That test looks at all pairs; ours is compared with each rival by Wilcoxon's signed-rank test too, with Holm's
@@ -12,20 +12,18 @@ correction.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, wilcoxon
 
+from benchmarks.common import write_text
+from experiments.arguments import folders
 from experiments.trust.measure import NOVELTY, TRUST
-from laplacian_metric.core.files import atomic_write
 
 MEASURES = {
     "R": ("wrong answers among known queries", TRUST),
@@ -66,15 +64,6 @@ class Ranking:
     settings: int
     p_value: float
     critical_difference: float
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Return the first and the last of each longest run of scores that do not differ."""
-        runs = []
-        for first in range(len(self.ranks)):
-            last = int(np.searchsorted(self.ranks, self.ranks[first] + self.critical_difference, "right")) - 1
-            if last > first and not (runs and last <= runs[-1][1]):
-                runs.append((first, last))
-        return runs
 
 
 def ranking(values: Columns) -> Ranking:
@@ -127,39 +116,6 @@ def read(results: Path) -> Values:
     }
 
 
-def draw(axes: Axes, result: Ranking, own: str, title: str) -> None:
-    """Draw mean ranks on a line, and bars over those that do not differ."""
-    num = len(result.names)
-    half = (num + 1) // 2
-    axes.set(xlim=(-1.1, num + 2.1), ylim=(-half - 1.0, 1.4))
-    axes.axis("off")
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.plot([1, num], [0, 0], color="black", linewidth=1)
-    for rank in range(1, num + 1):
-        axes.plot([rank, rank], [0, 0.1], color="black", linewidth=1)
-        axes.text(rank, 0.2, str(rank), ha="center", va="bottom", fontsize=7)
-    axes.plot([1, 1 + result.critical_difference], [0.95, 0.95], color="black", linewidth=1)
-    axes.text(1, 1.0, f"critical difference {result.critical_difference:.1f}", fontsize=7, va="bottom")
-    for place, (name, rank) in enumerate(zip(result.names, result.ranks, strict=True)):
-        left = place < half
-        depth = -(place if left else num - 1 - place) - 1.4
-        end = -1.0 if left else num + 2.0
-        color = "tab:red" if name == own else "black"
-        axes.plot([rank, rank, end], [0, depth, depth], color=color, linewidth=0.8)
-        axes.text(
-            end,
-            depth,
-            f"{name} ({rank:.1f})",
-            color=color,
-            fontsize=8,
-            va="bottom",
-            ha="left" if left else "right",
-        )
-    for number, (first, last) in enumerate(result.groups()):
-        height = -0.15 - 0.13 * number
-        axes.plot(result.ranks[[first, last]] + [-0.05, 0.05], [height] * 2, color="tab:blue", linewidth=2.5)
-
-
 def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: list[str]) -> str:
     """Return the page: mean ranks by question, and which rivals ours differs from."""
     lines = [
@@ -172,8 +128,6 @@ def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: lis
         "test of ours and the rival, with Holm's correction.",
         "",
         f"Settings: {', '.join(settings)}.",
-        "",
-        "![Mean ranks; a bar joins scores whose ranks do not differ](plots/critical_differences.png)",
     ]
     for measure, result in rankings.items():
         about, own = MEASURES[measure]
@@ -208,15 +162,11 @@ def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: lis
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--results", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    options = parser.parse_args()
+    command = folders(__doc__, ("--results", "--out"))
+    options = command.parse_args()
     values = read(options.results)
     if len(values) < 2:
-        parser.error(
+        command.error(
             f"{options.results} has results of {len(values)} settings; ranks need two: run experiments.trust"
         )
     columns: dict[str, Columns] = {
@@ -226,21 +176,7 @@ def main() -> None:
         for measure, (_, own) in MEASURES.items()
     }
     rankings = {measure: ranking(each) for measure, each in columns.items()}
-    figure, panels = plt.subplots(len(MEASURES), 1, figsize=(8, 8))
-    for axes, (measure, result) in zip(panels, rankings.items(), strict=True):
-        draw(
-            axes,
-            result,
-            MEASURES[measure][1],
-            f"{measure}: {MEASURES[measure][0]}, {result.settings} settings",
-        )
-    figure.tight_layout()
-    (options.out / "plots").mkdir(parents=True, exist_ok=True)
-    with atomic_write(options.out / "plots" / "critical_differences.png") as temporary:
-        figure.savefig(temporary, dpi=130, format="png")
-    plt.close(figure)
-    with atomic_write(options.out / "critical_differences.md") as temporary:
-        temporary.write_text(page(rankings, columns, list(values)) + "\n", encoding="utf-8")
+    write_text(options.out / "critical_differences.md", page(rankings, columns, list(values)) + "\n")
 
 
 if __name__ == "__main__":

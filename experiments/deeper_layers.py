@@ -133,7 +133,7 @@ def cells(sample: Sample, epochs: int, num_fitted: int, seed: int) -> list[dict[
     """Every posterior with every prior and predictive, for one encoder."""
     encoder = trained(sample, epochs, seed)
     images, labels = sample.images[:num_fitted], sample.labels[:num_fitted]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for random, lam in track(
         posteriors(encoder, images, labels, seed).items(), description=f"posteriors, seed {seed}"
     ):
@@ -145,13 +145,13 @@ def cells(sample: Sample, epochs: int, num_fitted: int, seed: int) -> list[dict[
             for predictive in ("linearised", "sampled") if isinstance(lam, NetworkLAM) else ("closed form",):
                 if isinstance(lam, NetworkLAM):
                     lam.predictive = predictive
-                cell = {
+                cell: dict[str, Any] = {
                     "random": random,
                     "predictive": predictive,
                     "prior": "marginal likelihood" if prior is None else f"{prior:.0f}",
                 }
-                precision = {"prior precision": lam.prior_precision}
-                rows.append({"seed": seed, **cell, **precision, **judged(lam, sample, seed)})
+                cell["prior precision"] = lam.prior_precision
+                rows.append({"seed": seed, **cell, **judged(lam, sample, seed)})
     for one in rows:
         head = next(other for other in rows if (other["random"], other["prior"]) == ("head", one["prior"]))
         one["less head's"] = one["AUROC"] - head["AUROC"]

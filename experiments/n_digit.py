@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import environment, origin, write_text
 from experiments.arguments import parser, result_folders
@@ -72,7 +73,7 @@ def draw(results: Sequence[Result], tables: Sequence[TableDescription], folder: 
         written[name] = picture is not None
         if picture is None:
             continue
-        record = {"title": name, **origin(), "environment": environment()}
+        record: dict[str, Any] = {"title": name, **origin(), "environment": environment()}
         record["cells"] = cells_record(cells.values())
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(folder / f"{name}.png") as temporary:

@@ -38,8 +38,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.methods.spherical.proxies import Proxies, ProxyLearner
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
-from laplacian_metric.metrics.ranking import rank_by
-from laplacian_metric.metrics.ranking import error_auroc
+from laplacian_metric.metrics.ranking import error_auroc, rank_by
 from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.statistics import spearman
 from laplacian_metric.training import TrainingOptions

@@ -30,28 +30,30 @@ from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.method import FitData, Learner, Method, Setup
 from laplacian_metric.data import load
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder
+from laplacian_metric.encoder.precision import Precision
+from laplacian_metric.methods.gaussian.hib import HIB, HIBEmbedder, VarianceHead
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveEmbedder
 from laplacian_metric.report.plots import COLOURS, as_png
 from laplacian_metric.training import TrainingOptions, load_best, pair_choice, train
+from laplacian_metric.training.options import Optimizer, Schedule
 
 DIGITS = 2
 CHANNELS, HIDDEN = (16, 32), 1024
 SEEDS = (0, 1)
 METHODS: dict[str, Method] = {
-    "One Gaussian": HIB(normalize=False, head="linear", samples=8, kl_weight=1e-4),
+    "One Gaussian": HIB(normalize=False, head=VarianceHead.LINEAR, samples=8, kl_weight=1e-4),
     "Point": SoftContrastive(normalize=False),
 }
 UNTRAINED = "Point, untrained"
 OPTIONS = TrainingOptions(
     epochs=10,
     batch_size=128,
-    optimizer="adam",
+    optimizer=Optimizer.ADAM,
     learning_rate=3e-3,
-    schedule="cosine",
+    schedule=Schedule.COSINE,
     final_share=0.01,
     checkpoint_every=200,
-    precision="bfloat16",
+    precision=Precision.BFLOAT16,
 )
 # The paper's appendix D: four trials of each, and the mean length of a run.
 PRINTED = {"One Gaussian": ("76 to 80", 4.6), "Point": ("42 to 74", 3.0)}
@@ -101,7 +103,10 @@ def centres(encode: Callable[[Dataset], Tensor], sets: list[Dataset]) -> dict[in
 
 def place(method: str, seed: int, data_dir: Path, folder: Path) -> dict[str, Any]:
     """Train one network, unless that was done, and place the numbers, before and after."""
-    covered = {"train": {"occlusion": "clean", "augment": cover_digits}, "validation": {}}
+    covered: dict[str, dict[str, Any]] = {
+        "train": {"occlusion": "clean", "augment": cover_digits},
+        "validation": {},
+    }
     sets = {
         split: load("n-digit-mnist", split, data_dir=data_dir, digits=DIGITS, **more)
         for split, more in covered.items()

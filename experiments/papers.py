@@ -9,7 +9,6 @@ reason.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from itertools import pairwise
@@ -18,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from laplacian_metric.core.files import atomic_write
+from benchmarks.common import write_text
+from experiments.arguments import folders
 
 HERE = Path(__file__).resolve().parent
 PAPERS = {
@@ -110,19 +110,14 @@ def page(
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for option in ("--tables", "--out"):
-        parser.add_argument(option, type=Path, required=True)
-    options = parser.parse_args()
+    command = folders(__doc__, ("--tables", "--out"))
+    options = command.parse_args()
     content = {
         name: yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
         for name in ("published_numbers", "papers", "tables")
     }
     text = page(options.tables, content["published_numbers"], content["papers"], content["tables"])
-    with atomic_write(options.out / "papers.md") as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(options.out / "papers.md", text)
 
 
 if __name__ == "__main__":

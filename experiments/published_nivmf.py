@@ -8,15 +8,14 @@ is k^(D-1). `laplacian_metric.vmf.nivmf` has the change of variables right; the 
 
 from __future__ import annotations
 
-import argparse
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.common import save, show
+from experiments.arguments import folders
 from laplacian_metric import vmf
 
 TITLE = "Mass of the non-isotropic density on the sphere"
@@ -77,11 +76,8 @@ def log_masses(dim: int, kt: float, sigma: float, points: int = 200_000) -> tupl
 
 def main() -> None:
     """Make the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the table")
-    out = parser.parse_args().out
+    command = folders(__doc__, ("--out",))
+    out = command.parse_args().out
     rows = []
     for dim in (3, 10):
         for kt in (5.0, 20.0):

@@ -11,7 +11,6 @@ resample the test classes; ± is the standard deviation over three seeds.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.common import save, show
+from experiments.arguments import folders
 from experiments.methods.softmax.probabilities import fit_temperature, scores
 from experiments.risk_features import features, thinned
 from laplacian_metric.core.dataset import Dataset
@@ -245,14 +245,10 @@ def install(task: Task, head: RiskHead, rows: list[dict[str, Any]], folder: Path
 
 def main() -> None:
     """Train and judge every head."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
-    parser.add_argument("--work", type=Path, required=True, help="folder that keeps the features")
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the table")
-    parser.add_argument("--install", action="store_true", help="write the heads into the package")
-    options = parser.parse_args()
+    command = folders(__doc__, ("--data", "--work"))
+    command.add_argument("--out", type=Path, default=Path("figures"), help="folder of the table")
+    command.add_argument("--install", action="store_true", help="write the heads into the package")
+    options = command.parse_args()
     torch.set_num_threads(1)
     table: list[dict[str, Any]] = []
     for task in tasks(options.data, options.work):

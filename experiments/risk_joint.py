@@ -9,7 +9,6 @@ head. The epoch is the one that retrieves 34 validation classes best; 173 other 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import report, write_text
+from experiments.arguments import folders
 from experiments.methods.softmax.probabilities import scores
 from experiments.trust.settings import pooled_network
 from hessians import ContrastiveLoss
@@ -100,14 +100,10 @@ def table(results: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run all seeds and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
-    parser.add_argument("--work", type=Path, required=True, help="folder of the trainings")
-    parser.add_argument("--out", type=Path, default=Path("figures"), help="folder of the table")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options = parser.parse_args()
+    command = folders(__doc__, ("--data", "--work"))
+    command.add_argument("--out", type=Path, default=Path("figures"), help="folder of the table")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = command.parse_args()
     torch.set_num_threads(1)
     sets = {
         name: data.load("quickdraw", name, data_dir=options.data).in_memory()

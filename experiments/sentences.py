@@ -8,7 +8,6 @@ head's embeddings: which of two queries, one answered rightly and one wrongly, i
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.common import write_text
+from experiments.arguments import folders
 from laplacian_metric import metrics
-from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
 from laplacian_metric.integrations.sentence_transformers import UncertainSentenceTransformer
 
@@ -152,13 +152,9 @@ def page(results: dict[str, list[dict[str, float]]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write the table and its numbers."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="the folder that has text/*.csv")
-    parser.add_argument("--out", type=Path, required=True, help="for sentences.md and sentences.json")
-    parser.add_argument("--seeds", type=int, default=3, help="draws of the texts")
-    options = parser.parse_args(arguments)
+    command = folders(__doc__, ("--data", "--out"))
+    command.add_argument("--seeds", type=int, default=3, help="draws of the texts")
+    options = command.parse_args(arguments)
     results: dict[str, list[dict[str, float]]] = {}
     for title, (file, *sizes) in SETS.items():
         texts, labels = read_texts(options.data / "text" / file, sum(sizes), seed=0)
@@ -167,10 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured(texts, labels, embeddings, (sizes[0], sizes[1], sizes[2]), seed)
             for seed in range(options.seeds)
         ]
-    with atomic_write(options.out / "sentences.json") as temporary:
-        temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    with atomic_write(options.out / "sentences.md") as temporary:
-        temporary.write_text(page(results), encoding="utf-8")
+    write_text(options.out / "sentences.json", json.dumps(results, indent=1) + "\n")
+    write_text(options.out / "sentences.md", page(results))
     return 0
 
 

@@ -26,8 +26,6 @@ from experiments.url_small_questions import (
     RECALL,
     across_models,
     by_strength,
-    caching,
-    caching_seconds,
     compared,
     many_shot,
     mean_of,
@@ -134,24 +132,22 @@ def text_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> tuple[str
             f"A risk head that is trained on half of the unseen images detects the errors of the "
             f"other half with an R-AUROC of {shown(mean_of(ceiling))} ({', '.join(map(shown, ceiling))} by seed).\n",
         ]
-        parts += ["## What caching saves\n", caching(run.sets[track], content)]
     return "\n".join(parts), {"pairs": pairs, "many-shot": ceiling}
 
 
 def files_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> dict[str, str | bytes]:
     """Return the files of one track by their place below the folder of figures."""
-    name, content, sets = track.replace("-", "_"), results["tracks"][track], run.sets[track]
+    name, content = track.replace("-", "_"), results["tracks"][track]
     text, more = text_of(run, track, results)
     compact = {**results, "tracks": {track: content}, "compared": more, "digests": results["digests"][track]}
     first, second = ([row for row in rows(results, rule) if row.track == track] for rule in (V1, V2))
     listed = [row for row in first if row.seeds and row.group == IMAGE]
-    seconds = caching_seconds(sets, content) if sets.track.network.frozen else {}
     files: dict[str, str | bytes] = {
         f"tables/url_small_{name}.md": text,
         f"results/url_small/{name}.json": json.dumps(rounded(compact), separators=(",", ":")) + "\n",
         f"results/url_small/{name}.csv": frame([*first, *second]).to_csv(index=False),
         f"plots/url_small_{name}.png": scatter(listed),
-        f"plots/url_small_{name}_questions.png": questions(first, content, seconds),
+        f"plots/url_small_{name}_questions.png": questions(first, content),
     }
     if (drawn := riskiest(run, track, content["entries"])) is not None:
         files[f"plots/url_small_{name}_riskiest.png"] = drawn

@@ -32,13 +32,8 @@ SHOWN = 10
 RISK_HEAD = "risk-head"
 
 
-def questions(
-    listed: Sequence[Row], content: Mapping[str, Any], seconds: Mapping[str, float] | None = None
-) -> bytes:
-    """Return a picture with a panel for each question, in which every score of the image alone looks the same.
-
-    ``seconds`` are those of `caching_seconds`, where features are cached.
-    """
+def questions(listed: Sequence[Row], content: Mapping[str, Any]) -> bytes:
+    """Return a picture with a panel for each question, in which every score of the image alone looks the same."""
     every = columns(listed)
     titles = [row.title if row.group != BESIDE else row.score for row, _ in every[RECALL]]
     looks = {title: _look(number) for number, title in enumerate(dict.fromkeys(titles))}
@@ -54,9 +49,6 @@ def questions(
     joint = {key: content["entries"].get(key, {}) for key in ("joint-risk", "joint-risk-stopped", RISK_HEAD)}
     if len(last) and all(entry.get("seeds", {}).get(V1) for entry in joint.values()):
         _joint(last[0], {entry["title"]: _rows_of(listed, name) for name, entry in joint.items()}, looks)
-        last = last[1:]
-    if len(last) and seconds:
-        _caching(last[0], seconds)
         last = last[1:]
     for axes in last:
         axes.axis("off")
@@ -124,13 +116,6 @@ def _joint(axes: Axes, by_title: Mapping[str, Row], looks: Mapping[str, Look]) -
         axes.plot([x, x], [row.low, row.high], color=looks[title]["color"], linewidth=0.8, alpha=0.6)
         axes.plot(x, first_of(row.r_auroc), linestyle="", markersize=8, **looks[title])
     _labelled(axes, "Trained jointly, or with a stop-gradient?", RECALL, "R-AUROC, unseen classes")
-
-
-def _caching(axes: Axes, seconds: Mapping[str, float]) -> None:
-    bars = axes.barh(list(seconds), list(seconds.values()), color=COLOURS[0])
-    axes.bar_label(bars, [f"{value:.0f} s" for value in seconds.values()], fontsize=8)
-    axes.margins(x=0.15)
-    _labelled(axes, "What does caching features save?", "seconds for a risk head", "")
 
 
 def _rows_of(listed: Sequence[Row], entry: str) -> Row:

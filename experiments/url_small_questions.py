@@ -1,4 +1,4 @@
-"""What the URL papers ask of the parts of `url-small`: paired differences, correlations, safe retrieval, caching."""
+"""What the URL papers ask of the parts of `url-small`: differences, correlations, safe retrieval, the ceiling."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from experiments.harness.suites.judging import IMAGE, MATCH_RISK, TRUST, Searche
 from experiments.harness.suites.leaderboard import first_of, shown
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import PARTS, SCORES, V1, WORK
-from experiments.harness.suites.sets import TRAIN, UNSEEN, TrackSets
+from experiments.harness.suites.sets import UNSEEN
 from experiments.harness.work import read_json, write_json
 from laplacian_metric.core import tensor_file
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import FitData
+from laplacian_metric.core.splits import Split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.metrics import statistics
 from laplacian_metric.metrics.evaluation import OWN
@@ -29,7 +30,7 @@ from laplacian_metric.metrics.resampling import bootstrap_all
 
 RESAMPLES = 300
 RECALL = "R@1"
-EPOCHS = 6  # of a risk head
+Statistic = Callable[[Tensor], Tensor]
 Sides = tuple[str, str, str, str]  # an entry and its score, or R@1, and what it is compared with
 
 
@@ -41,8 +42,12 @@ def compared(run: Benchmark, track: str, entries: Mapping[str, Any], pair: Sides
     """
     differences, draws = [], []
     for seed in run.suite.seeds:
-        sides = [scores_of_part(run, track, entries, entry, seed) for entry in (pair[0], pair[2])]
-        if sides[0] is None or sides[1] is None:
+        sides = [
+            side
+            for entry in (pair[0], pair[2])
+            if (side := scores_of_part(run, track, entries, entry, seed)) is not None
+        ]
+        if len(sides) < 2:
             continue
         first, second = (
             partial(_statistic, side, score) for side, score in zip(sides, (pair[1], pair[3]), strict=True)
@@ -51,7 +56,7 @@ def compared(run: Benchmark, track: str, entries: Mapping[str, Any], pair: Sides
         differences.append(float(first(ones) - second(ones)))
         draws.append(
             bootstrap_all(
-                {"gap": lambda w, a=first, b=second: a(w) - b(w)},
+                {"gap": partial(_gap, first, second)},
                 len(ones),
                 resamples=RESAMPLES,
                 groups=sides[0]["classes"],
@@ -67,6 +72,10 @@ def compared(run: Benchmark, track: str, entries: Mapping[str, Any], pair: Sides
         "seeds": len(differences),
         "standard error": (high - low) / 3.92,
     }
+
+
+def _gap(first: Statistic, second: Statistic, weights: Tensor) -> Tensor:
+    return first(weights) - second(weights)
 
 
 def _statistic(side: Mapping[str, Tensor], score: str, weights: Tensor) -> Tensor:
@@ -97,10 +106,14 @@ def columns(listed: Sequence[Row]) -> dict[str, list[tuple[Row, float]]]:
         RECALL: lambda row: first_of(row.recall),
     }
     names = list(own[0].r_auroc)[1:] if own else []
-    readers |= {f"R-AUROC {name}": (lambda row, name=name: row.r_auroc[name]) for name in names}
+    readers |= {f"R-AUROC {name}": partial(_r_auroc, name) for name in names}
     return {
         name: [(row, read(row)) for row in own if not math.isnan(read(row))] for name, read in readers.items()
     }
+
+
+def _r_auroc(name: str, row: Row) -> float:
+    return row.r_auroc[name]
 
 
 def across_models(listed: Sequence[Row]) -> list[list[str]]:
@@ -186,38 +199,7 @@ def many_shot(run: Benchmark, track: str, seeds: Sequence[int]) -> list[float]:
 
 
 def _rows(images: Dataset, rows_: Tensor) -> Dataset:
-    return Dataset(images.inputs[rows_], images.labels[rows_], split="train")
-
-
-def caching_seconds(sets: TrackSets, content: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of a risk head's training without a cache, with one that is filled first, and with a full one.
-
-    Of what was measured the shortest times are taken, which other processes disturbed least. Empty where no risk head
-    was run.
-    """
-    entries = [
-        one for name, one in content["entries"].items() if name in ("risk-head", "risk-head-untrained")
-    ]
-    parts = [part for entry in entries for part in entry["seeds"].get(V1, {}).values()]
-    if not parts:
-        return {}
-    once = min(part["ms"]["backbone"] for part in parts) * len(sets[TRAIN]) / 1000
-    fit = min(part["seconds"]["fit"] for part in parts)
-    return {"without a cache": EPOCHS * once + fit, "with a cache": once + fit, "every further head": fit}
-
-
-def caching(sets: TrackSets, content: Mapping[str, Any]) -> str:
-    """Return in words what cached features save: the backbone's time against that of a head's training."""
-    if not (seconds := caching_seconds(sets, content)):
-        return "not run\n"
-    whole, first, fit = seconds.values()
-    number = len(sets[TRAIN])
-    return (
-        f"The backbone takes {1000 * (first - fit) / number:.1f} ms for an image on one core: "
-        f"{first - fit:.0f} s for the {number:,} training images, and {whole - fit:.0f} s for {EPOCHS} epochs without "
-        f"a cache. The risk head's fit on cached features took {fit:.0f} s, so that the cache saves a factor of "
-        f"{whole / first:.1f} with the first pass counted, and {whole / fit:.0f} for every further head.\n"
-    )
+    return Dataset(images.inputs[rows_], images.labels[rows_], split=Split.TRAIN)
 
 
 def mean_of(values: Iterable[float | None]) -> float:

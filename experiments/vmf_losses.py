@@ -28,8 +28,7 @@ from laplacian_metric import metrics
 from laplacian_metric.data import Dataset
 from laplacian_metric.methods import make
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
-from laplacian_metric.metrics.ranking import rank_by
-from laplacian_metric.metrics.ranking import error_auroc
+from laplacian_metric.metrics.ranking import error_auroc, rank_by
 from laplacian_metric.metrics.resampling import compare_paired
 from laplacian_metric.metrics.sparsification import sparsify
 from laplacian_metric.training import TrainingOptions

@@ -5,7 +5,6 @@ python -m experiments.which_score --results figures/results/trust --out docs/pic
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from statistics import mean
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.arguments import folders
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.report.plots import COLOURS, as_png
 
@@ -97,12 +97,8 @@ def draw(settings: Mapping[str, Mapping[str, Mapping[str, float]]]) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--results", type=Path, required=True, help="the result files of experiments.trust")
-    parser.add_argument("--out", type=Path, required=True, help="the picture")
-    options = parser.parse_args(arguments)
+    command = folders(__doc__, ("--results", "--out"))
+    options = command.parse_args(arguments)
     with atomic_write(options.out) as temporary:
         temporary.write_bytes(draw(read(options.results)))
     return 0

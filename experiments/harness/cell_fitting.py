@@ -21,15 +21,15 @@ from experiments.harness.image_sets import (
     Sets,
     feature_sets,
     image_sets,
-    initial_head,
     size,
 )
+from experiments.harness.networks import check_base, initial_encoder, learner_of
 from experiments.harness.work import CONFIG, FEATURES, TRAINED, Busy, ChangedError, Work, write_json
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.core.method import Embedder, FitData, Learner, Start
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.training import load_best, pair_choice, train
+from laplacian_metric.training import load_best, train
 from laplacian_metric.training.checks import plain
 
 FROZEN_SEED = 0  # of a frozen backbone that has random weights
@@ -144,12 +144,10 @@ def _sets(place: Place, cell: Cell) -> Sets:
 
 
 def _initial(place: Place, cell: Cell, seed: int, sets: Sets, *, shape_only: bool = False) -> Encoder:
-    """A new encoder; of a frozen backbone the head alone."""
-    frozen = sets.encoder
-    if frozen is None:
-        return cell.network.make(seed, place.data_dir).to(place.device)
-    head = initial_head(cell.network, frozen, lambda: sets[TRAIN], seed, shape_only=shape_only)
-    return Encoder(nn.Identity(), head, normalize=frozen.normalize).to(place.device)
+    encoder = initial_encoder(
+        cell.network, sets.encoder, lambda: sets[TRAIN], seed, place.data_dir, shape_only=shape_only
+    )
+    return encoder.to(place.device)
 
 
 def _encoders(place: Place, cell: Cell, seed: int, sets: Sets) -> list[Encoder]:
@@ -209,25 +207,12 @@ def _base_encoder(place: Place, base: Cell, seed: int) -> Encoder:
     encoder = _initial(place, base, seed, _sets(place, base), shape_only=True)
     learner = _learner(base, [encoder], place.images(base), seed)
     load_best(learner, place.work.folder(base.name, seed))
-    if learner.module is not encoder:
-        raise ValueError(
-            f"{base.name} trains more than an encoder, its method is {base.method.name}: take a base whose method is "
-            "deterministic"
-        )
+    check_base(learner, encoder, base.name)
     return encoder.eval()
 
 
 def _learner(cell: Cell, encoders: list[Encoder], images: Sets, seed: int) -> Learner:
-    train = images.images[TRAIN]
-    setup = Setup(
-        loss=cell.loss.make(),
-        num_images=len(train),
-        num_classes=None if train.labels is None else int(train.labels.max()) + 1,
-        weight_decay=cell.training.weight_decay,
-        seed=seed,
-        pairs=pair_choice(cell.training),
-    )
-    return cell.method.make().learner(encoders, setup)
+    return learner_of(cell.method, cell.loss, cell.training, encoders, images.images[TRAIN], seed)
 
 
 def _frozen(

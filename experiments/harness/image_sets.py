@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.corruptions import corrupt, corrupt_some
 from experiments.harness.place_matching import by_place
-from experiments.harness.sections import DataSection, NetworkSection
+from experiments.harness.sections import DataSection
 from experiments.sets.n_digit_mnist import OCCLUDED_SHARE
 from laplacian_metric import data
 from laplacian_metric.core import artifact
@@ -30,7 +30,6 @@ from laplacian_metric.core.dataset import Dataset, at_even_steps
 from laplacian_metric.core.parallel import own_folder
 from laplacian_metric.data.splits import parse_split
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.heads import identity_head, principal_head, random_head, whitening_head
 from laplacian_metric.laplace.features import FeaturesManifest, collect_features, load_features
 
 TRAIN, VALIDATION, TEST, CORRUPTED, CROPPED = "train", "validation", "test", "corrupted", "cropped"
@@ -355,45 +354,3 @@ def _stored(place: Path, of: Mapping[str, Any]) -> Dataset | None:
         LOGGER.warning("%s: the features are computed again", error)
     shutil.rmtree(own)
     return None
-
-
-def bytes_of(rows: int, width: int) -> int:
-    """What so many features take on disk.
-
-    Example:
-        >>> bytes_of(55_000, 9_216) // 2**20
-        1934
-    """
-    return rows * (width * torch.float32.itemsize + torch.long.itemsize)
-
-
-def initial_head(
-    section: NetworkSection,
-    encoder: Encoder,
-    features: Callable[[], Dataset],
-    seed: int,
-    *,
-    shape_only: bool = False,
-) -> nn.Linear:
-    """Return the head that a section asks for above a frozen encoder; only a random one depends on the seed.
-
-    Args:
-        section: of the network.
-        encoder: with the frozen backbone.
-        features: returns those of the training images, which "principal" and "whitening" are made of.
-        seed: of a random head.
-        shape_only: it is random in any case: what it will hold is read from a checkpoint.
-    """
-    width = encoder.num_features
-    dim = section.dim or (encoder.dim if section.head == "random" else width)
-    if shape_only or section.head == "random":
-        return random_head(width, dim, generator=torch.Generator().manual_seed(seed))
-    if section.head in ("principal", "whitening"):
-        head = principal_head if section.head == "principal" else whitening_head
-        return head(features().features, dim)
-    if dim != width:
-        raise ValueError(
-            f"network.head is 'identity', which keeps all {width} features, but dim is {dim}: leave dim out, or take "
-            "'principal', 'whitening' or 'random'"
-        )
-    return identity_head(width)

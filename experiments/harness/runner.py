@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +13,7 @@ from experiments.harness import provenance
 from experiments.harness.cell_fitting import Place, check_network, fit
 from experiments.harness.config import Cell, Cells
 from experiments.harness.image_sets import (
-    CORRUPTED,
-    CROPPED,
-    OUT,
     TEST,
-    TRAIN,
-    VALIDATION,
-    bytes_of,
-    size,
 )
 from experiments.harness.measurements import evaluate, label_entropy
 from experiments.harness.provenance import failure, is_disk_full
@@ -76,46 +68,6 @@ def headline(result: Result) -> str:
         parts.append(f"ECE {result.calibration.ece:.4f}")
     seconds = [f"{result.seconds[key]:.0f}" for key in ("training", "fit", "evaluation")]
     return ", ".join([*parts, f"{' + '.join(seconds)} s"])
-
-
-GIB = 2**30
-
-
-def space(place: Place, runs: Sequence[tuple[Cell, int]], keep: bool) -> list[str]:
-    """What the features of the runs take, in sentences; nothing where there are none, or they cannot be told."""
-    sizes: dict[tuple[str, int], int] = {}
-    bytes_by_cell: dict[str, int] = {}
-    for cell, seed in runs:
-        if not cell.needs_features:
-            continue
-        if cell.name not in bytes_by_cell:
-            try:
-                images = place.images(cell)
-                names = [TRAIN, VALIDATION, TEST, *(OUT + out.label for out in cell.data.out)]
-                names += [CORRUPTED] * cell.evaluation.corrupted + [CROPPED] * cell.evaluation.crop_test
-                network = cell.network.model_copy(update={"pretrained": False, "weights": None})
-                rows = sum(size(images, name) for name in names)
-                bytes_by_cell[cell.name] = bytes_of(rows, network.make(0).num_features)
-            except Exception:
-                continue  # whatever is wrong with it is said when it is run, and stops no other cell
-        key = cell.features_at(seed)
-        sizes[key] = max(sizes.get(key, 0), bytes_by_cell[cell.name])
-    if not sizes:
-        return []
-    total = sum(sizes.values()) if keep else max(sizes.values())
-    bases = ", ".join(dict.fromkeys(name for name, _ in sizes))
-    kept = "kept" if keep else "removed when no run of the list needs them"
-    lines = [
-        f"features of {bases} take {total / GIB:.1f} GiB on disk at a time, and are {kept}; they are mapped, so that "
-        "memory is used as there is some"
-    ]
-    root = place.work.root.resolve()
-    free = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists())).free
-    if free < total:
-        lines.append(
-            f"only {free / GIB:.1f} GiB are free where they go: make room, or run fewer cells at a time"
-        )
-    return lines
 
 
 WAIT = 1.0  # seconds before locked runs are tried again
@@ -257,17 +209,7 @@ class _Runs:
         if summary.failed_before:
             parts.append(f"{len(summary.failed_before)} failed before, which --retry-failed tries again")
         self.say(", ".join(parts))
-        if open_tasks:
-            for line in space(self.place, [(t.cell, t.seed) for t in open_tasks], keep_features):
-                self.say(line)
-        wanted = {task.features for task in open_tasks if task.cell.needs_features}
-        for name, seed in wanted:
-            self.work.use(name, seed)
-        try:
-            self.in_turn(open_tasks, retry_failed, keep_features, summary)
-        finally:
-            for name, seed in wanted:
-                self.work.release(name, seed)
+        self.in_turn(open_tasks, retry_failed, keep_features, summary)
         return summary
 
     def in_turn(self, tasks: list[Task], retry_failed: bool, keep_features: bool, summary: Summary) -> None:
@@ -384,17 +326,16 @@ class _Runs:
         }
 
     def drop_features(self, task: Task, others: list[Task]) -> None:
-        """Remove the features that no other run of the list needs, nor another process."""
+        """Remove the features that no other run of the list needs; another process that does computes them again."""
         needed = {
             other.features
             for other in others
             if other.cell.needs_features and not self.is_finished(other, retry_failed=True)
         }
         for name, seed in {task.features, (task.cell.name, task.seed)} - needed:
-            self.work.release(name, seed)
             try:
                 with self.work.locked(name, seed):
-                    if not self.work.is_used(name, seed) and self.work.drop_features(name, seed):
+                    if self.work.drop_features(name, seed):
                         self.say(f"removed the features of {name}, seed {seed}")
             except Busy:
                 continue

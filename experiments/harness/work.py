@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 from laplacian_metric.core.checked import parsed
 from laplacian_metric.core.files import atomic_write
 
-LOCK, CONFIG, TRAINED, FEATURES, USERS = "lock", "config.json", "trained.json", "features", "users"
+LOCK, CONFIG, TRAINED, FEATURES = "lock", "config.json", "trained.json", "features"
 
 
 class RunError(RuntimeError):
@@ -40,7 +39,6 @@ class Work:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._locks: dict[Path, FileLock] = {}
-        self._uses: dict[Path, FileLock] = {}
 
     def folder(self, cell: str, seed: int) -> Path:
         """That of one run."""
@@ -91,35 +89,6 @@ class Work:
                 shutil.rmtree(entry)
             elif entry.name != LOCK:
                 entry.unlink()
-
-    def use(self, cell: str, seed: int) -> None:
-        """Say that the features of a run are needed here, so that other processes leave them, until `release`."""
-        folder = self.folder(cell, seed)
-        if folder not in self._uses:
-            (folder / USERS).mkdir(parents=True, exist_ok=True)
-            # A lock goes with its process, however that ends; the file without a lock says nothing.
-            lock = FileLock(folder / USERS / uuid4().hex)
-            lock.acquire()
-            self._uses[folder] = lock
-
-    def release(self, cell: str, seed: int) -> None:
-        """Take back `use`."""
-        lock = self._uses.pop(self.folder(cell, seed), None)
-        if lock is not None:
-            lock.release()
-            Path(lock.lock_file).unlink(missing_ok=True)
-
-    def is_used(self, cell: str, seed: int) -> bool:
-        """Whether somebody, this process included, needs the features of a run."""
-        folder = self.folder(cell, seed)
-        if folder in self._uses:
-            return True
-        for path in (folder / USERS).glob("*"):
-            try:
-                FileLock(path).acquire(timeout=0).lock.release()
-            except Timeout:
-                return True
-        return False
 
     def drop_features(self, cell: str, seed: int) -> bool:
         """Remove the features of a run; says whether there were any."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
-from experiments.critical_differences import Ranking, holm, ranking
+from experiments.critical_differences import holm, ranking
 
 # Demsar (2006), table 5a: critical values of Nemenyi's test at 5 % by the number of methods.
 CRITICAL = {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728, 6: 2.850, 7: 2.949, 8: 3.031, 9: 3.102, 10: 3.164}
@@ -40,10 +40,3 @@ def test_ranks_share_ties_and_best_comes_first() -> None:
         dict(zip("abcde", loop / 9, strict=True))
     )
     assert list(result.ranks) == sorted(result.ranks)
-
-
-def test_groups_are_the_longest_runs_within_the_critical_difference() -> None:
-    result = Ranking(list("abcde"), np.array([1.0, 1.5, 2.2, 3.0, 5.0]), 10, 0.01, 1.3)
-    assert result.groups() == [(0, 2), (2, 3)] or result.groups() == [(0, 2), (1, 2), (2, 3)]
-    for first, last in result.groups():
-        assert result.ranks[last] - result.ranks[first] <= 1.3

@@ -75,21 +75,6 @@ def test_a_cell_runs_and_measures_pairs(ran: Folder, name: str) -> None:
     assert sets["test"]["space"]["labels"] == sets["corrupt"]["space"]["labels"]
 
 
-def test_points_vote_as_their_means_do(ran: Folder) -> None:
-    point = ran.result("n_digit/N2_D2_point")["verification"]
-    for one in point.values():
-        assert one["knn"] == one["knn_of_means"]
-        assert all(variance == [[0.0, 0.0]] for variance in one["space"]["variances"])
-
-
-def test_a_result_is_the_same_when_it_is_made_again(ran: Folder, tmp_path: Path) -> None:
-    again = Folder(tmp_path)
-    again.cells = ran.cells
-    name = "n_digit/N2_D2_mixture"
-    assert again.run([name], seeds=[0], data_dir=ran.root / "data").ok
-    assert again.result(name)["verification"] == ran.result(name)["verification"]
-
-
 def test_pictures_are_made_of_what_there_is(
     ran: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +107,6 @@ def test_differences_from_the_baseline_are_paired_by_image_and_by_seed() -> None
     assert tables.difference(seeds, seeds) == ""
 
 
-def test_rows_of_the_paper_stand_beside_ours() -> None:
-    resnet = "self_supervised/resnet_isif"
-    records = {ISIF: {0: _record(0.5, 0)}, UMM: {0: _record(0.5, 0)}, resnet: {0: _record(0.6, 0)}}
-    rows = tables.published(records)
-    # Every row has two cells of ours; three of these networks are there.
-    assert sum(row.count("not run") for row in rows) == 2 * len(tables.PUBLISHED) - 3
-    assert rows[2].startswith("| ISIF")
-    assert "not run" not in rows[2]
-    own = next(row for row in rows if "Tables 3 and 5), D = 128" in row)
-    assert "| .863 | +.026 |" in own
-    assert tables.difference(records[UMM], records[ISIF]) in own
-
-
 # --- outliers ---
 
 
@@ -185,13 +171,3 @@ def test_the_command_computes_what_is_missing_and_writes_the_page(
     command.main(arguments[:-1])
     assert not evaluated
     assert (tmp_path / "self_supervised.md").read_text(encoding="utf-8") == page
-
-
-def test_outliers_come_from_files_where_their_reference_is_not_trained(tmp_path: Path) -> None:
-    networks = command.Networks(Namespace(work=tmp_path / "work", out=tmp_path, cells=["self_supervised/*"]))
-    records = {name: {0: _record(0.5, 0)} for name in (ISIF, UMM)}
-    path = tmp_path / f"{ISIF}-0-outliers.json"
-    path.parent.mkdir()
-    path.write_text('{"rank": 3.0}')
-    measured, _ = networks.outliers(records)
-    assert measured == {ISIF: {0: {"rank": 3.0}}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import url_small, url_small_figures, url_small_questions
+from experiments import url_small, url_small_questions
 from experiments.harness.suites import Benchmark, Row
 from experiments.harness.suites import suite as files
 from experiments.harness.suites.fitting import Part
@@ -111,16 +111,3 @@ def test_every_question_has_a_panel_and_every_track_its_files(tmp_path: Path) ->
     text = str(written["tables/url_small_sample.md"])
     assert "| risk-head: own less softmax: own | +0.000 (+0.000 to +0.000) | 2 |" in text
     assert "joint-risk: R@1 less joint-risk-stopped: R@1 | – |" in text
-
-
-def test_the_pictures_say_what_their_panels_ask() -> None:
-    image = {"corruption": {"noise-0.5": 0.6, "noise-1.0": 0.9}, "unseen_auroc": 0.5}
-    keys = ("all", "queries", "queries, at random", "gallery", "both", "both, at random")
-    part = {"image": {"own": image}, "safe": {s: dict.fromkeys(keys, 0.3) for s in ("own", "match risk")}}
-    names = ("joint-risk", "joint-risk-stopped", "risk-head")
-    entries = {name: {"title": name, "score": "own", "seeds": {"V1": {"0": part}}} for name in names}
-    listed = [replace(BASE, entry=name, title=name, crop=0.5, unseen=0.5, upstream=0.6) for name in names]
-    one = url_small_figures.questions(listed, {"entries": entries}, {"without a cache": 2.0})
-    assert one[:4] == b"\x89PNG"
-    without = url_small_figures.questions(listed, {"entries": {"joint-risk": entries["joint-risk"]}})
-    assert len(one) > len(without)  # joint training and caching have panels of their own

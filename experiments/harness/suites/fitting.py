@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
-from experiments.harness.image_sets import initial_head
+from experiments.harness.networks import check_base, initial_encoder, learner_of
 from experiments.harness.suites.sets import TRAIN, VALIDATION, TrackSets
 from experiments.harness.suites.suite import Options, Suite
-from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, Start
+from laplacian_metric.core.method import Embedder, FitData, Learner, Start
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.training import load_best, pair_choice, train
+from laplacian_metric.training import load_best, train
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,10 @@ class Fitting:
 
     def _trained(self, part: Part, options: Options, encoders: list[Encoder]) -> tuple[Learner, float]:
         """Return the learner with the weights of its best epoch, and the seconds of its training."""
-        sets, training, method = self.sets[part.track], options.training_options(), options.method.make()
+        sets, training = self.sets[part.track], options.training_options()
         images = sets[TRAIN]
-        setup = Setup(
-            loss=options.loss.make(),
-            num_images=len(images),
-            num_classes=int(images.labels.max()) + 1,
-            weight_decay=training.weight_decay,
-            seed=part.seed,
-            pairs=pair_choice(training),
-        )
-        learner = method.learner(encoders, setup)
-        if not method.trains or not training.epochs:
+        learner = learner_of(options.method, options.loss, training, encoders, images, part.seed)
+        if not options.method.kind.trains or not training.epochs:
             return learner, 0.0
         folder = part.place(self.work)
         digests = {name: sets.digest(name) for name in (TRAIN, VALIDATION)}
@@ -130,13 +120,10 @@ class Fitting:
         options = self.suite.options(part.track, part.entry, part.setting)
         encoder = self._initial(part.track, options, part.seed)
         learner, _ = self._trained(part, options, [encoder])
-        if learner.module is not encoder:
-            raise ValueError(f"{part.entry} trains more than an encoder: it is no base for others")
+        check_base(learner, encoder, part.entry)
         return encoder.eval()
 
     def _initial(self, track: str, options: Options, seed: int) -> Encoder:
-        """Return a new encoder; of a frozen backbone the head alone."""
         sets = self.sets[track]
-        if not options.network.frozen:
-            return options.network.make(seed, sets.data_dir)
-        return Encoder(nn.Identity(), initial_head(options.network, sets.encoder, lambda: sets[TRAIN], seed))
+        frozen = sets.encoder if options.network.frozen else None
+        return initial_encoder(options.network, frozen, lambda: sets[TRAIN], seed, sets.data_dir)

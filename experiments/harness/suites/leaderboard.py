@@ -297,7 +297,7 @@ def write(results: Mapping[str, Any], own: Sequence[Row], out: Path) -> str:
     out.mkdir(parents=True, exist_ok=True)
     for suffix, text in texts.items():
         write_text(out / f"{NAME}.{suffix}", text)
-    return texts["md"]
+    return "\n".join(parts)
 
 
 def _number(value: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from experiments.harness import provenance
 from experiments.harness.config import differences
 from experiments.harness.provenance import failure, is_disk_full
+from experiments.harness.runner import Say, Summary
 from experiments.harness.suites.fitting import Fitted, Fitting, Part
 from experiments.harness.suites.leaderboard import Row
 from experiments.harness.suites.measuring import chosen_by, measured
@@ -34,8 +35,6 @@ CHOICES = {
     V2: "mean R-AUROC on these and on the choice sets of the other data",
 }
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -43,19 +42,6 @@ class Choice:
 
     setting: int
     note: str = ""
-
-
-@dataclass
-class Summary:
-    """What became of the parts, by name."""
-
-    done: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed."""
-        return not self.failed
 
 
 class Benchmark:

@@ -99,18 +99,6 @@ def test_strangers_get_the_size_and_the_channels_of_the_known(channels: int, tmp
     assert sets["out/fruit"].inputs.max() <= 1
 
 
-def test_files_are_read_as_they_are_needed(tmp_path: Path) -> None:
-    for split in ("train", "val", "test"):
-        for kind in ("apples", "pears"):
-            for number in range(3):
-                write_image(tmp_path / "fruit" / split / kind / f"{number}.png", 50 * number)
-    options = {"train": "folder", "options": {"path": "fruit"}, "image_size": 8}
-    read = image_sets(DataSection.model_validate({**options, "in_memory": False}), tmp_path)
-    kept = image_sets(DataSection.model_validate(options), tmp_path)
-    assert not isinstance(read["test"].inputs, torch.Tensor)
-    assert torch.equal(torch.cat([batch.inputs for batch in read["test"].batches()]), kept["test"].inputs)
-
-
 def test_only_training_is_augmented() -> None:
     sets = image_sets(section(limit=30, augment="crop-flip"), None)
     rows = [torch.arange(30)]
@@ -153,10 +141,3 @@ def test_digits_are_covered_anew_as_the_data_set_covers_them() -> None:
     across = tiles.mean(0)
     assert torch.allclose(across, across.flip(0), atol=0.02)
     assert torch.allclose(across, across.T, atol=0.02)
-
-
-def test_only_rows_of_square_digits_are_covered() -> None:
-    with pytest.raises(
-        ValueError, match=r"\(1, 28, 50\) is no row of square digits: leave out augment 'cover-digits'"
-    ):
-        cover_digits(torch.zeros(1, 28, 50, dtype=torch.uint8))

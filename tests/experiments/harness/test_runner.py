@@ -12,7 +12,7 @@ import torch
 from experiments.harness import cell_fitting, runner
 from experiments.harness.work import Work
 from laplacian_metric.core.embedding import StochasticEmbedding
-from tests.experiments.harness.miniature import LAPLACE, RETRIEVAL, changed, folder_with
+from tests.experiments.harness.miniature import LAPLACE, RETRIEVAL, folder_with
 
 SCORE = {
     "r_auroc",
@@ -154,25 +154,6 @@ def test_features_go_when_nothing_needs_them_any_more(tmp_path: Path) -> None:
     was_present: list[bool] = []
     folder.run(["mini/pfe", "mini/deterministic"], say=lambda line: was_present.append(place.is_dir()))
     assert was_present[0]
-    assert not place.exists()
-    assert any("GiB on disk at a time, and are kept" in line for line in folder.said)
-
-
-def test_features_that_another_runner_needs_stay(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, laplace=LAPLACE)
-    place = folder.work / "mini/deterministic/seed0/features"
-    other = Work(folder.work)
-    other.use("mini/deterministic", 0)
-    folder.run(["mini/laplace"])
-    assert place.is_dir()
-    # This one is no longer among those who need them.
-    assert len(list((folder.work / "mini/deterministic/seed0/users").iterdir())) == 1
-    other.release("mini/deterministic", 0)
-    # What a process that was killed has left says nothing.
-    (folder.work / "mini/deterministic/seed0/users/killed").touch()
-    assert not other.is_used("mini/deterministic", 0)
-    changed(folder, "mini/laplace", evaluation={"samples": 5})
-    folder.run(["mini/laplace"], fresh=True)
     assert not place.exists()
 
 

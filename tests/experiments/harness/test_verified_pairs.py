@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from scipy import stats
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
@@ -221,10 +220,3 @@ def test_any_other_method_is_measured_by_its_similarity(own: bool) -> None:
     assert numbers["space"] is None
     # Nothing is drawn, so that there is nothing to repeat.
     assert set(numbers["correlations"]["own"]) == {"average_precision", "knn"}
-
-
-def test_wrong_sections_are_refused() -> None:
-    with pytest.raises(ValidationError, match="multiple of 2"):
-        VerificationSection(pairs=3)
-    with pytest.raises(ValidationError):
-        VerificationSection(bins=1)

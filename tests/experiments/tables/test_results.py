@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.harness.results import Result, ResultFileError, read_result, read_results
-from experiments.harness.tables.seeds import Cell, pick, spread, tidy
+from experiments.harness.tables.seeds import Cell, pick, spread
 from experiments.harness.tables.table_columns import find, names
 from tests.experiments.tables.synthetic import failure, result, write
 
@@ -152,12 +152,6 @@ def test_cells_keep_what_failed_and_what_is_missing(tmp_path: Path) -> None:
     assert both.said() == "seeds 0, 1 failed: x"
 
 
-def test_an_error_is_one_line_without_folders() -> None:
-    assert tidy("a\n  b `c` https://example.org/x/y ./p/q") == "a b 'c' https://example.org/x/y ./p/q"
-    assert tidy("x" * 300).endswith("x...")
-    assert len(tidy("x" * 300)) == 200
-
-
 @settings(max_examples=20)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=6))
 def test_spread_and_interval_against_numpy_and_scipy(values: list[float]) -> None:
@@ -197,8 +191,3 @@ def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
     assert math.isnan(find("AUROC", out="mnist").value(record, "no such score"))
     assert math.isnan(find("ECE").value(record, "feature norm"))
     assert find("R-AUROC").value(record, "feature norm") == content["scores"]["feature norm"]["r_auroc"]
-
-
-def test_a_metric_of_strangers_needs_their_name() -> None:
-    with pytest.raises(ValueError, match="AUPRC needs to know which set"):
-        find("AUPRC")

@@ -182,14 +182,6 @@ def test_what_is_not_there_is_seen_and_said(tmp_path: Path) -> None:
     assert r"it \| diverged" in markdown(built)
 
 
-def test_seeds_may_be_demanded() -> None:
-    built = build_table(table("a", seeds=[0, 1, 2, 3]), of("a", [0.5, 0.6]))
-    assert line(built, "method a")[1] == "2 of 4"
-    assert any("seeds 2, 3 are missing" in note for note in built.notes)
-    fewer = build_table(table("a", seeds=[0]), of("a", [0.5, 0.6]))
-    assert line(fewer, "method a") == ["0.500", "1"]
-
-
 def test_strangers_that_no_result_has_are_said(tmp_path: Path) -> None:
     write(tmp_path, result("a", 0))
     results = read_results(tmp_path)
@@ -250,12 +242,6 @@ def test_trivial_scores_are_rows_with_the_retrieval_of_their_network(tmp_path: P
     assert [table_line.label for table_line in built.lines if table_line.kind == "group"] == [
         "Without any posterior"
     ]
-
-
-def test_the_same_number_twice_does_not_compete_with_itself() -> None:
-    results = of("a", [0.60, 0.61, 0.62]) + of("b", [0.50, 0.51, 0.52])
-    built = build_table(table("a", "b", columns=["mAP@1"], trivial="a"), results)
-    assert bold(built) == ["method a"]
 
 
 def test_published_numbers_stand_below_ours() -> None:

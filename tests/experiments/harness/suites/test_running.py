@@ -160,10 +160,3 @@ def test_rules_take_validation_numbers_alone() -> None:
     none = choice_of(tries, "V1", 0.9, True)
     assert none.setting == 0
     assert "no setting reaches" in none.note
-
-
-def test_names_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="did you mean 'laplace'"):
-        Benchmark(suite(), tmp_path, entries=["laplac"])
-    with pytest.raises(ValueError, match="did you mean 'sample'"):
-        Benchmark(suite(), tmp_path, tracks=["sampel"])

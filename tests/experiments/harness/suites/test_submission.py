@@ -83,8 +83,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Submission.read(path)
     path.write_text("nothing")
-    with pytest.raises(ValueError, match="mine.npz"):
+    with pytest.raises(ValueError, match="mine"):
         Submission.read(path)
     np.savez(path, embeddings=np.array([{}], dtype=object))
-    with pytest.raises(ValueError, match="mine.npz"):
+    with pytest.raises(ValueError, match="mine"):
         Submission.read(path)
