@@ -32,7 +32,7 @@ LEFT: Mapping[str, Mapping[str, Any]] = {
         "batch_size": 256,
         "samples": 100,
     },
-    "online-laplace": {"preset": "default", "defects": []},
+    "online-laplace": {"score": "1/kappa", "preset": "default", "defects": []},
     "pfe": {"variant": "paper"},
     "hib": {"variant": "paper"},
     "mc-dropout": {"variant": "paper"},
