@@ -59,9 +59,12 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "
 # What to call main with, which library it needs, and what has to hold of the result.
 SHORT: dict[str, tuple[dict[str, Any], str | None, Callable[[Any], bool]]] = {
     "classify_or_refuse_scikit_learn": (
-        {"steps": 40},
+        {},
         "sklearn",
-        lambda numbers: 0.8 < numbers["accuracy"] < numbers["accuracy of the surest 80 %"] <= 1,
+        lambda numbers: (
+            0.9 < numbers["accuracy"] < numbers["accuracy of accepted answers"] <= 1
+            and numbers["share of noise accepted"] < 0.1 < 0.5 < numbers["share of digits accepted"]
+        ),
     ),
     "exported_features": (
         {"steps": 100, "dim": 3},
