@@ -29,6 +29,8 @@ from laplacian_metric.core.arguments import hint
 
 Model = TypeVar("Model", bound=BaseModel)
 Options = TypeVar("Options")
+# What pydantic puts behind the name of a field that may be of several kinds.
+KIND = re.compile(r"constrained-\w+|(literal|list|dict|tuple)\[.*\]|float|int|str|bool")
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
@@ -111,8 +113,9 @@ def complaint(error: ValidationError, model: Any = None, section: str = "") -> s
     """
     errors = error.errors()
     first = next((one for one in errors if one["type"] in UNKNOWN), errors[0])
-    *path, last = first["loc"] or ("",)
-    key = _entry((section, *first["loc"]))
+    places = [place for place in first["loc"] if not KIND.fullmatch(str(place))] or [""]
+    *path, last = places
+    key = _entry((section, *places))
     if first["type"] in UNKNOWN:
         where = _entry((section, *path))
         names = _fields(model, path)

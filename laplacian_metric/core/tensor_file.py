@@ -60,7 +60,7 @@ def write(
     for name, tensor in tensors.items():
         order = list(range(tensor.ndim))
         if keep_strides:
-            order.sort(key=lambda place: -tensor.stride(place))
+            order.sort(key=tensor.stride, reverse=True)
         packed[name] = tensor.detach().permute(order).to("cpu").contiguous().clone()
         if order != list(range(tensor.ndim)):
             orders[name] = order

@@ -253,9 +253,9 @@ class _Store:
             path = self.place / name
             if earlier is not None or not self.count:
                 path.write_bytes(bytes_of(part))
-            file = self._stack.enter_context(path.open("r+b"))
-            file.seek(self.count * size)
-            self._files.append(file)
+            opened = self._stack.enter_context(path.open("r+b"))
+            opened.seek(self.count * size)
+            self._files.append(opened)
         # What is there beyond these rows is cut off next, so that no note may count it any more.
         self._note()
         for file in self._files:

@@ -16,12 +16,13 @@ from hessians import ContrastiveLoss
 from laplacian_metric import metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.images import Preparation
+from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
-from laplacian_metric.laplace.options import LamOptions, Positive
+from laplacian_metric.laplace.options import LamOptions
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics.ranking import error_auroc
 from laplacian_metric.trust.calibration import LEAST_QUERIES
@@ -205,7 +206,9 @@ def _check_head(options: FitOptions, loaded: LoadedEncoder | None) -> None:
         raise ValueError(f"head is 'keep', but {what} to keep: take trained, whitening or identity")
 
 
-def _kind(options: FitOptions, loaded: LoadedEncoder | None) -> str:
+def _kind(
+    options: FitOptions, loaded: LoadedEncoder | None
+) -> Literal["keep", "trained", "whitening", "identity"]:
     """Return the kind of head that the model gets."""
     if options.head is not None:
         return options.head

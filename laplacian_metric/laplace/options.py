@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import ConfigDict, Field
@@ -12,13 +12,12 @@ from pydantic.dataclasses import dataclass
 
 from hessians.approximations import Approximation
 from hessians.checks import Choice
+from laplacian_metric.core.options import Count, Draws, NotNegative, Positive
 from laplacian_metric.core.parallel import Reduce
 from laplacian_metric.laplace.layer.base import Structure
 
 BATCH_SIZE = 256
 TOLERANCE = 0.01  # of the diagonal of the curvature, relative, in the l2 norm
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PairChoice(Choice):
@@ -66,7 +65,7 @@ class PosthocOptions(PosteriorOptions):
         weight_decay: of the training.
     """
 
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    weight_decay: NotNegative | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,23 @@ class LamOptions(PosthocOptions):
     """
 
     structure: Structure = Structure.DIAGONAL
-    rank: Annotated[int, Field(ge=1)] = 50
+    rank: Count = 50
     pairs: PairChoice = PairChoice.AUTO
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineOptions(PosteriorOptions):
+    """The settings of an `OnlineLAM`; None stands for "not set".
+
+    Attributes:
+        memory: a new batch's share in the running curvature, or "paper".
+        warmup: so many steps are taken without a draw.
+        samples: how many draws a training step has.
+    """
+
+    memory: Annotated[float, Field(gt=0, le=1)] | Literal["paper"] | None = None
+    warmup: Annotated[int, Field(ge=0)] | None = None
+    samples: Count = 1
 
 
 class Predictive(Choice):
@@ -109,8 +123,8 @@ class NetworkOptions(PosthocOptions):
     prior_precision: Positive | dict[str, Positive] | None = None  # type: ignore[assignment]
     layers: int | str | list[str] = 2
     predictive: Predictive = Predictive.LINEARISED
-    samples: Annotated[int, Field(ge=2)] = 100
-    memory_budget: Annotated[int, Field(ge=1)] = 256 << 20
+    samples: Draws = 100
+    memory_budget: Count = 256 << 20
 
 
 @plain_dataclass(frozen=True)

@@ -14,6 +14,8 @@ from hessians.pairs import Population
 from laplacian_metric.laplace.fit import Fitted
 from laplacian_metric.laplace.layer import DiagonalCurvature
 
+NUMBERS = ("loss", "square", "positives", "negatives")
+
 
 class Running:
     """A running curvature (Z, H') over the batches, unclamped; gradient, loss value and squared lengths beside it.
@@ -121,58 +123,34 @@ class Running:
             length=self.length(),
         )
 
-    def state(self) -> dict[str, Tensor | float | int]:
-        """Tensors and numbers, from which `load` goes on."""
-        return {
-            "curvature": self.curvature.clone(),
-            "gradient": self.gradient.clone(),
-            "loss": self.loss,
-            "square": self.square,
-            "positives": self.positives,
-            "negatives": self.negatives,
-            "steps": self.steps,
-        }
-
-    def load(self, state: dict[str, Tensor | float | int]) -> None:
-        """The inverse of `state`; tensors are copied to where this one's are."""
-        for name in ("curvature", "gradient"):
-            getattr(self, name).copy_(state[name])
-        for name in ("loss", "square", "positives", "negatives"):
-            setattr(self, name, float(state[name]))
-        self.steps = int(state["steps"])
-
     def tensors(self) -> dict[str, Tensor]:
-        """`state` as tensors alone, numbers in float64.
+        """Return copies of the averages and all counters, numbers in float64, from which `load` goes on.
 
         Example:
             >>> running = Running(torch.zeros(1, 1), share=0.5)
             >>> running.add(torch.ones(1, 1), torch.zeros(1, 1), 2.0, 9.0, (1, 3))
             >>> again = Running(torch.zeros(1, 1), share=0.5)
-            >>> again.load_tensors(running.tensors())
+            >>> again.load(running.tensors())
             >>> again.mean_curvature(), again.mean_loss(), again.length(), again.steps
             (tensor([[1.]]), 2.0, 3.0, 1)
         """
         return {
-            name: value if isinstance(value, Tensor) else torch.tensor(value, dtype=_dtype_of(value))
-            for name, value in self.state().items()
+            "curvature": self.curvature.clone(),
+            "gradient": self.gradient.clone(),
+            **{name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in NUMBERS},
+            "steps": torch.tensor(self.steps),
         }
 
-    def load_tensors(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`; another shape is refused, and nothing is changed then."""
-        own = self.tensors()
-        if set(own) != set(state):
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`; one of another head is refused, and nothing is changed then."""
+        own = {name: tensor.shape for name, tensor in self.tensors().items()}
+        stored = {name: tensor.shape for name, tensor in state.items()}
+        if own != stored:
             raise ValueError(
-                f"the state holds {', '.join(sorted(state)) or 'nothing'}, {', '.join(sorted(own))} are needed: it is "
-                "not that of an online posterior"
+                f"the state has {stored}, {own} is needed: it is not that of an online posterior of this head"
             )
-        for name, tensor in own.items():
-            if state[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name} has shape {tuple(state[name].shape)} in the state, {tuple(tensor.shape)} is needed: it is "
-                    "of another head"
-                )
-        self.load({name: value if value.ndim else value.item() for name, value in state.items()})
-
-
-def _dtype_of(number: float | int) -> torch.dtype:
-    return torch.int64 if isinstance(number, int) else torch.float64
+        for name in ("curvature", "gradient"):
+            getattr(self, name).copy_(state[name])
+        for name in NUMBERS:
+            setattr(self, name, float(state[name]))
+        self.steps = int(state["steps"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from hessians.approximations import Approximation
 from hessians.checks import compute_dtype
 from hessians.pair_loss import PairLoss
 from hessians.pairs import Population
+from laplacian_metric.core.checked import checked
 from laplacian_metric.core.modes import check_unused
 from laplacian_metric.core.parallel import reducer, together
 from laplacian_metric.encoder import Encoder
@@ -35,23 +37,11 @@ from laplacian_metric.laplace.online import batch as batches
 from laplacian_metric.laplace.online import parallel as parallel
 from laplacian_metric.laplace.online.batch import Labels, Miner
 from laplacian_metric.laplace.online.running import Running
-from laplacian_metric.laplace.online.state import (
-    SWITCHES,
-    VERSION,
-    at_least,
-    check_architecture,
-    check_settings,
-    check_structure,
-    check_version,
-    checked_generator,
-    checked_images,
-    checked_memory,
-    checked_optimizer,
-    defaults,
-    described,
-)
+from laplacian_metric.laplace.online.state import check_same, described, forms, weight_decay_of
+from laplacian_metric.laplace.options import OnlineOptions, PosteriorOptions
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 
+PAPER_SHARE = 1e-4
 DEFAULT_SHARE = 5e-3
 # So many batches leave an error of a tenth of a batch's own in the curvature: enough to draw from.
 WARMUP = 100
@@ -109,26 +99,42 @@ class OnlineLAM:
         generator: torch.Generator | None = None,
     ) -> None:
         check_model(encoder, loss)
-        share, summed = checked_memory(memory)
-        check_structure(structure)
+        if Structure.parse(structure) is not Structure.DIAGONAL:
+            raise ValueError(
+                f'structure is "{structure}": online, only "diag" can be maintained, since factors and eigenvectors of '
+                "a sum are not the sums of those of its batches. Fit a LAM with that structure afterwards"
+            )
+        if num_images is None and n_effective is None:
+            raise ValueError(
+                "num_images is missing: say how many images the training set has, e.g. num_images=len(dataset); the "
+                "loss is an average and does not know"
+            )
+        options = checked(
+            OnlineOptions,
+            approximation=approximation,
+            n_effective=n_effective,
+            temperature=temperature,
+            prior_precision=prior_precision,
+            memory=memory,
+            warmup=warmup,
+            samples=samples,
+        )
+        summed = options.memory == "paper"
+        share = PAPER_SHARE if isinstance(options.memory, str) else options.memory or DEFAULT_SHARE
         self.encoder = encoder
         self.optimizer = optimizer
         self.pair_loss = loss
-        self.num_images = checked_images(num_images, n_effective)
+        self.num_images = round(n_effective or 0) if num_images is None else int(num_images)
+        if self.num_images < 1 or num_images not in (None, self.num_images):
+            raise ValueError(f"num_images is {num_images}, a whole number from 1 on is needed")
         self.share = share
-        self.samples = at_least("samples", samples, 1)
-        self.warmup = at_least("warmup", min(WARMUP, math.ceil(1 / share)) if warmup is None else warmup, 0)
+        self.samples = options.samples
+        self.warmup = min(WARMUP, math.ceil(1 / share)) if options.warmup is None else options.warmup
         self.miner = miner
         # Unfitted: it holds scale and prior.
-        self._lam = LAM(
-            encoder,
-            loss,
-            approximation,
-            n_effective=float(self.num_images) if n_effective is None else n_effective,
-            temperature=temperature,
-            prior_precision=prior_precision,
-            weight_decay=checked_optimizer(encoder, optimizer),
-        )
+        shared = {field.name: getattr(options, field.name) for field in fields(PosteriorOptions)}
+        shared["n_effective"] = float(self.num_images) if n_effective is None else n_effective
+        self._lam = LAM(encoder, loss, weight_decay=weight_decay_of(encoder, optimizer), **shared)
         head, weight = encoder.head, encoder.head.weight
         self._bias_is_random = head.bias is not None and bias_is_known(loss, self._lam.approximation)
         like = torch.empty(
@@ -140,7 +146,11 @@ class OnlineLAM:
         # The paper's sum starts at the prior, and the prior is added all the same.
         start = self._lam.prior_precision / self._lam.scale if summed else None
         self._running = Running(like, share, summed, start)
-        self.generator = checked_generator(generator, weight.device)
+        if generator is not None and generator.device.type != weight.device.type:
+            raise ValueError(
+                f"generator is on {generator.device}, the head's weights are on {weight.device}: make it there"
+            )
+        self.generator = torch.Generator(weight.device).manual_seed(0) if generator is None else generator
         self._said: set[str] = set()
         parallel.same_start(encoder, self.generator, self.settings())
 
@@ -290,15 +300,10 @@ class OnlineLAM:
         running = self._running
         if not running.steps:
             raise NotFittedError("this OnlineLAM has taken no step yet: call step(images, labels)")
-        lam = LAM(
-            self.encoder,
-            self.pair_loss,
-            self._lam.approximation,
-            n_effective=self.n_effective,
-            temperature=self.temperature,
-            prior_precision=self.prior_precision,
-            weight_decay=self._lam.weight_decay,
+        options = replace(
+            self._lam.options, n_effective=self.n_effective, prior_precision=self.prior_precision
         )
+        lam = LAM.of(self.encoder, self.pair_loss, options)
         running.warn_about_pairs()
         lam.fitted = running.fitted(self.num_images, self._bias_is_random, self.encoder.fingerprint())
         return lam
@@ -320,15 +325,13 @@ class OnlineLAM:
             "optimizer": type(self.optimizer).__name__,
             "generator": self.generator.device.type,
             "miner": None if self.miner is None else type(self.miner).__name__,
+            "summed": self._running.summed,
             **described("loss", self.pair_loss),
-            **SWITCHES,
-            **({"switches.memory": "sum", "switches.start": "prior"} if self._running.summed else {}),
         }
 
     def check_settings(self, stored: Mapping[str, Any]) -> None:
-        """Refuse the settings of another run; those that an older state lacks have their defaults."""
-        known = {**defaults("loss", self.pair_loss), **SWITCHES}
-        check_settings(self.settings(), {**known, **stored})
+        """Refuse the settings of another run."""
+        check_same("settings", self.settings(), stored)
 
     def running_state(self) -> dict[str, Tensor]:
         """The running curvature and all counters, as tensors: what a loop keeps that saves the rest by itself."""
@@ -336,7 +339,7 @@ class OnlineLAM:
 
     def load_running_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `running_state`; one of another architecture is refused, and nothing is changed."""
-        self._running.load_tensors(state)
+        self._running.load(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values from which `load_state_dict` goes on to the bit; ``torch.save`` takes it.
@@ -345,18 +348,18 @@ class OnlineLAM:
         the data, torch's global generator where there is dropout) is for the loop to keep.
         """
         return {
-            "version": VERSION,
             "settings": self.settings(),
             "encoder": self.encoder.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "running": self._running.state(),
+            "running": self._running.tensors(),
             "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; one of another architecture or of other settings is refused, and nothing is changed."""
-        check_version(state)
-        check_architecture(self.encoder.state_dict(), state["encoder"])
+        if "settings" not in state:
+            raise ValueError("this is no state of an OnlineLAM: pass what state_dict() returned")
+        check_same("architecture", forms(self.encoder.state_dict()), forms(state["encoder"]))
         self.check_settings(state["settings"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.encoder.load_state_dict(state["encoder"])

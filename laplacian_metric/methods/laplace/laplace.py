@@ -15,13 +15,12 @@ from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
+from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.frozen_features import features_of
-from laplacian_metric.laplace.options import LamOptions, Positive
+from laplacian_metric.laplace.options import LamOptions
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
-
-PRIORS = ("marginal", "validation", "decay")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Laplace(LamOptions, Method):
             raise ValueError(
                 'prior is "decay", but the training had no weight decay: take "marginal" or a number'
             )
-        number = self.prior_precision if self.prior in (None, *PRIORS) else self.prior
+        number = self.prior if isinstance(self.prior, float) else self.prior_precision
         decay = self.weight_decay or setup.weight_decay or None
         loss = setup.loss if self.norm else without_norm(setup.loss)
         return LAM.of(encoder, loss, replace(self, prior_precision=number, weight_decay=decay))

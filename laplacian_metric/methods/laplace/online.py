@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -15,21 +14,17 @@ from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Set
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.laplace.online.batch import Miner
-from laplacian_metric.laplace.options import PosteriorOptions
+from laplacian_metric.laplace.options import OnlineOptions
 from laplacian_metric.laplace.posthoc import LAM, NotFittedError
 from laplacian_metric.methods.laplace.embedder import LAMEmbedder
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineLaplace(PosteriorOptions, Method):
+class OnlineLaplace(OnlineOptions, Method):
     """Trains an encoder and keeps up a diagonal posterior over its last layer; see `OnlineLAM`.
 
-    The posterior's prior precision follows from the optimizer's weight decay where it is not given.
-
-    Attributes:
-        memory: a new batch's share in the running curvature, or "paper"; None is what `OnlineLAM` has.
-        warmup: so many steps are taken without a draw; None is what `OnlineLAM` has.
-        samples: how many draws a training step has.
+    Options that are None are those of `OnlineLAM`: the posterior's prior precision, for one, then follows from the
+    optimizer's weight decay.
 
     Example:
         >>> OnlineLaplace(memory=0.01).samples
@@ -37,10 +32,6 @@ class OnlineLaplace(PosteriorOptions, Method):
     """
 
     name: ClassVar[str] = "online-laplace"
-
-    memory: Annotated[float, Field(gt=0, le=1)] | Literal["paper"] | None = None
-    warmup: Annotated[int, Field(ge=0)] | None = None
-    samples: Annotated[int, Field(ge=1)] = 1
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         return OnlineLaplaceLearner(only(encoders, self.name), self, setup)
@@ -57,7 +48,7 @@ class OnlineLaplace(PosteriorOptions, Method):
 
     def options(self, setup: Setup, generator: torch.Generator | None) -> dict[str, Any]:
         """Return the options of `OnlineLAM`; those that are None are left to it."""
-        own = {field.name: getattr(self, field.name) for field in fields(OnlineLaplace)}
+        own = {field.name: getattr(self, field.name) for field in fields(OnlineOptions)}
         given = {name: value for name, value in own.items() if value is not None}
         return {**given, "miner": miner_of(setup), "generator": generator}
 

@@ -246,10 +246,10 @@ def test_a_state_of_something_else_is_refused(begun: bool) -> None:
     learner = a_learner(OnlineLaplace())
     if begun:
         learner.begin(an_optimizer(learner.encoder), a_generator())
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="state"):
         learner.restore({})
     other = Running(torch.zeros(2, 6, dtype=float64), share=0.1).tensors()
-    with pytest.raises(ValueError, match=r"curvature has shape \(2, 6\) in the state, \(3, 6\) is needed"):
+    with pytest.raises(ValueError, match="curvature"):
         learner.restore(other)
 
 
