@@ -51,24 +51,11 @@ class Hedged(Protocol):
     ) -> Tensor: ...
 
 
-class Images(Protocol):
-    """The images of one set as they were embedded; scores are the greater the more alike two are."""
-
-    def drawn(self, generator: torch.Generator) -> None:
-        """Draw anew, where anything is drawn."""
-
-    def pairs(self, pairs: Tensor) -> Tensor:
-        """The scores (P,) of pairs (P, 2)."""
-
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
-        """Return the function that scores images, given by their positions (B,), with all of a gallery, (B, M)."""
-
-    def uncertainty(self) -> Tensor | None:
-        """(N,); None where there is none."""
-
-
 class HedgedImages:
-    """Mixtures, of which K samples are drawn, twice: of the first and of the second image of a pair."""
+    """Mixtures, of which K samples are drawn, twice: of the first and of the second image of a pair.
+
+    Scores are the greater the more alike two images are: of pairs (P, 2), and of some images with a whole gallery.
+    """
 
     def __init__(self, embedder: Hedged, inputs: Dataset, samples: int, *, has_uncertainty: bool) -> None:
         self.embedder = embedder
@@ -92,7 +79,7 @@ class HedgedImages:
         ]
         return torch.cat(scores)
 
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Any) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, HedgedImages)
         second = gallery.second
         # The score falls with the probability of a mismatch, which keeps its digits where images are alike.
@@ -126,7 +113,7 @@ class EmbeddedImages:
             [self._score(self.e[rows[:, 0]], self.e[rows[:, 1]]).diagonal() for rows in pairs.split(BLOCK)]
         ).cpu()
 
-    def among(self, gallery: Images) -> Callable[[Tensor], Tensor]:
+    def among(self, gallery: Any) -> Callable[[Tensor], Tensor]:
         assert isinstance(gallery, EmbeddedImages)
         other = gallery.e
         return lambda rows: self._score(self.e[rows], other)
@@ -146,7 +133,7 @@ class _Set:
 
     name: str
     inputs: Dataset
-    images: Images
+    images: HedgedImages | EmbeddedImages
     balanced: Tensor
     random: Tensor
 
@@ -166,7 +153,7 @@ def verify(fitted: Fitted, section: VerificationSection, *, has_uncertainty: boo
     sets: dict[str, _Set] = {}
     for name in (TEST, *(name.removeprefix(TESTS) for name in fitted.sets if name.startswith(TESTS))):
         inputs = fitted.sets[name if name == TEST else TESTS + name]
-        images: Images = (
+        images = (
             HedgedImages(embedder, inputs, section.samples, has_uncertainty=has_uncertainty)
             if isinstance(embedder, Hedged)
             else EmbeddedImages(embedder, inputs, has_uncertainty=has_uncertainty)

@@ -90,16 +90,19 @@ class PublishedContrastiveLoss(ContrastiveLoss):
     ) -> OutputHessian:
         approximation = Approximation.parse(approximation)
         clipped = approximation is Approximation.CLIPPED
+        whole = clipped and self._flips()
+        hessian: OutputHessian = self._curved().output_hessian(
+            u, pairs, Approximation.FULL if whole else approximation
+        )
         if not self._flips():
-            return self._curved().output_hessian(u, pairs, approximation)
-        hessian = self._curved().output_hessian(u, pairs, Approximation.FULL if clipped else approximation)
+            return hessian
         if isinstance(hessian, StructuredHessian) and hessian.graph is not None:
             # What couples two images, H_ij, is all in the graph.
             graph = _negated(hessian.graph)
             hessian = StructuredHessian(
                 hessian.unit, hessian.inverse_norm, hessian.nodes, graph, hessian.radial, hessian.dim
             )
-        return hessian.positive_part() if clipped else hessian
+        return hessian.positive_part() if whole else hessian
 
     def _flips(self) -> bool:
         return self.flip_cross and self.distance is Distance.ARCCOS

@@ -67,8 +67,8 @@ def read(request: Request, validation_share: float = 0.2) -> Dataset:
         for image in range(1, count + 1)
     ]
     labels = np.repeat(np.arange(len(people)), people)
-    parts = (np.sort(people.index.get_indexer(part.index)) for part in (train, test))
-    chosen = part_of_classes(*parts, request.split, validation_share)
+    trained, tested = (np.sort(people.index.get_indexer(part.index)) for part in (train, test))
+    chosen = part_of_classes(trained, tested, request.split, validation_share)
     return file_data(root, names, labels, list(people.index), np.flatnonzero(np.isin(labels, chosen)))
 
 

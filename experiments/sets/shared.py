@@ -102,4 +102,5 @@ def mosaic(path: Path, side: int, mode: str = "RGB") -> NDArray[np.uint8]:
         pixels = np.asarray(image.convert(mode))
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
     tiles = pixels.reshape(rows, side, columns, side, -1).transpose(0, 2, 4, 1, 3)
-    return tiles.reshape(rows * columns, -1, side, side)
+    images: NDArray[np.uint8] = tiles.reshape(rows * columns, -1, side, side)
+    return images

@@ -35,13 +35,14 @@ from experiments.harness.suites.sets import (
     TrackSets,
 )
 from experiments.harness.suites.suite import Entry
-from experiments.second_moment import SecondMoment
 from laplacian_metric import metrics
 from laplacian_metric.core.array_gallery import ArrayGallery
+from laplacian_metric.core.check import unit_rows
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.data.splits import require_selectable
 from laplacian_metric.metrics.evaluation import OWN
+from laplacian_metric.trust.view import GaussianView
 
 Scores = dict[str, dict[str, Tensor]]
 BESIDE = "beside the method"  # scores of its network that need no method
@@ -178,12 +179,13 @@ def _embedded(
 def _beside(fitted: Fitted, sets: TrackSets, inputs: Mapping[str, Dataset]) -> Scores:
     """Return the norms of features and embeddings, and the Mahalanobis distance where there are features."""
     scores: Scores = {}
-    features = sets.track.network.frozen
-    moment = SecondMoment.of(sets[TRAIN].inputs.numpy()) if features else None
+    view = GaussianView.of(sets[TRAIN].inputs) if sets.track.network.frozen else None
     for name, images in inputs.items():
         of_set = norms(fitted.encoder, images)
-        if moment is not None:
-            of_set["Mahalanobis"] = torch.from_numpy(moment.distances(images.inputs.numpy())[0])
+        if view is not None:
+            units = unit_rows(name, images.inputs.numpy())
+            outside = view.outside(view.project(units))
+            of_set["Mahalanobis"] = torch.from_numpy(outside["distance to the nearest class"])
         for score, values in of_set.items():
             scores.setdefault(score, {})[name] = values
     return scores

@@ -106,13 +106,12 @@ class Benchmark:
         ]
 
     def announcement(self) -> str:
-        """Return how much there is to do, and how long it takes by the suite's own figures, on one core."""
+        """Return how much there is to do."""
         missing = self.plan()
         trials = sum(choosing for _, choosing in missing)
-        minutes = sum(self.suite.tracks[part.track].seconds[1 - choosing] for part, choosing in missing) / 60
         return (
-            f"{len(missing)} parts to do: {trials} settings to try and {len(missing) - trials} parts to measure; about "
-            f"{minutes:.0f} minutes on one core that is free. Everything done is kept in {self.out}."
+            f"{len(missing)} parts to do: {trials} settings to try and {len(missing) - trials} parts to measure. "
+            f"Everything done is kept in {self.out}."
         )
 
     def _all(self) -> Iterator[tuple[Part, bool]]:

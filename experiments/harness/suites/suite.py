@@ -75,7 +75,6 @@ class Track(Section):
         changed: so many images of each class of the main set are cropped and corrupted.
         corruptions: of these images, by kind.
         strengths: of the corruptions.
-        seconds: that trying a setting and measuring a part take on one core, for the announcement.
     """
 
     title: str
@@ -94,7 +93,6 @@ class Track(Section):
     changed: int = Field(default=10, ge=2)
     corruptions: tuple[str, ...] = ("blur", "occlusion", "noise")
     strengths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
-    seconds: tuple[float, float] = (10.0, 60.0)
 
     @model_validator(mode="after")
     def _chosen_without_test_images(self) -> Track:
