@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +85,7 @@ def read_gray(request: Request) -> Dataset:
     folder = find(request, ("lfw", "."), ["lfw-gray-64px.jpg", "names.txt.gz"])
     with gzip.open(folder / "names.txt.gz", "rt", encoding="utf-8") as stream:
         files = stream.read().split()
-    people, labels = np.unique([re.split("/", file)[0] for file in files], return_inverse=True)
+    people, labels = np.unique([file.split("/")[0] for file in files], return_inverse=True)
     faces = mosaic(folder / "lfw-gray-64px.jpg", 64, "L")[: len(files)]
     return array_data(faces, labels, request.split, tuple(people.tolist()), 0)
 

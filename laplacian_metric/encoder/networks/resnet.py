@@ -66,8 +66,8 @@ def original_v1(resnet: nn.Module) -> nn.Module:
     convolution, and batch normalisation adds 1.001e-5 to the variance.
     """
     for name in ("layer2", "layer3", "layer4"):
-        resnet.get_submodule(f"{name}.0.conv1").stride = (2, 2)
-        resnet.get_submodule(f"{name}.0.conv2").stride = (1, 1)
+        for layer, stride in (("conv1", (2, 2)), ("conv2", (1, 1))):
+            setattr(resnet.get_submodule(f"{name}.0.{layer}"), "stride", stride)  # noqa: B010
     for module in resnet.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eps = ORIGINAL_EPS
