@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+import experiments.sets  # noqa: F401 (makes published data sets known)
 from benchmarks.common import report, write_text
 from experiments.arguments import folders
 from experiments.methods.softmax.probabilities import scores

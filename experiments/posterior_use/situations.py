@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import experiments.sets  # noqa: F401 (makes published data sets known)
 from experiments.trust.features import IMAGE_SETS, Arrays, balanced, image_set_features
 from experiments.trust.settings import Setting, saved_head
 from hessians import ContrastiveLoss
