@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -95,17 +94,6 @@ def test_a_forward_of_ones_own_and_a_shared_backbone_stay() -> None:
         assert other.features(X).dtype == torch.float32
     assert encoder.backbone.forward is doubled
     assert torch.equal(encoder.features(X), 2 * plainly)
-
-
-def test_a_copy_has_weights_of_its_own() -> None:
-    encoder = an_encoder().eval()
-    with computing_in(LOW, encoder):
-        copied = copy.deepcopy(encoder)
-        before = copied.features(X)
-        with torch.no_grad():
-            copied.backbone[1].weight.mul_(-1)
-            assert not torch.equal(copied.features(X), before)
-            assert torch.equal(encoder.features(X), before)
 
 
 def test_features_of_another_type_stay_so() -> None:

@@ -86,22 +86,20 @@ class Listing:
         return [[float(len(s)), 1.0] for s in sentences]
 
 
-def test_refusals() -> None:
-    backbone = SentenceBackbone(Counting())
-    with pytest.raises(
-        TypeError, match=r"sentences is a str, a list of strings is needed, \[sentence\] for one"
-    ):
-        backbone("the cat sat")
-    with pytest.raises(TypeError, match="sentences is a Tensor"):
-        backbone(torch.zeros(2, 3))
-    with pytest.raises(TypeError, match=r"model \(Linear\) has no method encode"):
-        SentenceBackbone(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=r"model \(Listing\) has no method tokenize"):
-        SentenceBackbone(Listing(), differentiable=True)
-    with pytest.raises(ValueError, match="batch_size are options of encode"):
-        SentenceBackbone(Counting(), differentiable=True, batch_size=2)
-    with pytest.raises(TypeError, match="the model returns a list"):
-        SentenceBackbone(Listing())(["one"])
+@pytest.mark.parametrize(
+    ("model", "options", "sentences", "named"),
+    [
+        (Counting(), {}, "the cat sat", "sentences"),
+        (Counting(), {}, torch.zeros(2, 3), "sentences"),
+        (nn.Linear(2, 2), {}, ["one"], "encode"),
+        (Listing(), {"differentiable": True}, ["one"], "tokenize"),
+        (Counting(), {"differentiable": True, "batch_size": 2}, ["one"], "batch_size"),
+        (Listing(), {}, ["one"], "list"),
+    ],
+)
+def test_refusals(model: Any, options: dict[str, Any], sentences: Any, named: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=named):
+        SentenceBackbone(model, **options)(sentences)
 
 
 def test_without_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

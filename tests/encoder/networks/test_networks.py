@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,19 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from laplacian_metric.encoder import Encoder, ReadyMade, whitening_head
+from laplacian_metric.encoder import Encoder, ReadyMade
 from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 from laplacian_metric.encoder.networks.resnet import original_v1, trunk
 from laplacian_metric.encoder.networks.small import CIFAR10, FashionMNIST, NDigit
-
-WEIGHTS = Path("weights") / "resnet50_imagenet_v1.safetensors"
-
-
-def real_data() -> Path:
-    folder = os.environ.get("LAPLACIAN_METRIC_DATA")
-    if not folder:
-        pytest.skip("needs real data; say where with LAPLACIAN_METRIC_DATA")
-    return Path(folder)
 
 
 def resnet50() -> nn.Module:
@@ -208,49 +197,3 @@ def test_the_original_form_strides_in_the_first_convolution() -> None:
             block.get_submodule(name).stride = (1, 1)
         torch.testing.assert_close(whole, block(x[:, :, ::2, ::2]))
     assert {m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d)} == {1.001e-5}
-
-
-def photographs(folder: Path, per_class: int, side: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced photographs of every class, RGB in [0, 1]."""
-    import numpy as np
-    from PIL import Image
-
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    images, labels = [], []
-    for label, one in enumerate(classes):
-        files = sorted(one.iterdir())
-        for file in files[:: max(1, len(files) // per_class)][:per_class]:
-            with Image.open(file) as image:
-                pixels = np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
-            images.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
-            labels.append(label)
-    return torch.stack(images), torch.tensor(labels)
-
-
-@pytest.mark.slow
-def test_the_original_weights_know_fruit(long_form: bool) -> None:
-    """Nearest neighbours among photographs of 14 kinds of fruit, of which one in 14 is right by chance."""
-    folder = real_data()
-    pytest.importorskip("torchvision.models", reason="comes with the extra vision")
-    if not (folder / WEIGHTS).is_file() or not (folder / "grocery" / "train").is_dir():
-        pytest.skip(f"needs {WEIGHTS} and grocery among the real data")
-    images, labels = photographs(folder / "grocery" / "train", per_class=30 if long_form else 5, side=128)
-
-    def recall(name: str) -> tuple[float, Tensor]:
-        encoder = Encoder.from_checkpoint(folder / WEIGHTS, name, part="backbone", dim=64, seed=0).eval()
-        with torch.no_grad():
-            h = torch.cat([encoder.features(batch) for batch in images.split(32)])
-        return nearest_is_right(h, labels), h
-
-    def nearest_is_right(h: Tensor, labels: Tensor) -> float:
-        z = nn.functional.normalize(h, dim=1)
-        nearest = (z @ z.T).fill_diagonal_(-1).argmax(1)
-        return float((labels[nearest] == labels).float().mean())
-
-    right, h = recall("resnet50-gem-v1")
-    assert h.isfinite().all()
-    assert h.shape == (len(images), 2048)
-    assert right > 0.55
-    assert right > recall("resnet50-gem")[0] + 0.1  # the same weights in torchvision's form
-    whitened = Encoder(nn.Identity(), whitening_head(h, 32))
-    assert nearest_is_right(whitened(h).detach(), labels) > 0.45

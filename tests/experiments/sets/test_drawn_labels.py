@@ -52,13 +52,6 @@ def test_the_same_generator_draws_the_same_and_batches_in_order_keep_their_label
     assert batch.labels.tolist() == [0, 1, 2]
 
 
-def test_a_part_keeps_its_distributions() -> None:
-    part = three_images().select([2, 0])
-    assert isinstance(part, DrawnLabels)
-    assert torch.equal(part.probabilities, SHARES[[2, 0]])
-    assert part.distribution == "people"
-
-
 def test_an_interrupted_training_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(24, 4, generator=generator)
@@ -93,8 +86,3 @@ def test_an_interrupted_training_draws_what_it_would_have_drawn(tmp_path: Path) 
 def test_bad_distributions_are_named(change: dict[str, Tensor], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DrawnLabels.of(Dataset(torch.zeros(3, 2), [0, 1, 2], extras=change), "people")
-
-
-def test_labels_are_needed_for_batches_in_order() -> None:
-    with pytest.raises(ValueError, match="classes of these inputs are not known"):
-        DrawnLabels.of(Dataset(torch.zeros(3, 2), extras={"people": SHARES}), "people")
