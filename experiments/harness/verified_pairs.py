@@ -23,8 +23,9 @@ from laplacian_metric.core.method import Embedder
 from laplacian_metric.core.search import best_by_score
 from laplacian_metric.data.randomness import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
+    ELEMENTS_AT_ONCE,
     MatchProbability,
-    mismatch_probability,
+    distances_of,
     paired_match_probability,
     self_mismatch,
 )
@@ -35,6 +36,26 @@ LATENT_DIM = 3
 PAIRS_AT_ONCE = 1 << 14  # whose samples are gathered together
 BLOCK = 128  # pairs that are scored together by a similarity of all with all
 PERFORMANCES = ("average_precision", "knn")
+
+
+@torch.no_grad()
+def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
+    """1 less `match_probability`, (N, M), computed so that it keeps its digits where images are alike.
+
+    Example:
+        >>> one = torch.zeros(1, 1, 2)
+        >>> float(mismatch_probability(one, one, MatchProbability(scale=1.0, offset=20.0)))
+        2.06...e-09
+    """
+    samples, size, dim = second.shape
+    members = second.reshape(-1, dim)
+    rows = max(1, ELEMENTS_AT_ONCE // max(1, len(members)))
+    probabilities = first.new_zeros(first.shape[1], size)
+    for start in range(0, first.shape[1], rows):
+        for one in first[:, start : start + rows]:
+            part = match(distances_of(one, members)).neg_().sigmoid_().view(len(one), samples, size)
+            probabilities[start : start + rows] += part.sum(1)
+    return probabilities / (len(first) * samples)
 
 
 @runtime_checkable

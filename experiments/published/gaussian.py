@@ -18,7 +18,6 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.networks.uncertainty import LastNorm
 from laplacian_metric.methods.gaussian.hib import HIB, HIBLearner, HIBNetwork
 from laplacian_metric.methods.gaussian.match_probability import Average, MatchProbability
-from laplacian_metric.methods.gaussian.mutual_likelihood import check_pairs
 from laplacian_metric.methods.gaussian.pfe import PFE, PFELearner
 from laplacian_metric.methods.sampling.mc_dropout import MCDropout
 
@@ -66,7 +65,6 @@ def published_mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pair
         >>> float(published_mutual_likelihood_loss(mean, variance, Pairs.from_labels([7, 7])))
         1.414...
     """
-    check_pairs(mean, variance, pairs)
     listed = list(pairs.listed(positive=True))
     squared = sum(
         ((mean[i] - mean[j]).square().sum(1) * times).sum() for i, j, times in listed

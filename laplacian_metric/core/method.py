@@ -224,6 +224,7 @@ class Learner(ABC):
 
     Args:
         module: everything that has weights, frozen ones included.
+        encoder: of the points by which validation images are retrieved; a learner without one defines `points`.
 
     Attributes:
         same_draws: whether all of many processes have to draw the same numbers.
@@ -239,9 +240,12 @@ class Learner(ABC):
     needs_labels: ClassVar[bool] = True
     refresh: int | None = None
     euclidean: bool = False
+    encoder: Encoder
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, encoder: Encoder | None = None) -> None:
         self.module = module
+        if encoder is not None:
+            self.encoder = encoder
 
     def parameters(self) -> list[nn.Parameter]:
         """Those that are trained."""
@@ -276,9 +280,9 @@ class Learner(ABC):
     def end_epoch(self) -> None:  # noqa: B027 (most learners have nothing to do here)
         """Called after the last step of every epoch, before validation."""
 
-    @abstractmethod
     def points(self, inputs: Any) -> Tensor:
-        """The deterministic embeddings (N, Z), unit or raw, by which validation images are retrieved."""
+        """Return the deterministic embeddings (N, Z), unit or raw, by which validation images are retrieved."""
+        return self.encoder.raw(inputs)
 
     def state(self) -> dict[str, Tensor]:
         """Whatever a resumed training or a loaded checkpoint needs besides the module."""

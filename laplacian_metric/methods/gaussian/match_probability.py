@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hessians import Pairs
-from hessians.checks import Choice, check_finite, check_floating
+from hessians.checks import Choice, check_finite
 from hessians.pairs import ListedPairs
 from laplacian_metric.vmf.checks import precise
 
@@ -132,7 +132,6 @@ def soft_contrastive_loss(
         >>> float(soft_contrastive_loss(samples, Pairs.from_labels([0, 0, 1]), match).detach())
         0.408...
     """
-    check_samples("samples", samples)
     balance, average = Balance.parse(balance, "balance"), Average.parse(average, "average")
     count, num = samples.shape[:2]
     if num != pairs.num_images:
@@ -223,7 +222,6 @@ def match_probability(first: Tensor, second: Tensor, match: MatchProbability) ->
         >>> match_probability(one, one + 1, MatchProbability(scale=1.0, offset=2.0**0.5))
         tensor([[0.5000]])
     """
-    check_comparable(first, second)
     across = max(1, len(first) * len(second))
     columns = max(1, min(second.shape[1], ELEMENTS_AT_ONCE // across))
     rows = max(1, ELEMENTS_AT_ONCE // (across * columns))
@@ -236,58 +234,32 @@ def match_probability(first: Tensor, second: Tensor, match: MatchProbability) ->
 
 
 @torch.no_grad()
-def mismatch_probability(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
-    """1 less `match_probability`, (N, M), computed so that it keeps its digits where images are alike.
-
-    Example:
-        >>> one = torch.zeros(1, 1, 2)
-        >>> float(mismatch_probability(one, one, MatchProbability(scale=1.0, offset=20.0)))
-        2.06...e-09
-    """
-    check_comparable(first, second)
-    samples, size, dim = second.shape
-    members = second.reshape(-1, dim)
-    rows = max(1, ELEMENTS_AT_ONCE // max(1, len(members)))
-    probabilities = first.new_zeros(first.shape[1], size)
-    for start in range(0, first.shape[1], rows):
-        for one in first[:, start : start + rows]:
-            part = match(distances_of(one, members)).neg_().sigmoid_().view(len(one), samples, size)
-            probabilities[start : start + rows] += part.sum(1)
-    return probabilities / (len(first) * samples)
-
-
-@torch.no_grad()
-def paired_match_probability(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
-    """The probability (P,) that both images of each of P pairs match, from their samples; without gradients.
+def paired_match_probability(
+    first: Tensor, second: Tensor, match: MatchProbability, *, mismatch: bool = False
+) -> Tensor:
+    """Return the probability (P,) that both images of each of P pairs match, from their samples; without gradients.
 
     Args:
         first: (K, P, Z).
         second: (L, P, Z).
         match: a and b.
+        mismatch: return that of no match, which keeps its digits where images are alike.
 
     Example:
         >>> one = torch.zeros(1, 2, 2)
         >>> paired_match_probability(one, one + 1, MatchProbability(scale=1.0, offset=2.0**0.5))
         tensor([0.5000, 0.5000])
     """
-    check_samples("first", first)
-    check_samples("second", second)
-    if first.shape[1:] != second.shape[1:]:
-        raise ValueError(
-            f"first has shape {tuple(first.shape)} and second {tuple(second.shape)}: samples of as many images are "
-            "needed"
-        )
     size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
-    blocks = [
-        match(paired_distances(a, b)).sigmoid().mean((1, 2))
-        for a, b in zip(first.split(size, dim=1), second.split(size, dim=1), strict=True)
-    ]
+    blocks = []
+    for a, b in zip(first.split(size, dim=1), second.split(size, dim=1), strict=True):
+        logits = match(paired_distances(a, b))
+        blocks.append((-logits if mismatch else logits).sigmoid().mean((1, 2)))
     return torch.cat(blocks)
 
 
-@torch.no_grad()
 def self_mismatch(first: Tensor, second: Tensor, match: MatchProbability) -> Tensor:
-    """1 - p(match) of every image with itself, (N,), from two independent sets of samples (K, N, Z) and (L, N, Z).
+    """Return 1 - p(match) of every image with itself, (N,), from two independent sets of samples (K, N, Z), (L, N, Z).
 
     The more spread out an image's distribution, the greater; without gradients.
 
@@ -296,19 +268,7 @@ def self_mismatch(first: Tensor, second: Tensor, match: MatchProbability) -> Ten
         >>> self_mismatch(torch.tensor([[[0.0], [-1.0]]]), torch.tensor([[[0.0], [1.0]]]), match)
         tensor([0.1192, 0.5000])
     """
-    check_samples("first", first)
-    check_samples("second", second)
-    if first.shape[1:] != second.shape[1:]:
-        raise ValueError(
-            f"first has shape {tuple(first.shape)} and second {tuple(second.shape)}: samples of the same images are "
-            "needed"
-        )
-    size = max(1, ELEMENTS_AT_ONCE // max(1, len(first) * len(second)))
-    blocks = [
-        match(distances_of(a, b)).neg().sigmoid().mean((1, 2))
-        for a, b in zip(first.transpose(0, 1).split(size), second.transpose(0, 1).split(size), strict=True)
-    ]
-    return torch.cat(blocks)
+    return paired_match_probability(first, second, match, mismatch=True)
 
 
 def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -320,22 +280,3 @@ def kl_to_standard_normal(mean: Tensor, log_variance: Tensor) -> Tensor:
     """
     terms = mean.square() + log_variance.exp() - 1 - log_variance
     return 0.5 * terms.sum(-1)
-
-
-def check_samples(name: str, samples: Tensor) -> None:
-    """Refuse anything but floats of shape (K, N, Z) with at least one sample."""
-    check_floating(name, samples)
-    if samples.ndim != 3 or samples.shape[0] < 1:
-        raise ValueError(
-            f"{name} has shape {tuple(samples.shape)}, (K, N, Z) is needed: K samples, at least one, of N images"
-        )
-
-
-def check_comparable(first: Tensor, second: Tensor) -> None:
-    """Refuse samples of different spaces."""
-    check_samples("first", first)
-    check_samples("second", second)
-    if first.shape[2] != second.shape[2]:
-        raise ValueError(
-            f"first has {first.shape[2]} dimensions and second {second.shape[2]}: embed both alike"
-        )

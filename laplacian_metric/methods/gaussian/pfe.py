@@ -109,7 +109,7 @@ class PFELearner(Learner):
     def __init__(self, encoder: Encoder, head: UncertaintyHead, setup: Setup, method: PFE) -> None:
         is_learned = isinstance(head.shift, nn.Parameter)
         self.network = PFENetwork(encoder, head, is_started=method.shift is not None or not is_learned)
-        super().__init__(self.network)
+        super().__init__(self.network, encoder)
         self.pairs = setup.pairs
         self.pair_loss: Callable[[Tensor, Tensor, Pairs], Tensor] = mutual_likelihood_loss
 
@@ -119,9 +119,6 @@ class PFELearner(Learner):
         if not self.network.is_started:
             self.network.start(z, pairs)
         return self.pair_loss(z, self.network.uncertainty(features).exp(), pairs)
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.network.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return PFEEmbedder(self.network)

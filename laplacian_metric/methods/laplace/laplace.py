@@ -80,8 +80,7 @@ class LaplaceLearner(Learner):
     """A trained encoder that stays as it is; the posterior is made when the embedder is."""
 
     def __init__(self, encoder: Encoder, method: Laplace, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
         method.lam(encoder, setup)  # refuses options that do not go together before anything is computed
         self.setup = setup
@@ -94,9 +93,6 @@ class LaplaceLearner(Learner):
 
     def train_mode(self) -> None:
         self.module.eval()
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         lam = self.method.lam(self.encoder, self.setup)

@@ -67,8 +67,7 @@ class OnlineLaplaceLearner(Learner):
     """An `OnlineLAM` once the training has begun, and its running state before that."""
 
     def __init__(self, encoder: Encoder, method: OnlineLaplace, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
         self.setup = setup
         self.online: OnlineLAM | None = None
@@ -90,9 +89,6 @@ class OnlineLaplaceLearner(Learner):
         if self.online is not None:
             self.online.average_gradients()
         super().step()
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._kept) if self.online is None else self.online.running_state()

@@ -27,17 +27,13 @@ class DeterministicLearner(Learner):
     """An encoder and its pair loss over the pairs of a batch."""
 
     def __init__(self, encoder: Encoder, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.pair_loss = setup.loss
         self.pairs = setup.pairs
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         u = self.encoder.raw(inputs)
         return self.pair_loss(u, self.pairs(u, labels))
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return PointEmbedder(self.encoder)

@@ -134,8 +134,8 @@ class TripletLearner(Learner):
     Triplets are hard by the distances of `mined_points`.
     """
 
-    def __init__(self, module: nn.Module, method: TripletMethod) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, method: TripletMethod, encoder: Encoder | None = None) -> None:
+        super().__init__(module, encoder)
         self.options = method
         # Replaced by `begin`.
         self.generator = torch.Generator().manual_seed(0)
@@ -197,16 +197,12 @@ class PlainTripletLearner(TripletLearner):
     """An encoder and its triplet loss."""
 
     def __init__(self, encoder: Encoder, method: Triplet) -> None:
-        super().__init__(encoder, method)
-        self.encoder = encoder
+        super().__init__(encoder, method, encoder)
         self.method = method
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         squared = pairwise(F.normalize(self.encoder.raw(inputs)))
         return triplet_hinge(squared, self.triplets(squared, labels), self.method.margin)
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return PointEmbedder(self.encoder)
@@ -243,7 +239,7 @@ class TripletRegressionLearner(TripletLearner):
     """The regression loss of unit embeddings and their noise."""
 
     def __init__(self, network: MeanAndVariance, method: TripletRegression) -> None:
-        super().__init__(network, method)
+        super().__init__(network, method, network.encoder)
         self.network = network
         self.method = method
 
@@ -251,9 +247,6 @@ class TripletRegressionLearner(TripletLearner):
         u, noise = self.network(inputs)
         squared = pairwise(F.normalize(u))
         return triplet_regression(squared, noise, self.triplets(squared, labels), self.method.margin)
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.network.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return TripletRegressionEmbedder(self.network, data)

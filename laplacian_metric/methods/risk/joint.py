@@ -83,7 +83,7 @@ class JointLearner(Learner):
     """The loss of the embeddings + weight times the loss of the head, whose targets are those of the batch."""
 
     def __init__(self, network: JointNetwork, method: JointLossPrediction, setup: Setup) -> None:
-        super().__init__(network)
+        super().__init__(network, network.encoder)
         self.network = network
         self.method = method
         self.setup = setup
@@ -107,9 +107,6 @@ class JointLearner(Learner):
         own = risk_loss(method.risk_loss, logits, target, is_share=head.is_share)
         total: Tensor = value + method.weight * own
         return total
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.network.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return RiskEmbedder(self.network.encoder, self.network.head)

@@ -112,8 +112,7 @@ class LossPredictionLearner(Learner):
     """A trained encoder that stays as it is; the head is trained when the embedder is made."""
 
     def __init__(self, encoder: Encoder, method: LossPrediction, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
         self.setup = setup
 
@@ -128,9 +127,6 @@ class LossPredictionLearner(Learner):
 
     def train_mode(self) -> None:
         self.module.eval()
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         head, history = pretrain(self.encoder, data, self.method, self.setup)

@@ -89,8 +89,7 @@ class MCDropoutLearner(Learner):
     """The pair loss of embeddings with dropout, every image with masks of its own."""
 
     def __init__(self, encoder: Encoder, method: MCDropout, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
         self.pair_loss = setup.loss
         self.pairs = setup.pairs
@@ -104,10 +103,6 @@ class MCDropoutLearner(Learner):
             raise RuntimeError("begin was not called: it gives the generator that the masks are drawn from")
         u = self.method.pieces(self.encoder).raw(inputs, self.drop)
         return self.pair_loss(u, self.pairs(u, labels))
-
-    def points(self, inputs: Any) -> Tensor:
-        """The embeddings without dropout: what is cheap enough after every epoch."""
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return MCDropoutEmbedder(self.encoder, self.method)

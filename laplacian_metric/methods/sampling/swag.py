@@ -97,8 +97,7 @@ class SWAGLearner(Learner):
     keep: ClassVar[Keep] = Keep.LAST
 
     def __init__(self, encoder: Encoder, method: SWAG, setup: Setup) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
         self.pair_loss = setup.loss
         self.pairs = setup.pairs
@@ -150,10 +149,6 @@ class SWAGLearner(Learner):
     def collect(self) -> None:
         """Take a snapshot of the weights as they are."""
         self.moments.add(parameters_to_vector(self.parameters()).detach())
-
-    def points(self, inputs: Any) -> Tensor:
-        """The embeddings by the weights as they are, not by their mean."""
-        return self.encoder.raw(inputs)
 
     def state(self) -> dict[str, Tensor]:
         counters = {"steps": torch.tensor(self.steps), "epochs": torch.tensor(self.epochs)}

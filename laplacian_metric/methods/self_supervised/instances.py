@@ -73,8 +73,7 @@ class InstanceLearner(Learner):
     """An encoder whose views of one image are contrasted with those of all others of a batch."""
 
     def __init__(self, encoder: Encoder, method: NTXent) -> None:
-        super().__init__(encoder)
-        self.encoder = encoder
+        super().__init__(encoder, encoder)
         self.method = method
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
@@ -82,9 +81,6 @@ class InstanceLearner(Learner):
         logits = z @ z.T / self.method.temperature
         value = info_nce(logits, labels, negatives="all")
         return value + self.method.spread * spread_loss(logits, labels) if self.method.spread else value
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return PointEmbedder(self.encoder)

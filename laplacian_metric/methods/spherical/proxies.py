@@ -227,7 +227,7 @@ class ProxyLearner(Learner):
     refresh = ONCE_AN_EPOCH
 
     def __init__(self, network: ProxyNetwork, method: Proxies) -> None:
-        super().__init__(network)
+        super().__init__(network, network.encoder)
         self.network = network
         self.method = method
 
@@ -261,9 +261,6 @@ class ProxyLearner(Learner):
             samples=method.samples,
             generator=getattr(self, "generator", None),
         )
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.network.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return VMFEmbedder(self.network, by_kernel=False)

@@ -134,7 +134,7 @@ class VMFLearner(Learner):
     """Means and concentrations, contrasted within a batch."""
 
     def __init__(self, network: VMFNetwork, method: VMFHead) -> None:
-        super().__init__(network)
+        super().__init__(network, network.encoder)
         self.network = network
         self.method = method
 
@@ -166,9 +166,6 @@ class VMFLearner(Learner):
             )
         with torch.autocast(mean.device.type, enabled=False):
             return contrast(mean, kappa, labels, negatives=method.negatives)
-
-    def points(self, inputs: Any) -> Tensor:
-        return self.network.encoder.raw(inputs)
 
     def embedder(self, data: FitData) -> Embedder:
         return VMFEmbedder(self.network, self.method.loss == "elk")

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from experiments.harness.cell_fitting import Fitted
 from experiments.harness.image_sets import Sets
 from experiments.harness.sections import VerificationSection
-from experiments.harness.verified_pairs import Hedged, verify
+from experiments.harness.verified_pairs import Hedged, mismatch_probability, verify
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
 from laplacian_metric.data import Dataset, Split
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods.gaussian.match_probability import MatchProbability
+from laplacian_metric.methods.gaussian.match_probability import MatchProbability, match_probability
 from laplacian_metric.training.pair_streams import balanced_pairs, random_pairs
 
 NUMBER, CLASSES = 120, 6
@@ -220,3 +220,21 @@ def test_any_other_method_is_measured_by_its_similarity(own: bool) -> None:
     assert numbers["space"] is None
     # Nothing is drawn, so that there is nothing to repeat.
     assert set(numbers["correlations"]["own"]) == {"average_precision", "knn"}
+
+
+@pytest.mark.parametrize("elements", [1 << 19, 30])
+def test_a_mismatch_is_the_rest_and_keeps_its_digits_where_images_are_alike(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.harness.verified_pairs.ELEMENTS_AT_ONCE", elements)
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(*shape, generator=generator).double() for shape in ((3, 5, 2), (4, 7, 2)))
+    match = MatchProbability(1.5, 0.7).double()
+    torch.testing.assert_close(
+        mismatch_probability(first, second, match), 1 - match_probability(first, second, match)
+    )
+    match = MatchProbability(1.0, 30.0)
+    near = torch.tensor([[[0.0], [0.5], [1.0]]])
+    probability = mismatch_probability(near[:, :1], near, match)[0].double()
+    expected = torch.tensor([-30.0, -29.5, -29.0], dtype=torch.float64).exp()
+    torch.testing.assert_close(probability, expected, rtol=1e-5, atol=0)

@@ -17,7 +17,6 @@ from laplacian_metric.methods.gaussian.match_probability import (
     MatchProbability,
     kl_to_standard_normal,
     match_probability,
-    mismatch_probability,
     paired_match_probability,
     self_mismatch,
     soft_contrastive_loss,
@@ -215,18 +214,11 @@ def test_errors_name_what_is_wrong() -> None:
     match, pairs = matching(), Pairs.from_labels([0] * 3)
     with_nan = torch.zeros(2, 3, 2)
     with_nan[1, 2, 0] = torch.nan
-    for bad in (torch.zeros(3, 2), torch.zeros(0, 3, 2), torch.zeros(1, 2, 2), with_nan):
-        with pytest.raises(ValueError, match="samples"):
-            soft_contrastive_loss(bad, pairs, match)
-    with pytest.raises(TypeError, match="samples"):
-        soft_contrastive_loss(torch.zeros(1, 3, 2).long(), pairs, match)
+    for name, samples in (("samples", torch.zeros(1, 2, 2)), ("samples", with_nan)):
+        with pytest.raises(ValueError, match=name):
+            soft_contrastive_loss(samples, pairs, match)
     with pytest.raises(ValueError, match="balance"):
         soft_contrastive_loss(torch.zeros(1, 3, 2), pairs, match, balance="halves")
-    for second in (torch.zeros(1, 1, 3), torch.zeros(1, 3)):
-        with pytest.raises(ValueError, match="second"):
-            match_probability(torch.zeros(1, 1, 2), second, match)
-    with pytest.raises(ValueError, match="second"):
-        self_mismatch(torch.zeros(1, 1, 2), torch.zeros(1, 2, 2), match)
 
 
 def listed(number: int, seed: int) -> Pairs:
@@ -290,20 +282,9 @@ def test_all_forms_of_the_match_probability_agree() -> None:
     first, second = drawn(3, 5, 2), drawn(4, 7, 2, seed=1)
     match = MatchProbability(1.5, 0.7).double()
     whole = match_probability(first, second, match)
-    torch.testing.assert_close(mismatch_probability(first, second, match), 1 - whole)
     torch.testing.assert_close(paired_match_probability(first, second[:, :5], match), whole[:, :5].diagonal())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(soft_contrastive, "ELEMENTS_AT_ONCE", 30)
-        torch.testing.assert_close(mismatch_probability(first, second, match), 1 - whole)
         torch.testing.assert_close(
             paired_match_probability(first, second[:, :5], match), whole[:, :5].diagonal()
         )
-
-
-def test_a_mismatch_keeps_its_digits_where_images_are_alike() -> None:
-    match = MatchProbability(1.0, 30.0)
-    near = torch.tensor([[[0.0], [0.5], [1.0]]])
-    assert match_probability(near[:, :1], near, match).unique().tolist() == [1.0]
-    probability = mismatch_probability(near[:, :1], near, match)[0].double()
-    expected = torch.tensor([math.exp(-30.0), math.exp(-29.5), math.exp(-29.0)], dtype=torch.float64)
-    torch.testing.assert_close(probability, expected, rtol=1e-5, atol=0)

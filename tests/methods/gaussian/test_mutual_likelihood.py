@@ -102,21 +102,3 @@ def test_no_positive_pair_is_no_loss_with_a_gradient(num: int) -> None:
     value.backward()
     assert value == 0
     torch.testing.assert_close(variance.grad, torch.zeros_like(variance))
-
-
-def test_errors_name_what_is_wrong() -> None:
-    mean, variance = gaussians(3, 2)
-    pairs = Pairs.from_labels([0] * 3)
-    hole = torch.tensor([[1.0], [0.0], [1.0]])
-    for name, bad in (
-        ("variance", (mean, variance[:, :1])),
-        ("variance", (mean, variance * hole)),
-        ("mean", (mean / hole, variance)),
-        ("pairs", (mean[:2], variance[:2])),
-    ):
-        with pytest.raises(ValueError, match=name):
-            mutual_likelihood_loss(*bad, pairs)
-    with pytest.raises(ValueError, match="dimensions"):
-        mutual_likelihood_score(mean, variance, mean[:, :1], variance[:, :1])
-    with pytest.raises(TypeError, match="mean"):
-        mutual_likelihood_score(mean.long(), variance, mean, variance)
