@@ -285,13 +285,6 @@ def _evaluate(
     )
 
 
-def _pixel_recall(gallery: Dataset, test: Dataset) -> float:
-    items, queries = (
-        nn.functional.normalize(images.floats().flatten(1), dim=1) for images in (gallery, test)
-    )
-    return metrics.recall_at_k(queries, test.labels, database=items, database_labels=gallery.labels)
-
-
 def run_demo(
     out: Path, force: bool = False, seed: int = 0, epochs: int = EPOCHS, on_stage: OnStage = LOGGER.info
 ) -> DemoResult:
