@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,7 +43,7 @@ class Posterior:
     head: Annotated[
         Literal["keep", "trained", "whitening", "identity"] | None,
         typer.Option(
-            help="The linear layer: the loaded one, or a new one; by default trained if none was loaded."
+            help="Head: keep the loaded one or make a new one; by default one is trained if none was loaded."
         ),
     ] = None
     dim: Annotated[int | None, typer.Option(min=2, help="Dimensions of a new head.")] = None
@@ -70,12 +70,13 @@ class Posterior:
         str, typer.Option(help="How the prior precision is chosen: marginal, validation, or a number.")
     ] = "marginal"
     calibrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--calibrate",
-            help="Calibrate Trust: the probability that the nearest image is right. The model keeps the features.",
+            "--calibrate/--no-calibrate",
+            help="Calibrate the probability that the nearest image is right; by default if there are enough "
+            "validation images. The model keeps the training features.",
         ),
-    ] = False
+    ] = None
     seed: options.Seed = 0
     cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps features, so that an interrupted fit can resume.")
@@ -143,10 +144,10 @@ def fit(
     if output.as_json:
         common.print_json({"model": str(out), **model.about})
     else:
-        common.show(f"model: {out}", _table(model))
+        common.show(f"model: {out}", common.table(("", ""), _rows(model), slice(2, None)))
 
 
-def _table(model: ModelFolder) -> Any:
+def _rows(model: ModelFolder) -> list[tuple[str, str]]:
     """Return what was fitted, and what it is worth on validation images."""
     data, diagnostics = model.about["data"], model.about["diagnostics"]
     rows = [
@@ -157,11 +158,17 @@ def _table(model: ModelFolder) -> Any:
             "effective parameters",
             f"{diagnostics['effective_parameters']:.1f} of {diagnostics['parameters']}",
         ),
-        ("uncertainty", "1/kappa"),
     ]
-    if model.trust is not None:
-        rows[-1] = ("uncertainty", "1 - probability that the nearest image is right")
-        rows.append(("calibration error of the probability", str(model.trust.calibration_error)))
-    measured = model.about.get("validation") or {}
-    rows += [(f"{name}, validation", common.number(value)) for name, value in measured.items()]
-    return common.table(("", ""), rows, slice(2, None))
+    if model.trust is None:
+        return [*rows, ("Trust", "left out: no probability that the nearest image is right")]
+    measured = model.about["validation"]
+    rows += [
+        ("recall@1 of validation images among the training images", common.number(measured["recall@1"])),
+        ("calibration error of the probability", str(model.trust.calibration_error)),
+    ]
+    if measured["left_out"]:
+        rows.append(
+            ("validation images left out as duplicates of training images", str(measured["left_out"]))
+        )
+    left_out = [name for name, weight in model.trust.inputs.items() if isinstance(weight, str)]
+    return [*rows, *[(f"input {name}", str(model.trust.inputs[name])) for name in left_out]]

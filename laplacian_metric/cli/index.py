@@ -89,7 +89,8 @@ def index(
             "pass the source of the items, a model or a file of vectors; or --remove and no source"
         )
     with ExitStack() as held:
-        if is_change:  # nobody else changes it meanwhile
+        if is_change:
+            artifact.read_manifest(out, IndexManifest)  # it is there
             held.enter_context(artifact.lock(out))
             loaded = Index.load(out, None if place.gallery == "arrays:" else place.gallery)
         else:
@@ -101,7 +102,7 @@ def index(
             assert items is not None
             built = _built(items, data, calibrate, place)
         if promise.guarantee is not None:
-            queries = (items or Opened(None, images)).read(promise.guarantee)
+            queries = (items or Opened(None, images)).read(promise.guarantee, "test")
             built = _promised(built, queries, promise)
         built.save(out, overwrite=output.force or is_change)
     if output.as_json:
@@ -132,19 +133,19 @@ class Opened:
             )
         return self.read(str(data or self.vectors), "train")
 
-    def read(self, place: str, split: str = "validation") -> Features:
+    def read(self, place: str, split: str) -> Features:
         """Return labelled features; unless a split is named, of this one."""
         from laplacian_metric.core.array_files import Features, read_features
 
         if self.model is None:
-            return read_features(Path(place), self.images.labels)
+            return read_features(Path(place), self.images.labels if split == "train" else None)
         from laplacian_metric.laplace.frozen_features import features_of
         from laplacian_metric.laplace.model_inputs import warn_if_seen
 
         images = self.images if split == "train" else replace(self.images, labels=None)
         dataset = images.open(place, self.model, split)
-        if split != "train":
-            warn_if_seen(self.model, dataset, "the probability may be too high for new ones")
+        if split == "test":
+            warn_if_seen(self.model, dataset, "the guarantee may not hold for new ones")
         features = features_of(self.model.encoder, dataset).features.float().cpu().numpy()
         dataset.known_labels()
         import numpy as np
@@ -166,7 +167,7 @@ def _built(opened: Opened, data: str | None, calibrate: str | None, place: Place
     head = None if model is None else _head(model)
     gallery, features = _galleries(place, items, head)
     if calibrate is not None:
-        queries = opened.read(calibrate)
+        queries = opened.read(calibrate, "validation")
         trust = Trust.fit(gallery, (queries.rows, queries.labels), features=features, encoder=head)
     else:
         assert calibrated is not None

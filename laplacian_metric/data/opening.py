@@ -204,9 +204,7 @@ def open_both(
     if train.holds_features:
         return divided(train, how.divide)
     if split == Split.TRAIN_AND_VALIDATION.value:
-        raise ValueError(
-            f"{text} leaves nothing to validate on: leave the split out, or --calibrate"
-        )
+        raise ValueError(f"{text} leaves nothing to validate on: leave the split out, or pass --no-calibrate")
     parts = split_folders(path) if is_folder and how.divide == "images" else {}
     if parts and Split.VALIDATION not in parts:
         return divided(train, "images")
@@ -215,7 +213,7 @@ def open_both(
     except ValueError as error:
         if "too few images" in str(error):
             raise ValueError(
-                f"{error}, which needs 5 of a class: add images, or leave out --calibrate"
+                f"{error}, which needs 5 of a class: add images, or pass --no-calibrate"
             ) from error
         raise
 
@@ -237,7 +235,7 @@ def divided(data: Dataset, divide: str) -> tuple[Dataset, Dataset]:
         least = f"{EVERY} classes" if divide == "classes" else f"{VALIDATION + 1} rows of a class"
         raise ValueError(
             f"{data.title} has too few rows to hold some out for validation, at least {least} are needed: give more, "
-            "or leave out --calibrate"
+            "or pass --no-calibrate"
         )
     return data.select((~held_out).nonzero()[:, 0]), data.select(held_out.nonzero()[:, 0])
 

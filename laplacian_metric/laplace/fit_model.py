@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.images import Preparation
 from laplacian_metric.core.options import Positive
@@ -24,7 +23,6 @@ from laplacian_metric.laplace.model_folder import ModelFolder
 from laplacian_metric.laplace.model_inputs import class_labels
 from laplacian_metric.laplace.options import LamOptions
 from laplacian_metric.laplace.posthoc import LAM
-from laplacian_metric.metrics.ranking import error_auroc
 from laplacian_metric.trust.calibration import LEAST_QUERIES
 from laplacian_metric.trust.trust import Trust
 
@@ -46,8 +44,8 @@ class FitOptions(LamOptions):
         steps: training steps of a head.
         margin, distance, power: of the loss.
         prior: "marginal", "validation", or a number.
-        calibrate: calibrate `Trust` on validation images: the probability that the nearest image is right. The model
-            keeps the training features. Without it the uncertainty is 1/kappa.
+        calibrate: calibrate `Trust` on validation images: the probability that the nearest training image is right.
+            The model keeps the training features. None calibrates where there are enough validation images.
         seed: of all random choices.
         cache: a folder that keeps features, so that an interrupted pass can resume; None keeps them in memory.
     """
@@ -59,7 +57,7 @@ class FitOptions(LamOptions):
     distance: str = "arccos"
     power: int = 2
     prior: Positive | Literal["marginal", "validation"] = "marginal"
-    calibrate: bool = False
+    calibrate: bool | None = None
     seed: int = 0
     cache: Path | None = None
 
@@ -72,7 +70,7 @@ class FitOptions(LamOptions):
     @property
     def needs_validation(self) -> bool:
         """Whether validation images are needed."""
-        return self.calibrate or self.prior == "validation"
+        return self.calibrate is not False or self.prior == "validation"
 
     def loss(self) -> ContrastiveLoss:
         """Return the loss that the curvature is of, and that a head is trained with."""
@@ -109,7 +107,7 @@ def fit_model(
     if options.calibrate and validation is not None and len(validation) < LEAST_QUERIES:
         raise ValueError(
             f"{validation.title} has {len(validation)} images to calibrate on, at least {LEAST_QUERIES} are needed: "
-            "add images, pass others with --validation, or leave --calibrate out"
+            "add images, pass others with --validation, or --no-calibrate"
         )
     backbone = nn.Identity() if loaded is None else loaded.encoder.backbone
     width = train.inputs.shape[1] if train.holds_features else loaded.encoder.num_features  # type: ignore[union-attr]
@@ -125,13 +123,10 @@ def fit_model(
         encoder.recipe = {"name": loaded.encoder.recipe["name"], "dim": encoder.dim}
     lam = _posterior(encoder, options, train_features, held_out, progress)
     trust = None
-    if options.calibrate:
-        trust = Trust.fit(
-            (train_features.features.float().cpu(), class_labels(train)),
-            (_needed(held_out).features.float().cpu(), class_labels(_needed(validation))),
-            encoder=encoder,
+    if options.calibrate or (options.calibrate is None and validation is not None):
+        trust = _calibrated(
+            encoder, options, (train_features, train), (_needed(held_out), _needed(validation))
         )
-        _warn_if_few_errors(lam, _needed(held_out), train_features)
     seen = {"train": train.digests()}
     if validation is not None:
         seen["validation"] = validation.digests()
@@ -142,8 +137,8 @@ def fit_model(
         train.class_names,
         {
             **(about or {}),
-            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam, held_out),
-            **({} if trust is None else {"calibration_error": vars(trust.calibration_error)}),
+            **_about(train, validation, replace(options, head=_kind(options, loaded)), lam),
+            **({} if trust is None else _calibration(trust, len(_needed(validation)))),
         },
         seen,
         trust,
@@ -174,24 +169,41 @@ def _posterior(
     return lam
 
 
-def _warn_if_few_errors(lam: LAM, held_out: Dataset, train: Dataset) -> None:
-    """Say so if a calibration has seen hardly any wrong answers."""
-    z, gallery = (lam.embed_features(features).point.cpu() for features in (held_out, train))
-    right = metrics.rank(z, held_out.labels.cpu(), 1, database=gallery, database_labels=train.labels.cpu())
-    wrong = int((right.first_is_right() == 0).sum())
-    if wrong < FEW_ERRORS:
+def _calibrated(
+    encoder: Encoder,
+    options: FitOptions,
+    train: tuple[Dataset, Dataset],
+    validation: tuple[Dataset, Dataset],
+) -> Trust | None:
+    """Return Trust over training images, calibrated on validation images; each is a pair of features and images.
+
+    Without enough validation images it is left out, unless it was asked for.
+    """
+    gallery, queries = (
+        (features.features.float().cpu(), class_labels(images)) for features, images in (train, validation)
+    )
+    try:
+        trust = Trust.fit(gallery, queries, encoder=encoder)
+    except ValueError as error:
+        if options.calibrate:
+            raise
+        LOGGER.warning("Trust is left out: %s", error)
+        return None
+    right = trust.calibration.right
+    if (wrong := int((~right).sum())) < FEW_ERRORS:
         LOGGER.warning(
             "only %d of the %d validation images have a wrong nearest image, so that the probability has learned little"
             " about wrong answers: calibrate on more images, or on harder ones",
             wrong,
-            len(held_out),
+            len(right),
         )
+    return trust
 
 
 def _needed(held_out: T | None) -> T:
     if held_out is None:
         raise ValueError(
-            "validation images are needed for what is chosen on them: pass some, or leave out --calibrate"
+            "validation images are needed for what is chosen on them: pass some, or --no-calibrate"
         )
     return held_out
 
@@ -252,11 +264,9 @@ def _head(
     )
 
 
-def _about(
-    train: Dataset, validation: Dataset | None, options: FitOptions, lam: LAM, held_out: Dataset | None
-) -> dict[str, Any]:
+def _about(train: Dataset, validation: Dataset | None, options: FitOptions, lam: LAM) -> dict[str, Any]:
     """Return the description of the model."""
-    about: dict[str, Any] = {
+    return {
         "data": {
             "train": train.title,
             "images": len(train),
@@ -275,12 +285,17 @@ def _about(
         },
         "diagnostics": lam.diagnostics().to_dict(),
     }
-    if held_out is not None and len(torch.unique(held_out.labels)) > 1:
-        e = lam.embed_features(held_out).to("cpu")
-        try:
-            ranking = metrics.rank(e.point, held_out.labels.cpu())
-        except ValueError:  # no two of a class
-            return about
-        recall = float(ranking.recall(1).mean())
-        about["validation"] = {"recall@1": recall, "r_auroc": error_auroc(ranking, e.uncertainty)}
-    return about
+
+
+def _calibration(trust: Trust, queries: int) -> dict[str, Any]:
+    """Return how often the nearest training image of validation images is right, and how well that is predicted."""
+    right, error = trust.calibration.right, trust.calibration_error
+    return {
+        "validation": {
+            "recall@1": float(right.mean()),
+            "queries": len(right),
+            "left_out": queries - len(right),
+            "calibration_error": None if error is None else vars(error),
+            "inputs": trust.inputs,
+        }
+    }

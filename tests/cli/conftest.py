@@ -48,7 +48,10 @@ class Place:
     @cached_property
     def model(self) -> Path:
         """Of images."""
-        worked("fit", "--weights", self.weights, "--data", self.photos, "--out", self.root / "model")
+        worked(
+            *("fit", "--weights", self.weights, "--data", self.photos),
+            *("--out", self.root / "model"),
+        )
         return self.root / "model"
 
     @cached_property
@@ -72,9 +75,9 @@ class Place:
 
     @cached_property
     def index(self) -> Path:
-        """Of the features, calibrated."""
+        """Of the features, with a guarantee."""
         worked(
-            *("index", self.flat_model, self.features, "--calibrate", self.test_features, "--alpha", 0.2),
+            *("index", self.flat_model, self.features, "--guarantee", self.test_features, "--error", 0.2),
             *("--out", self.root / "index"),
         )
         return self.root / "index"
