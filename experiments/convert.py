@@ -35,7 +35,7 @@ LEFT: Mapping[str, Mapping[str, Any]] = {
     "online-laplace": {"score": "1/kappa", "preset": "default", "defects": []},
     "pfe": {"variant": "paper"},
     "hib": {"variant": "paper"},
-    "mc-dropout": {"variant": "paper"},
+    "mc-dropout": {"variant": "default"},
 }
 REMEDY = "restore it, or run its cell again"
 

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from experiments.corruptions import corrupt, corrupt_some
 from experiments.harness.place_matching import by_place
 from experiments.harness.sections import DataSection
+from experiments.sets.lookup import MissingDataError
 from experiments.sets.n_digit_mnist import OCCLUDED_SHARE
 from laplacian_metric import data
 from laplacian_metric.core import artifact
@@ -137,7 +137,13 @@ def size(sets: Sets, name: str) -> int:
 
 def _loaded(section: DataSection, data_dir: Path | None, name: str, loaded: Sets) -> Dataset:
     """Return the images of a set that a data set has, limited as the section says."""
-    load = partial(data.load, data_dir=data_dir)
+
+    def load(*names: str, **options: Any) -> Dataset:
+        try:
+            return data.load(*names, data_dir=data_dir, **options)
+        except FileNotFoundError as error:  # of a folder, too
+            raise MissingDataError(str(error)) from error
+
     if not name.startswith(OUT):
         images = load(
             section.train,
