@@ -84,7 +84,7 @@ def _embedding(query: Any) -> Any:
 def _described(hit: Any, said: dict[str, Any]) -> Any:
     """Return a copy of a node with what Trust says of it in its metadata."""
     node = hit.node
-    changed = {"metadata": {**node.metadata, **said}}
+    changed: dict[str, Any] = {"metadata": {**node.metadata, **said}}
     for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
         changed[name] = [*getattr(node, name), *said]
     return hit.model_copy(update={"node": node.model_copy(update=changed)})

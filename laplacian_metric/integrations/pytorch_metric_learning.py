@@ -268,7 +268,6 @@ class LAMTester(_Tester):
     def get_embeddings_for_eval(
         self, trunk_model: nn.Module, embedder_model: nn.Module, inputs: Any
     ) -> Tensor:
-        del trunk_model, embedder_model  # they are the LAM's encoder
         assert self.lam is not None
         if self.dtype is not None:
             inputs = inputs.to(self.dtype)
@@ -297,17 +296,16 @@ class LAMTester(_Tester):
         query_split_name: str,
         reference_names: Sequence[str],
     ) -> None:
-        arguments = accuracies, embeddings_and_labels, query_split_name, reference_names
         calculator, e = self.accuracy_calculator, self.embedded[query_split_name]
-        if not isinstance(calculator, UncertaintyCalculator):
-            super().do_knn_and_accuracies(*arguments)
-            return
         drawn = [part for name in reference_names if (part := self.embedded[name].samples) is not None]
-        reference = torch.cat(drawn, dim=1) if drawn else None
-        passed = {UNCERTAINTY: e.uncertainty, SAMPLES: e.samples, REFERENCE_SAMPLES: reference}
+        passed = {UNCERTAINTY: e.uncertainty, SAMPLES: e.samples}
+        if drawn:
+            passed[REFERENCE_SAMPLES] = torch.cat(drawn, dim=1)
         calculator.beside = {name: tensor for name, tensor in passed.items() if tensor is not None}
         try:
-            super().do_knn_and_accuracies(*arguments)
+            super().do_knn_and_accuracies(
+                accuracies, embeddings_and_labels, query_split_name, reference_names
+            )
         finally:
             calculator.beside = {}
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from laplacian_metric.core.check import Floats, check, unit_rows
 from laplacian_metric.core.neighbours import Neighbours, distances_to
@@ -47,31 +46,27 @@ def responses(found: Sequence[Sequence[Hit]], scores: str = "cosine", queries: A
         ([[0.1, 0.5], [0.2, inf]], [['a', 'b'], ['c', None]])
     """
     width = max([1, *(len(hits) for hits in found)])
-    labelled = any(hit.label is not None for hits in found for hit in hits)
     vectors = _vectors(found, width)
     if scores == VECTORS:
         if vectors is None or queries is None:
             raise ValueError("scores is 'vectors': vectors of the queries and of all hits are needed")
         distances = distances_to(unit_rows("queries", check("queries", queries, "Q D")), vectors)
     elif scores in SCORES:
-        values = [[np.nan if hit.score is None else hit.score for hit in hits] for hits in found]
-        distances = SCORES[scores](_table(values, width, np.nan).astype(np.float64))
-        distances[np.arange(width) >= np.array([[len(hits)] for hits in found])] = np.inf
+        if any(hit.score is None for hits in found for hit in hits):
+            raise ValueError("scores are missing: the search has to return one for each hit")
+        values = np.array([_padded([hit.score for hit in hits], width, np.nan) for hits in found])
+        missing = np.arange(width) >= np.array([[len(hits)] for hits in found])
+        distances = np.where(missing, np.inf, SCORES[scores](values))
     else:
         raise ValueError(f"scores is {scores!r}: one of {', '.join((*SCORES, VECTORS))} is needed")
-    ids = _table([[hit.id for hit in hits] for hits in found], width, None)
-    labels = _table([[hit.label for hit in hits] for hits in found], width, None) if labelled else None
-    return Neighbours(ids, distances, labels, vectors)
+    ids = [_padded([hit.id for hit in hits], width, None) for hits in found]
+    labels = [_padded([hit.label for hit in hits], width, None) for hits in found]
+    labelled = any(hit.label is not None for hits in found for hit in hits)
+    return Neighbours(ids, distances, labels if labelled else None, vectors)  # type: ignore[arg-type]
 
 
-def _table(rows: list[list[Any]], width: int, nothing: Any) -> NDArray[Any]:
-    """Return rows as a matrix of objects, with ``nothing`` where a row is shorter."""
-    table = np.empty((len(rows), width), dtype=object)
-    for number, row in enumerate(rows):
-        table[number, :] = nothing
-        for place, value in enumerate(row):
-            table[number, place] = value
-    return table
+def _padded(values: list[Any], width: int, nothing: Any) -> list[Any]:
+    return [*values, *[nothing] * (width - len(values))]
 
 
 def _vectors(found: Sequence[Sequence[Hit]], width: int) -> Floats | None:
@@ -79,12 +74,10 @@ def _vectors(found: Sequence[Sequence[Hit]], width: int) -> Floats | None:
     flat = [hit.vector for hits in found for hit in hits]
     if not flat or any(vector is None for vector in flat):
         return None
-    checked = iter(check("vectors", flat, "N D"))
-    table = np.full((len(found), width, len(flat[0])), np.nan)
-    for number, hits in enumerate(found):
-        for place in range(len(hits)):
-            table[number, place] = next(checked)
-    return table
+    nothing = np.full(check("vectors", flat, "N D").shape[1], np.nan)
+    return np.array(
+        [_padded([hit.vector for hit in hits], width, nothing) for hits in found], dtype=np.float64
+    )
 
 
 def fit_relevant(neighbours: Neighbours, relevant: Any, **options: Any) -> Trust:

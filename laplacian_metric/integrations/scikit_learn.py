@@ -146,7 +146,7 @@ class LaplaceEmbedding(_FeatureNames, _Transformer, _Estimator):
             self.approximation,
             self.structure,
             temperature=self.temperature,
-            prior_precision=None if marginal else self.prior_precision,
+            prior_precision=None if isinstance(self.prior_precision, str) else self.prior_precision,
         )
         # A fixed number of steps ends near a mode at best: lam_.diagnostics() says how near.
         self.lam_.fit_features(features, labels, generator=generator, check_mode=False)
@@ -262,20 +262,19 @@ class TrustClassifier(_Classifier, _Estimator):
         order, rank = random.permutation(len(X)), np.empty(len(X), dtype=np.int64)
         rank[order] = stratified(codes[order], len(X))  # within each class
         held = rank >= np.ceil((1 - self.validation) * np.bincount(codes)[codes])
-        options = {"expected_ood": self.expected_ood, "alpha": self.alpha}
+        options: dict[str, Any] = {"expected_ood": self.expected_ood, "alpha": self.alpha}
+        self.gallery_, self.trust_ = ArrayGallery(X[~held], y[~held]), None
         try:
-            trust = Trust.fit((X[~held], y[~held]), (X[held], y[held]), **options)
+            self.trust_ = Trust.fit(self.gallery_, (X[held], y[held]), **options).accepting(self.threshold)
         except TooFewQueriesError as error:
-            self.gallery_, self.trust_ = ArrayGallery(X, y), None
+            self.gallery_ = ArrayGallery(X, y)
             warnings.warn(f"no answer will be accepted: {error}", stacklevel=2)
-        else:
-            self.gallery_, self.trust_ = trust.spaces.gallery, trust.accepting(self.threshold)
         return self
 
     def predict(self, X: Any) -> Any:
         """Return the class of the nearest row of the gallery, (N,)."""
         X = _directed(_checked(self, X, "gallery_"))
-        return self.gallery_.search(X, 1).labels[:, 0].astype(self.classes_.dtype)
+        return np.array(self.gallery_.search(X, 1).labels)[:, 0].astype(self.classes_.dtype)
 
     def probability(self, X: Any) -> Any:
         """Return the calibrated probability that the predicted class is right, (N,)."""

@@ -179,7 +179,7 @@ class UncertainSentenceTransformer:
                 there; ``return_uncertainty`` (False): a pair of embeddings and uncertainties, the latter (N,) or, for a
                 single text, one number; and others that the model's ``encode`` takes.
         """
-        settings = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
+        settings: dict[str, Any] = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
         return self._encode("encode", sentences, show_progress_bar=show_progress_bar, **settings, **options)
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
@@ -310,7 +310,8 @@ class UncertainSentenceTransformer:
             library = require("sentence_transformers", "a saved model", INSTALL)
             model = library.SentenceTransformer(str(folder / MODEL))
         head = load_file(folder / HEAD)
-        linear = nn.Linear(*reversed(head["weight"].shape), bias="bias" in head, dtype=head["weight"].dtype)
+        dim, width = head["weight"].shape
+        linear = nn.Linear(width, dim, bias="bias" in head, dtype=head["weight"].dtype)
         linear.load_state_dict(head)
         lam = LAM.load(folder / POSTERIOR, Encoder(SentenceBackbone(model), linear).eval(), loss)
         return cls(lam, Trust.load(folder / TRUST) if (folder / TRUST).exists() else None)
