@@ -225,7 +225,9 @@ def show(*parts: str | Table) -> None:
     if not console.is_terminal:
         console.width = WIDE
     for part in parts:
-        console.print(printable(part) if isinstance(part, str) else part)
+        with console.capture() as lines:
+            console.print(printable(part) if isinstance(part, str) else part)
+        typer.echo(re.sub(" +$", "", lines.get(), flags=re.MULTILINE), nl=False)
 
 
 def number(value: float | None, digits: int = 4) -> str:

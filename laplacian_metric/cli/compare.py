@@ -56,7 +56,7 @@ def compare(
     rows.append(("seeds", *(", ".join(map(str, group.seeds)) for group in groups)))
     common.show(common.table(("", *(group.name for group in groups)), rows))
     if differences:
-        header = ("", "metric", "difference", f"{level:.0%} interval", "over")
+        header = ("", "metric", "difference", f"{100 * level:g} % interval", "over")
         table = common.table(header, map(_row, differences), slice(2, 4))
         common.show(f"\nDifferences from {groups[0].name}", table)
 
