@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from hessians import Pairs, ggn_diagonal
-from hessians.approximations import Approximation
 from hessians.capture import Inputs, trace, unaltered
 from hessians.checks import CurvatureWarning
 from hessians.loss_summary import LossSummary, summarise, trained_gradient
@@ -30,6 +29,7 @@ from laplacian_metric.laplace.network.layers import Groups, RawNetwork, choose
 from laplacian_metric.laplace.network.linearised import Tracer
 from laplacian_metric.laplace.network.posterior import NetworkFitted
 from laplacian_metric.laplace.network.state import BatchDigest, StateFile, Sums
+from laplacian_metric.laplace.options import NetworkOptions
 from laplacian_metric.laplace.storage import LossEntry
 from laplacian_metric.laplace.torch_backend.batches import Counts, with_fixed_batches
 
@@ -43,31 +43,28 @@ class Task:
     Attributes:
         encoder: in evaluation mode while it runs.
         network: the encoder without its norm.
-        loss, approximation: as for `LAM`.
-        layers: their number, "all" or names.
-        method, probes, generator, memory_budget: of ``hessians.ggn_diagonal``.
+        loss, options: as for `NetworkLAM`.
+        method, probes, generator: of ``hessians.ggn_diagonal``.
         progress: whether to show bars; None asks the terminal.
     """
 
     encoder: Encoder
     network: RawNetwork
     loss: PairLoss
-    approximation: Approximation
-    layers: int | str | list[str]
-    method: str | Method
+    options: NetworkOptions
+    method: Method
     probes: int
     generator: torch.Generator | None
-    memory_budget: int
     progress: bool | None
 
     def fixed(self) -> list[str]:
         """Parameters that the data say nothing of."""
-        return [] if bias_is_known(self.loss, self.approximation) else ["head.bias"]
+        return [] if bias_is_known(self.loss, self.options.approximation) else ["head.bias"]
 
     def describe(self, groups: Groups) -> str:
         """What sums belong together."""
         names = [name for parameters in groups.values() for name in parameters]
-        return f"{LossEntry.of(self.loss)} {self.approximation.value} {Method(self.method).value} {' '.join(names)}"
+        return f"{LossEntry.of(self.loss)} {self.options.approximation.value} {self.method.value} {' '.join(names)}"
 
 
 def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkFitted:
@@ -102,7 +99,10 @@ def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkF
             LOGGER.info(
                 "%s holds the sums of %d batches: the fit goes on from there", file.path.name, kept.done
             )
-            sums = kept.to(task.encoder.head.weight.device)
+            kept.tensors = {
+                name: tensor.to(task.encoder.head.weight.device) for name, tensor in kept.tensors.items()
+            }
+            sums = kept
         else:
             LOGGER.warning(
                 "%s is of another encoder, loss or order of the images: the fit starts again", file.path.name
@@ -138,7 +138,7 @@ def _first_pass(task: Task, loader: Loader, done: int) -> tuple[Counts, Groups, 
         counts = counts.plus(labels)
         if groups is None:
             inputs = to_device(inputs, task.encoder)
-            groups = choose(task.network, inputs, task.layers, task.fixed())
+            groups = choose(task.network, inputs, task.options.layers, task.fixed())
         if at < done:
             digest.add(inputs, labels)
             digest_text = str(digest)
@@ -212,31 +212,28 @@ def _add_batch(
         inputs,
         pairs,
         task.loss,
-        task.approximation,
+        task.options.approximation,
         task.method,
         parameters=names,
         probes=task.probes,
         generator=task.generator,
         # Where a rule is wrong for a layer, it has to be found out again for every batch.
         check=first or bool(tracer.failing),
-        memory_budget=task.memory_budget,
+        memory_budget=task.options.memory_budget,
     )
     with unaltered(task.network):
         traced = trace(task.network, Inputs.of(inputs), names, [])
     summary = summarise(task.loss, traced.u, pairs)
     sums.value += summary.value
     sums.active += summary.active
-    for total, part in (
-        (sums.positive, summary.positive_gradient),
-        (sums.negative, summary.negative_gradient),
-    ):
-        leaves = [traced.parameters[name] for name in names]
+    leaves = [traced.parameters[name] for name in names]
+    for what, part in (("positive", summary.positive_gradient), ("negative", summary.negative_gradient)):
         gradients = torch.autograd.grad(traced.u, leaves, part, retain_graph=True, allow_unused=True)
         for name, gradient in zip(names, gradients, strict=True):
             if gradient is not None:
-                total[name] += gradient
+                sums.tensors[f"{what}/{name}"] += gradient
     for name in names:
-        sums.diagonal[name] += diagonal[name]
+        sums.tensors[f"diagonal/{name}"] += diagonal[name]
 
 
 def _finish(
@@ -245,13 +242,16 @@ def _finish(
     """Clamp the sums, once."""
     dtype = task.encoder.head.weight.dtype
     curvature = {
-        layer: DiagonalCurvature(torch.cat([sums.diagonal[name].flatten() for name in names])[None].to(dtype))
+        layer: DiagonalCurvature(
+            torch.cat([sums.tensors[f"diagonal/{name}"].flatten() for name in names])[None].to(dtype)
+        )
         for layer, names in groups.items()
     }
     gradient = {}
     for names in groups.values():
         for name in names:
-            parts = LossSummary(sums.value, sums.positive[name], sums.negative[name], sums.active)
+            positive, negative = (sums.tensors[f"{part}/{name}"] for part in ("positive", "negative"))
+            parts = LossSummary(sums.value, positive, negative, sums.active)
             gradient[name] = trained_gradient(task.loss, parts, counts[1]).to(dtype)
     return NetworkFitted(
         groups=groups,

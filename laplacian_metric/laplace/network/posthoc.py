@@ -128,16 +128,7 @@ class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
             progress: whether to show bars; None asks the terminal.
         """
         task = Task(
-            self.encoder,
-            self.network,
-            self.loss,
-            self.approximation,
-            self.options.layers,
-            Method(method),
-            probes,
-            generator,
-            self.options.memory_budget,
-            progress,
+            self.encoder, self.network, self.loss, self.options, Method(method), probes, generator, progress
         )
         with evaluating(self.encoder):
             fitted = accumulate(task, loader, cache)

@@ -20,23 +20,24 @@ from laplacian_metric.laplace.network.layers import Groups
 LOGGER = logging.getLogger(__name__)
 
 
+PARTS = ("diagonal", "positive", "negative")
+
+
 @dataclass
 class Sums:
     """Sums over the first ``done`` batches, in float64; nothing is clamped yet.
 
     Attributes:
         about: what was summed up: encoder, loss, parameters and what was divided by.
+        tensors: "diagonal/NAME" of the curvature, and "positive/NAME" and "negative/NAME", the gradients of the loss's
+            two averages, for every parameter.
         digest: of the inputs and labels of these batches; "" unless there is a file to be written.
-        diagonal: of the curvature, by name of the parameter.
-        positive, negative: gradients of the loss's two averages.
         value: of the loss.
         active: negative pairs inside of the margin.
     """
 
     about: str
-    diagonal: dict[str, Tensor]
-    positive: dict[str, Tensor]
-    negative: dict[str, Tensor]
+    tensors: dict[str, Tensor]
     value: float = 0.0
     active: float = 0.0
     done: int = 0
@@ -44,42 +45,24 @@ class Sums:
 
     @classmethod
     def start(cls, about: str, parameters: dict[str, Any], groups: Groups) -> Sums:
-        """Zeros for the parameters of some layers."""
+        """Return zeros for the parameters of some layers."""
         names = [name for group in groups.values() for name in group]
-
-        def zeros() -> dict[str, Tensor]:
-            return {
-                name: torch.zeros(parameters[name].shape, dtype=torch.float64, device=parameters[name].device)
-                for name in names
-            }
-
-        return cls(about, zeros(), zeros(), zeros())
+        tensors = {
+            f"{part}/{name}": torch.zeros_like(parameters[name], dtype=torch.float64, requires_grad=False)
+            for part in PARTS
+            for name in names
+        }
+        return cls(about, tensors)
 
     def fits(self, other: Sums) -> bool:
         """Whether these are sums of the same parameters."""
-        return {name: x.shape for name, x in self.diagonal.items()} == {
-            name: x.shape for name, x in other.diagonal.items()
-        }
-
-    def parts(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors by what they are."""
-        return {"diagonal": self.diagonal, "positive": self.positive, "negative": self.negative}
-
-    def to(self, device: torch.device) -> Sums:
-        """Moved to a device."""
-        moved = {
-            what: {name: x.to(device) for name, x in part.items()} for what, part in self.parts().items()
-        }
-        return Sums(
-            self.about, **moved, value=self.value, active=self.active, done=self.done, digest=self.digest
-        )
+        shapes = [{name: x.shape for name, x in sums.tensors.items()} for sums in (self, other)]
+        return shapes[0] == shapes[1]
 
     def reduce(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Add up over processes."""
-        for part in self.parts().values():
-            for name, x in part.items():
-                part[name] = reduce(x)
-        device = next(iter(self.diagonal.values())).device
+        self.tensors = {name: reduce(tensor) for name, tensor in self.tensors.items()}
+        device = next(iter(self.tensors.values())).device
         numbers = torch.tensor([self.value, self.active, self.done], dtype=torch.float64, device=device)
         self.value, self.active, done = reduce(numbers).tolist()
         self.done = round(done)
@@ -136,33 +119,14 @@ class StateFile:
         """What an earlier fit left; None where there is nothing, or nothing that can be read."""
         if not self.path.exists():
             return None
-        parts: dict[str, dict[str, Tensor]] = {"diagonal": {}, "positive": {}, "negative": {}}
         try:
             tensors, notes = tensor_file.load(self.path)
-            note = json.loads(notes["note"])
-            for key, tensor in tensors.items():
-                part, _, name = key.partition("/")
-                parts[part][name] = tensor
-            return Sums(
-                str(note["about"]),
-                **parts,
-                value=float(note["value"]),
-                active=float(note["active"]),
-                done=int(note["done"]),
-                digest=str(note["digest"]),
-            )
+            return Sums(tensors=tensors, **json.loads(notes["note"]))
         except (KeyError, TypeError, ValueError) as error:
             LOGGER.warning("%s cannot be read (%s): the fit starts again", self.path.name, error)
             return None
 
     def write(self, sums: Sums) -> None:
         """Replace the file in one step."""
-        tensors = {f"{part}/{name}": x for part, named in sums.parts().items() for name, x in named.items()}
-        note = {
-            "about": sums.about,
-            "value": sums.value,
-            "active": sums.active,
-            "done": sums.done,
-            "digest": sums.digest,
-        }
-        tensor_file.save(self.path, tensors, {"note": json.dumps(note)})
+        note = {name: value for name, value in vars(sums).items() if name != "tensors"}
+        tensor_file.save(self.path, sums.tensors, {"note": json.dumps(note)})
