@@ -213,7 +213,7 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
                         f"pair_tolerance is {pair_tolerance}, a number between 0 and 1 is needed"
                     )
                 rows, pairs = features_and_labels(features, labels)
-                data = layer_data(self.encoder.head, self.loss, rows, pairs, self.approximation)
+                data = layer_data(self.encoder.head, self.loss, rows, pairs, self.options.approximation)
                 chosen = None if batches is None else checked_batches(batches, rows)
                 fingerprint = self.encoder_fingerprint()
             self.fitted = fit_layer(data, settings, chosen, self.encoder, fingerprint)
@@ -303,7 +303,7 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
             )
         else:
             raise ValueError(f"method is {method!r}, one of 'marginal', 'validation' is needed")
-        return self.prior_precision
+        return float(self.prior_precision)
 
     def fingerprint(self) -> str:
         """A digest of all that an embedding depends on: encoder, curvature, scale and prior; 64 hex digits.
@@ -316,7 +316,7 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
             tensors = {f"curvature.{name}": tensor for name, tensor in fitted.curvature.tensors().items()}
             settings = {
                 "encoder": fitted.fingerprint,
-                "structure": self.structure.value,
+                "structure": self.options.structure.value,
                 "scale": self.scale,
                 "prior": self.prior_precision,
                 "bias": fitted.bias_is_random,

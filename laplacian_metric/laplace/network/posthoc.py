@@ -208,8 +208,9 @@ class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
     def optimize_prior_precision(self, *, per_layer: bool = False) -> float | dict[str, float]:
         """Set the prior precision, or one for each layer, that maximises the marginal likelihood, and return it."""
         self.check_encoder()
-        self.prior_precision = optimal_priors(self._fit(), self.posterior, self.scale, per_layer)
-        return self.prior_precision
+        prior = optimal_priors(self._fit(), self.posterior, self.scale, per_layer)
+        self.prior_precision = prior
+        return prior
 
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used; ``prior_to_data`` is of the mean prior precision."""

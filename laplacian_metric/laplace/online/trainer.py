@@ -287,7 +287,7 @@ class OnlineLAM:
     @property
     def prior_precision(self) -> float:
         """Of every weight."""
-        return self._lam.prior_precision
+        return float(self._lam.prior_precision)
 
     def posterior(self) -> LAM:
         """The posterior so far, without another pass over the data.
