@@ -140,7 +140,7 @@ class Opened:
         if self.model is None:
             return read_features(Path(place), self.images.labels if split == "train" else None)
         from laplacian_metric.laplace.frozen_features import features_of
-        from laplacian_metric.laplace.model_inputs import warn_if_seen
+        from laplacian_metric.laplace.model_folder import warn_if_seen
 
         images = self.images if split == "train" else replace(self.images, labels=None)
         dataset = images.open(place, self.model, split)

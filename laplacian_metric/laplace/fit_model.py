@@ -19,8 +19,7 @@ from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
 from laplacian_metric.encoder.loading import LoadedEncoder
 from laplacian_metric.laplace.frozen_features import features_of
-from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import class_labels
+from laplacian_metric.laplace.model_folder import ModelFolder, class_labels
 from laplacian_metric.laplace.options import LamOptions
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.trust.calibration import LEAST_QUERIES

@@ -6,6 +6,7 @@ there is one, and ``seen.safetensors``, digests of the images that it was fitted
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -22,12 +23,16 @@ from hessians.pair_loss import PairLoss
 from laplacian_metric.core import artifact
 from laplacian_metric.core.artifact import Manifest
 from laplacian_metric.core.checked import Strict
+from laplacian_metric.core.dataset import Dataset, shared
 from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
 from laplacian_metric.encoder.networks.layers import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.trust.trust import Trust
 
+LOGGER = logging.getLogger(__name__)
+
+ROLES = {"train": "was fitted to", "validation": "was calibrated by"}
 ENCODER, POSTERIOR, SEEN, TRUST = "encoder.safetensors", "posterior", "seen.safetensors", "trust"
 # What a file may decide about an architecture. Other options of timm and torchvision can name files to be read.
 OPTIONS = (
@@ -196,6 +201,36 @@ class ModelFolder:
                 seen=opened.tensors(SEEN),
                 trust=Trust.load(opened.path(TRUST)) if TRUST in manifest.files else None,
             )
+
+
+# --- the images that it has seen ---
+
+
+def class_labels(source: Dataset) -> list[str]:
+    """Return the name of every image's class, by which the classes of several data sets are compared."""
+    source.known_labels()
+    names: list[str] = source.label_names.tolist()
+    return names
+
+
+def warn_if_seen(model: ModelFolder, source: Dataset, consequence: str) -> dict[str, int]:
+    """Warn if a model was fitted to, or calibrated by, some of the images; return how many by role."""
+    if not model.seen:
+        return {}
+    digests = source.digests()
+    counts = {role: shared(digests, seen) for role, seen in model.seen.items()}
+    for role, count in counts.items():
+        if count:
+            verb = ROLES.get(role, "has seen")
+            LOGGER.warning(
+                "the model %s %d of the %d images of %s: %s",
+                verb,
+                count,
+                len(source),
+                source.title,
+                consequence,
+            )
+    return counts
 
 
 # --- the encoder ---

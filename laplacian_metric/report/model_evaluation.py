@@ -16,8 +16,7 @@ from laplacian_metric import metrics
 from laplacian_metric.core.dataset import Dataset, shared
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.laplace.frozen_features import features_of
-from laplacian_metric.laplace.model_folder import ModelFolder
-from laplacian_metric.laplace.model_inputs import class_labels, warn_if_seen
+from laplacian_metric.laplace.model_folder import ModelFolder, class_labels, warn_if_seen
 from laplacian_metric.metrics import Consensus, Evaluation, Uncertainties
 from laplacian_metric.metrics.positives import Positives
 from laplacian_metric.metrics.query_records import QueryRecord, images_digest

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
-from hessians.approximations import Approximation
 from hessians.checks import CurvatureWarning
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.laplace.accumulate import Accumulated, Settings, accumulate
+from laplacian_metric.laplace.accumulate import accumulate
 from laplacian_metric.laplace.diagnostics import diagnose, warn_unless_mode
 from laplacian_metric.laplace.fit import Fitted, loss_and_gradient, pull_back
-from laplacian_metric.laplace.layer import DiagonalCurvature, LayerCurvature, Structure
+from laplacian_metric.laplace.layer import DiagonalCurvature, LayerCurvature
+from laplacian_metric.laplace.options import FitSettings, LamOptions
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.metrics import recall_at_k
 from tests.laplace.fit_reference import LOSSES, Layer
@@ -27,9 +27,11 @@ close = torch.testing.assert_close
 LAYER = Layer.random(12, 3, 2)
 
 
-def accumulated(loss: ContrastiveLoss, batches: list[Tensor] | None) -> Accumulated:
-    settings = Settings(Structure.DIAGONAL, Approximation.FIXED)
-    return accumulate(LAYER.data(loss), settings, batches)
+def value_and_gradient(loss: ContrastiveLoss, batches: list[Tensor] | None, bias: bool = True) -> tuple[float, Tensor]:
+    """The value and the gradient of a loss, over all pairs or over those of batches."""
+    data = LAYER.data(loss, bias=bias)
+    _, parts, population, _ = accumulate(data, FitSettings(LamOptions(), search=False), batches)
+    return loss_and_gradient(data, parts, population[1], None)
 
 
 @pytest.mark.parametrize("negatives", ["all", "active"])
@@ -41,10 +43,10 @@ def test_value_and_gradient_of_what_was_trained(name: str, negatives: str) -> No
     pairs = Pairs.from_labels(LAYER.labels)
     u = LAYER.inputs() @ theta.T
     (gradient,) = torch.autograd.grad(loss(u, pairs), theta)
-    value, slope = loss_and_gradient(loss, LAYER.data(loss), accumulated(loss, None), None)
+    value, slope = value_and_gradient(loss, None)
     close(slope, gradient)
     assert value == pytest.approx(float(LOSSES[name](u, pairs).detach()))
-    _, without = loss_and_gradient(loss, LAYER.data(loss, bias=False), accumulated(loss, None), None)
+    _, without = value_and_gradient(loss, None, bias=False)
     close(without, gradient[:, :-1])
 
 
@@ -58,7 +60,7 @@ def test_over_batches(negatives: str) -> None:
     pairs = Pairs.from_indices(columns, 12)
     theta = torch.cat([LAYER.weight, LAYER.bias[:, None]], 1).requires_grad_()
     (gradient,) = torch.autograd.grad(loss(LAYER.inputs() @ theta.T, pairs), theta)
-    value, slope = loss_and_gradient(loss, LAYER.data(loss), accumulated(loss, batches), None)
+    value, slope = value_and_gradient(loss, batches)
     close(slope, gradient)
     assert value == pytest.approx(float(LOSSES["arccos"](LAYER.u, pairs)))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from laplacian_metric.laplace.layer.base import LayerCurvature, LayerPosterior, Structure
-from laplacian_metric.laplace.layer.diagonal import DiagonalCurvature
+from laplacian_metric.laplace.layer.base import DiagonalCurvature, LayerCurvature, LayerPosterior, Structure
 from laplacian_metric.laplace.layer.full import FullCurvature
 from laplacian_metric.laplace.layer.kronecker import KroneckerCurvature
 from laplacian_metric.laplace.layer.low_rank import LowRankCurvature

@@ -32,7 +32,7 @@ from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.encoder_posterior import check_model
 from laplacian_metric.laplace.fit import bias_is_known
 from laplacian_metric.laplace.layer import Structure
-from laplacian_metric.laplace.layer.diagonal import DiagonalPosterior
+from laplacian_metric.laplace.layer.base import DiagonalPosterior
 from laplacian_metric.laplace.online import batch as batches
 from laplacian_metric.laplace.online import parallel as parallel
 from laplacian_metric.laplace.online.batch import Labels, Miner
