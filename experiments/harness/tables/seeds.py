@@ -16,6 +16,7 @@ TRIVIAL = {
     "embedding norm": "embedding norm, 1/|u|",
     "nearest distance": "distance to the nearest training image",
 }
+RETIRED = "confidence"  # a score of the method "laplace" that this version does not have
 _NAMED = 3  # commands that a sentence names; the record beside the table has all
 
 
@@ -141,7 +142,7 @@ def cells_record(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 def cells_sentence(cells: Iterable[Cell]) -> str:
-    """Return the commits that made the cells, and their commands if they are few.
+    """Return the commits that made the cells, their commands if they are few, and which are not made again.
 
     Example:
         >>> cell = Cell("a", (Result(cell="a", seed=0, commit="abc", command="python -m x"),))
@@ -155,6 +156,13 @@ def cells_sentence(cells: Iterable[Cell]) -> str:
     commands = sorted({tidy(result.command, 1000) for result in results})
     plural = "s" if len(commits) > 1 else ""
     text = f"Cells made at commit{plural} {', '.join(commits)}"
+    named = ", ".join(f"`{command}`" for command in commands)
     if len(commands) > _NAMED:
-        return f"{text} by {len(commands)} commands, which are in the JSON file of the same name."
-    return f"{text} by {', '.join(f'`{command}`' for command in commands)}."
+        named = f"{len(commands)} commands, which are in the JSON file of the same name"
+    retired = dict.fromkeys(
+        f"`{one.cell}`" for one in results if one.config.get("method", {}).get("score") == RETIRED
+    )
+    left = (
+        f" The option of {', '.join(retired)} has left: these numbers are not made again." if retired else ""
+    )
+    return f"{text} by {named}.{left}"
