@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T", bound="Choice")
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 COMPUTE_DTYPES = (torch.float32, torch.float64)
 WITHOUT_FLOAT64 = ("mps",)  # types of devices

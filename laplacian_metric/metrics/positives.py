@@ -1,9 +1,8 @@
-"""What counts as a right answer to a query: the same class, a place nearby, or whatever a function says."""
+"""What counts as a right answer to a query: the same class, or a place nearby."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from hessians.checks import check_finite, check_matrix
 from laplacian_metric.core import labels as core_labels
 
 Labels = core_labels.Labels
-Relevant = Callable[[Tensor, Tensor], Tensor]
 
 BLOCK = 1 << 22  # pairs that are looked at together
 
@@ -55,20 +53,6 @@ class Positives(ABC):
             [1, 1, 0]
         """
         return _Nearby(radius, positions, database_positions, own)
-
-    @staticmethod
-    def from_function(
-        relevant: Relevant, num_queries: int, num_database: int | None = None, *, own: Tensor | None = None
-    ) -> Positives:
-        """Positive is what a function says: it gets queries (n, 1) and gallery rows (n, k) and returns bool
-        (n, k).
-
-        Example:
-            >>> next_to = lambda query, member: (query - member).abs() == 1
-            >>> Positives.from_function(next_to, num_queries=3).counts.tolist()
-            [1, 2, 1]
-        """
-        return _Function(relevant, num_queries, num_database, own)
 
     @abstractmethod
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
@@ -138,34 +122,6 @@ class _Nearby(Positives):
             squared += (mine[queries, None] - theirs[members]).square()
         near: Tensor = squared.sqrt() <= self._radius
         return near
-
-
-class _Function(Positives):
-    """Positives by a function of query and gallery row."""
-
-    def __init__(
-        self, relevant: Relevant, num_queries: int, num_database: int | None, own: Tensor | None
-    ) -> None:
-        self._relevant = relevant
-        self.num_queries = num_queries
-        self.num_database = num_queries if num_database is None else num_database
-        device = torch.device("cpu") if own is None else own.device
-        self.counts = self._count(_own(own, num_queries, num_database is None, device), device)
-
-    def hits(self, queries: Tensor, members: Tensor) -> Tensor:
-        relevant = self._relevant(queries[:, None], members)
-        if (
-            not isinstance(relevant, Tensor)
-            or relevant.dtype != torch.bool
-            or relevant.shape != members.shape
-        ):
-            got = (
-                f"{relevant.dtype} {tuple(relevant.shape)}"
-                if isinstance(relevant, Tensor)
-                else type(relevant).__name__
-            )
-            raise TypeError(f"relevant returned {got}, torch.bool of shape {tuple(members.shape)} is needed")
-        return relevant
 
 
 def as_labels(name: str, labels: Labels) -> Tensor:

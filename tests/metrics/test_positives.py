@@ -1,10 +1,9 @@
-"""What counts as a positive: by class, by distance, by a function."""
+"""What counts as a positive: by class, or by distance."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from laplacian_metric import metrics
 from laplacian_metric.metrics import Positives
@@ -33,13 +32,6 @@ def test_place_recognition_by_labels_and_by_positions_agree() -> None:
     positives = Positives.within(25.0, street(labels), street(database_labels))
     ours = metrics.map_at_k(z, positives, database=database)
     assert ours == metrics.map_at_k(z, labels, database=database, database_labels=database_labels)
-
-
-def test_a_function_decides() -> None:
-    same_parity = Positives.from_function(lambda query, member: (query - member) % 2 == 0, 5)
-    assert same_parity.counts.tolist() == [2, 1, 2, 1, 2]
-    z = unit(5, 3)
-    assert metrics.map_at_r(z, same_parity) == metrics.map_at_r(z, [0, 1, 0, 1, 0])
 
 
 def test_the_query_itself_is_not_counted_in_a_gallery() -> None:
@@ -80,11 +72,3 @@ def test_positives_of_other_sizes_are_refused() -> None:
         metrics.recall_at_k(unit(4, 2), positives)
     with pytest.raises(ValueError, match="database_labels"):
         metrics.recall_at_k(unit(3, 2), positives, database=unit(3, 2), database_labels=[0, 0, 1])
-
-
-def test_a_function_must_return_what_it_should() -> None:
-    def wrong(query: Tensor, member: Tensor) -> Tensor:
-        return (query == member).double()
-
-    with pytest.raises(TypeError, match="relevant"):
-        Positives.from_function(wrong, 3)
