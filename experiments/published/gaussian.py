@@ -61,6 +61,7 @@ def published_mutual_likelihood_loss(mean: Tensor, variance: Tensor, pairs: Pair
     pair's own distance enters, and D grows with the root of the number of pairs.
 
     Example:
+        >>> import torch
         >>> mean, variance = torch.eye(2), torch.full((2, 2), 0.5)
         >>> float(published_mutual_likelihood_loss(mean, variance, Pairs.from_labels([7, 7])))
         1.414...
@@ -146,6 +147,7 @@ def published_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
     It falls without bound as a variance goes to 0, or to infinity.
 
     Example:
+        >>> import torch
         >>> published_kl(torch.zeros(2, 1), torch.tensor([[0.0], [-10.0]]))
         tensor([-5.0000e-01, -1.1011e+04])
     """
