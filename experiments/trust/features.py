@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import experiments.sets  # noqa: F401 (makes published data sets known)
+import experiments.sets  # noqa: F401 - registers the published data sets
 from laplacian_metric import Encoder, data
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track

@@ -28,8 +28,8 @@ from experiments.trust.features import (
     minilm_features,
 )
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.core.labelled_gallery import Head
 from laplacian_metric.encoder.heads import train_head, whitening_head
+from laplacian_metric.trust.head import Head
 
 MOST_OOD = 500
 MOST_TEST = 2000
@@ -308,7 +308,7 @@ def wordnet_minilm(root: Path, cache: Path) -> Arrays:
     parts |= {"validation:h": h[-3000:-2000], "validation:labels": labels[-3000:-2000]}
     parts |= {"test:h": h[-2000:], "test:labels": labels[-2000:], "near/held-out classes:h": near}
     parts["far/newswires:h"] = minilm_features(root, cache, "reuters-test", 2500)["h"][:MOST_OOD]
-    return parts | {"far/shuffled words:h": minilm_features(root, cache, "wordnet", 500, "shuffled")["h"]}
+    return parts
 
 
 GREY_FAR = ("mnist", "quickdraw")
@@ -377,5 +377,5 @@ def setting(root: Path, cache: Path, name: str, seed: int = 0) -> Setting:
 
     parts = cached(cache / "settings" / f"{name}-{seed}.npz", compute)
     weight = parts.pop("head:weight", None)
-    head = None if weight is None else Head(weight, parts.pop("head:bias"))
+    head = None if weight is None else Head.of((weight, parts.pop("head:bias")))
     return Setting(name, seed, head, parts)

@@ -68,7 +68,9 @@ def load(folder: str | os.PathLike[str]) -> ArrayGallery:
             names = as_column([from_json(name) for name in manifest.class_names])
             codes = opened.array(CODES, shape=(len(vectors),), mmap=False)
             if len(codes) and not 0 <= codes.min() <= codes.max() < len(names):
-                raise ArtifactError(f"{CODES} in {folder} has entries that are no classes: copy the folder again")
+                raise ArtifactError(
+                    f"{CODES} in {folder} has entries that are no classes: copy the folder again"
+                )
             labels = names[codes]
         ids = (
             opened.array(IDS, mmap=False) if manifest.text_ids is None else as_column(list(manifest.text_ids))

@@ -12,7 +12,7 @@ from laplacian_metric.core.check import Floats, as_array, as_column
 
 ROUNDING = 1e-3  # engines in float32 may return distances that are this far below 0 or above 2
 FARTHEST = 2.0  # 1 - cosine of opposite directions
-SMALLEST, LARGEST = 1e-100, 1e100  # entries between which squares stay within float64
+SMALLEST, LARGEST = 1e-200, 1e200  # squares between which norms have all their digits
 ALMOST_EQUAL = 1e-3  # from this distance on 1 - cosine has lost no digits that matter
 
 
@@ -161,26 +161,27 @@ class Neighbours:
 
 def distances_to(queries: Floats, vectors: NDArray[Any]) -> Floats:
     """Return 1 - cosine (Q, k) of queries (Q, D) of unit length to vectors (Q, k, D), in float64; infinity for NaN."""
-    units = np.asarray(vectors, dtype=np.float64)
-    largest = np.abs(units).max(axis=2, keepdims=True)
-    if not ((largest > SMALLEST) & (largest < LARGEST)).all():
+    squares = np.einsum("qkd,qkd->qk", vectors, vectors, dtype=np.float64)
+    if not ((squares > SMALLEST) & (squares < LARGEST)).all():
         with np.errstate(invalid="ignore"):  # rows of NaN, and rows whose squares would leave float64
-            units = units / largest
-    units = units / np.sqrt(np.einsum("qkd,qkd->qk", units, units))[:, :, None]
-    distances: Floats = 1 - np.einsum("qkd,qd->qk", units, queries)
+            vectors = np.asarray(vectors, dtype=np.float64)
+            vectors = vectors / np.abs(vectors).max(axis=2, keepdims=True)
+        squares = np.einsum("qkd,qkd->qk", vectors, vectors)
+    norms = np.sqrt(squares)
+    distances: Floats = 1 - np.einsum("qkd,qd->qk", vectors, queries, dtype=np.float64) / norms
     near = distances < ALMOST_EQUAL
     if near.any():  # where a difference of nearly equal numbers would lose digits
         query, place = np.nonzero(near)
-        apart = units[query, place] - queries[query]
+        apart = vectors[query, place] / norms[query, place, None] - queries[query]
         distances[query, place] = np.einsum("nd,nd->n", apart, apart) / 2
     distances = np.clip(distances, 0, FARTHEST)
     return np.where(np.isnan(distances), np.inf, distances)
 
 
 def _order(distances: Floats, ids: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the order of ascending distances; of equal ones the smaller id comes first."""
+    """Return the order of ascending distances; of those that are equal to 12 digits the smaller id comes first."""
     keys = ids if ids.dtype.kind in "iu" else np.argsort(np.argsort(ids.astype(str), axis=1), axis=1)
-    return np.lexsort((keys, distances), axis=1)
+    return np.lexsort((keys, np.round(distances, 12)), axis=1)
 
 
 def _table(values: Any) -> NDArray[Any]:

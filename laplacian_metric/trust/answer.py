@@ -52,8 +52,11 @@ class Answer:
 
     def at(self, rows: NDArray[np.int64]) -> Answer:
         """Return the answers to some of the queries."""
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Answer)}
-        return Answer(**{name: None if values is None else values[rows] for name, values in columns.items()})
+        columns: dict[str, Any] = {}
+        for field in fields(Answer):
+            values = getattr(self, field.name)
+            columns[field.name] = None if values is None else values[rows]
+        return Answer(**columns)
 
 
 def verdicts(probability: Floats, known: Floats, threshold: float) -> NDArray[Any]:

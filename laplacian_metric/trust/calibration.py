@@ -26,6 +26,7 @@ from laplacian_metric.trust.observed import EACH_INPUTS, Observed, each_inputs
 
 LEAST_QUERIES = 20
 INFLUENCE = 0.5  # a row whose removal moves a standardised weight by more is named
+LEAST_CLASS_SIZE = 3  # and the median number of items of a class
 LEAST_RIGHT_AND_WRONG = 20  # of left-out items, from which on the last sigmoid is refitted
 
 
@@ -97,6 +98,32 @@ class Calibration:
         error = CalibrationError.of(calibrated(inputs, right, folds_of(right)), right, items)
         slope = fit_sigmoid(inputs, right)
         return replace(self, slope=slope, logits=logits, totals=totals, right=right, error=error, note="")
+
+    def over(self, observed: Observed, right: Flags, *, class_size: float, items: int) -> Calibration:
+        """Return the same match over another gallery, as items that are left out of their own responses see it.
+
+        The tails are refitted on them, and where enough of them are right and wrong the last sigmoid and the error too.
+
+        Args:
+            observed: the responses of the items.
+            right: (N,), whether the answer to each item is right.
+            class_size: the median number of items of a class.
+            items: the number of items of the gallery.
+        """
+        moved = self.withdrawn("the calibration error was measured on another gallery")
+        complete = observed.complete
+        if not complete.any():
+            return moved
+        reference = {name: column[complete] for name, column in observed.novelty.items()}
+        moved = replace(moved, novelty=Novelty.fit(reference, self.alpha))
+        usable = complete & ~observed.duplicate
+        num_right = int(right[usable].sum())
+        enough = min(num_right, int(usable.sum()) - num_right) >= LEAST_RIGHT_AND_WRONG
+        if not enough or class_size < LEAST_CLASS_SIZE or not set(self.match.names) <= set(observed.match):
+            return moved
+        inputs = np.column_stack([observed.match[name] for name in self.match.names])[usable]
+        totals = moved.novelty.parts(observed.novelty).sum(axis=1)[usable]
+        return moved.recalibrated(self.match.logit(inputs), totals, right[usable], items)
 
     def withdrawn(self, note: str) -> Calibration:
         """Return the same calibration without its error, which was measured on another gallery."""

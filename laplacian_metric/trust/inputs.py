@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from laplacian_metric.core.array_gallery import LARGEST_FLOAT32, SMALLEST_FLOAT32
 from laplacian_metric.core.check import Floats, Rows, norms_of
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.trust.fitting import logit
@@ -49,20 +51,19 @@ class Space:
 
     distances: Floats
     codes: Rows | None
-    units: Floats | None
+    units: NDArray[Any] | None
     first: Floats
 
     @staticmethod
     def of(neighbours: Neighbours, codes: Rows | None) -> Space:
         """Return the responses in the order of their distances."""
+        vectors = neighbours.vectors
+        units = None if vectors is None else unit_vectors(vectors)
+        if (np.diff(neighbours.distances, axis=1) >= 0).all():
+            return Space(neighbours.distances, codes, units, neighbours.distances[:, 0])
         order = np.argsort(neighbours.distances, axis=1, kind="stable")
-        units = None
-        if neighbours.vectors is not None:
-            taken = np.take_along_axis(neighbours.vectors, order[:, :, None], axis=1)
-            flat = taken.reshape(-1, taken.shape[2])
-            units = (np.asarray(flat, dtype=np.float64) / norms_of("vectors", flat)[:, None]).reshape(
-                taken.shape
-            )
+        if units is not None:
+            units = np.take_along_axis(units, order[:, :, None], axis=1)
         return Space(
             np.take_along_axis(neighbours.distances, order, axis=1),
             None if codes is None else np.take_along_axis(codes, order, axis=1),
@@ -114,7 +115,7 @@ class Space:
         if self.units is None or k < 3:
             return None
         local = self.units[:, :LOCAL]
-        between = np.clip(1 - np.matmul(local, self.units.transpose(0, 2, 1)), 0, 2)
+        between = np.clip(1 - np.matmul(local, self.units.transpose(0, 2, 1)).astype(np.float64), 0, 2)
         near = np.arange(local.shape[1])
         between[:, near, near] = np.inf  # a neighbour is no neighbour of itself
         place = min(LOCAL, k - 1) - 1
@@ -127,11 +128,20 @@ class Space:
         if self.units is None:
             return None
         items, queries = view.whitened(self.units), view.whitened(units)
-        distances = np.clip(1 - np.einsum("qkr,qr->qk", items, queries), 0, 2)
+        distances = np.clip(1 - np.einsum("qkr,qr->qk", items, queries, dtype=np.float64), 0, 2)
         order = np.argsort(distances, axis=1, kind="stable")
         distances = np.take_along_axis(distances, order, axis=1)
         codes = None if self.codes is None else np.take_along_axis(self.codes, order, axis=1)
         return Space(distances, codes, None, distances[:, 0])
+
+
+def unit_vectors(vectors: NDArray[Any]) -> NDArray[Any]:
+    """Return vectors (Q, k, D) scaled to unit length; float32 stays float32, with norms in float64."""
+    flat = vectors.reshape(-1, vectors.shape[2])
+    norms = norms_of("vectors", flat)
+    if vectors.dtype != np.float32 or norms.min() < SMALLEST_FLOAT32 or norms.max() > LARGEST_FLOAT32:
+        flat = np.asarray(flat, dtype=np.float64)
+    return (flat / norms[:, None].astype(flat.dtype)).reshape(vectors.shape)
 
 
 def log_distance(distances: Floats) -> Floats:

@@ -16,12 +16,11 @@ from laplacian_metric.core.check import Floats, as_ids, as_labels, check, unit_r
 from laplacian_metric.core.gallery import Gallery
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.trust.answer import SMALLEST_WEIGHT, Answer, reasons, verdicts
-from laplacian_metric.trust.calibration import LEAST_RIGHT_AND_WRONG, Calibration, calibrate
+from laplacian_metric.trust.calibration import Calibration, calibrate
 from laplacian_metric.trust.fitting import CalibrationError, Flags, sigmoid, stratified
 from laplacian_metric.trust.guarantee import Guarantee
 from laplacian_metric.trust.head import Head
 from laplacian_metric.trust.inputs import CLASS_INPUTS, GAP_INPUTS, LOF, RESPONSE
-from laplacian_metric.trust.novelty import Novelty
 from laplacian_metric.trust.observed import ITEM, MEAN, VOTE, Observed, observe
 from laplacian_metric.trust.relevance import right_of, target_of
 from laplacian_metric.trust.view import GaussianView
@@ -29,7 +28,6 @@ from laplacian_metric.trust.view import GaussianView
 NUMBERS_AT_ONCE = 1 << 25  # of the neighbours' vectors that are in memory together
 MOST_LEFT_OUT = 2000  # items that a new gallery is measured on
 VIEW_FOLDS, ITEMS_PER_DIMENSION = 10, 50
-LEAST_CLASS_SIZE = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +258,7 @@ class Trust:
             raise ValueError(
                 "this Trust was fitted on responses of a search: pass neighbours= to be answered"
             )
-        rows, _, observed = _left_out(self.spaces, self._num_items())
+        rows, _, observed = left_out(self.spaces, self._num_items())
         return self._answer(observed, self.calibration).at(np.argsort(rows))
 
     def with_gallery(self, h: Any, labels: Any = None, *, features: Gallery | None = None) -> Trust:
@@ -277,33 +275,24 @@ class Trust:
         """
         gallery = h if _searches(h) else (h, labels)
         spaces = _spaces(gallery, features, self.spaces.head).viewed()
-        note = "the calibration error was measured on another gallery"
-        changed = replace(self, spaces=spaces, calibration=self.calibration.withdrawn(note))
-        labelled = spaces.view is not None and len(spaces.view.names) > 1
-        if not set(self.calibration.match.names) & set(CLASS_INPUTS):
-            return changed
-        if not labelled:
+        names = set(self.calibration.match.names)
+        if not names & set(CLASS_INPUTS):
+            note = "the calibration error was measured on another gallery"
+            return replace(self, spaces=spaces, calibration=self.calibration.withdrawn(note))
+        if spaces.view is None or len(spaces.view.names) < 2:
             raise ValueError(
                 "labels are needed, of at least two classes: the calibration has inputs of classes"
             )
-        _, sample, observed = _left_out(spaces, MOST_LEFT_OUT)
-        complete = observed.complete
-        if not complete.any():
-            return changed
-        reference = {name: column[complete] for name, column in observed.novelty.items()}
-        calibration = replace(changed.calibration, novelty=Novelty.fit(reference, self.calibration.alpha))
-        usable = complete & ~observed.duplicate
-        right = _equal(observed.labels, sample)[usable]
-        sizes = np.unique(np.array([hash(label) for label in sample]), return_counts=True)[1]
-        enough = (
-            min(right.sum(), (~right).sum()) >= LEAST_RIGHT_AND_WRONG and np.median(sizes) >= LEAST_CLASS_SIZE
+        _, sample, observed = left_out(spaces, MOST_LEFT_OUT)
+        sizes = np.unique([spaces.view.numbers[label] for label in sample], return_counts=True)[1]
+        items = 0 if spaces.gallery is None else len(spaces.gallery)
+        right = (
+            _equal(observed.labels, sample) if self.target == "top1" else np.zeros(len(sample), dtype=bool)
         )
-        if enough and self.target == "top1" and set(calibration.match.names) <= set(observed.match):
-            inputs = np.column_stack([observed.match[name] for name in calibration.match.names])[usable]
-            totals = calibration.novelty.parts(observed.novelty).sum(axis=1)[usable]
-            logits = calibration.match.logit(inputs)
-            calibration = calibration.recalibrated(logits, totals, right, changed._num_items())
-        return replace(changed, calibration=calibration)
+        calibration = self.calibration.over(
+            observed, right, class_size=float(np.median(sizes)) * items / len(sample), items=items
+        )
+        return replace(self, spaces=spaces, calibration=calibration)
 
     def update(self, *, add: tuple[Any, ...] | None = None, remove: Any = None) -> None:
         """Let items of array galleries go and come, in place; ids are stable, and the view stays until `refresh`.
@@ -497,7 +486,7 @@ def _fitted(
     return Trust(spaces, calibration, target, answered, inputs=inputs)
 
 
-def _left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], Observed]:
+def left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], Observed]:
     """Return the rows of up to so many items, their labels, and what their responses say without themselves."""
     of_features = spaces.of_features
     assert of_features is not None

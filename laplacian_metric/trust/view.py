@@ -105,12 +105,13 @@ class GaussianView:
         projected: Floats = units @ self.basis
         return projected
 
-    def whitened(self, units: Floats) -> Floats:
-        """Return (p - m) W scaled to unit length, (..., r), of unit features (..., H)."""
-        directions = units @ self._whitened_basis - self.mean @ self.whitening
+    def whitened(self, units: NDArray[Any]) -> NDArray[Any]:
+        """Return (p - m) W scaled to unit length, (..., r), of unit features (..., H), in their precision."""
+        directions: NDArray[Any] = units @ self._whitened_basis.astype(units.dtype, copy=False)
+        directions -= (self.mean @ self.whitening).astype(units.dtype, copy=False)
         lengths = np.sqrt(np.einsum("...r,...r->...", directions, directions))
-        scaled: Floats = directions / np.maximum(lengths, 1e-300)[..., None]
-        return scaled
+        directions /= np.maximum(lengths, np.finfo(units.dtype).tiny)[..., None]
+        return directions
 
     def distances(self, projected: Floats) -> Floats:
         """Return D2, (Q, C): the squared whitened distances to the means of the classes, at least 1e-9."""
