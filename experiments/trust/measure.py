@@ -17,7 +17,6 @@ from torch import Tensor
 
 from experiments.trust.features import Arrays
 from experiments.trust.settings import Setting
-from laplacian_metric.core.array_gallery import ArrayGallery
 from laplacian_metric.core.check import as_labels
 from laplacian_metric.core.neighbours import Neighbours
 from laplacian_metric.metrics.statistics import auroc
@@ -65,7 +64,9 @@ def inputs(setting: Setting) -> Arrays:
         if labels is not None:
             listed = as_labels("labels", labels, len(observed))
             assert observed.labels is not None
-            arrays[f"{part}:right"] = np.array(observed.labels.tolist(), dtype=object) == np.array(listed, dtype=object)
+            arrays[f"{part}:right"] = np.array(observed.labels.tolist(), dtype=object) == np.array(
+                listed, dtype=object
+            )
 
     def free(part: str, gallery: str) -> None:
         pair = setting.h(gallery), setting.labels(gallery)
@@ -77,7 +78,7 @@ def inputs(setting: Setting) -> Arrays:
 
     gallery = spaces_of("gallery")
     if setting.zero_shot:
-        rows, labels, observed = left_out(gallery, 2000)
+        _, labels, observed = left_out(gallery, 2000)
         add("items", observed, labels)
         sizes = np.unique(setting.labels("gallery"), return_counts=True)[1]
         arrays["class size"] = np.array(np.median(sizes))
@@ -167,7 +168,9 @@ def scored(arrays: Arrays, rows: Any, *, rivals: bool = True) -> Scored:
     learned = dict(rivals_of(arrays, rows)) if rivals else {}
     for part in parts_of(arrays):
         observed = observed_of(arrays, part)
-        logits = calibration.match.logit(np.column_stack([observed.match[n] for n in calibration.match.names]))
+        logits = calibration.match.logit(
+            np.column_stack([observed.match[n] for n in calibration.match.names])
+        )
         novelty = calibration.novelty.parts(observed.novelty).sum(axis=1)
         own = calibration.probability(logits, novelty)
         scores[part] = {TRUST: -own, NOVELTY: novelty, "match": -logits}
@@ -199,7 +202,9 @@ def predicted(model: Any, arrays: Arrays, part: str, name: str) -> NDArray[np.fl
     """Return the probability (Q,) of a learned rival."""
     size = 8 if name == BOOSTING else next(size for size, title in LEARNED.items() if title == name)
     table = table_of(arrays, part, "S")
-    answered: NDArray[np.float64] = model.predict_proba(np.column_stack([table[c] for c in NUMBERS[size]]))[:, 1]
+    answered: NDArray[np.float64] = model.predict_proba(np.column_stack([table[c] for c in NUMBERS[size]]))[
+        :, 1
+    ]
     return answered
 
 
@@ -233,7 +238,9 @@ def weighted(scored_queries: Scored, name: str, weights: Mapping[str, Tensor]) -
 
 def measures(scored_queries: Scored, name: str) -> dict[str, float]:
     """Return every measure of one score."""
-    ones = {part: torch.ones(1, len(scores[TRUST])).double() for part, scores in scored_queries.scores.items()}
+    ones = {
+        part: torch.ones(1, len(scores[TRUST])).double() for part, scores in scored_queries.scores.items()
+    }
     return {key: float(value[0]) for key, value in weighted(scored_queries, name, ones).items()}
 
 
