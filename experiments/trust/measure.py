@@ -35,8 +35,16 @@ NUMBERS = {
     2: ("gallery distance", "margin"),
     3: ("gallery distance", "margin", "vote"),
     5: ("gallery distance", "margin", "vote", "kNN feature distance", "kernel vote"),
-    8: ("gallery distance", "margin", "vote", "kNN feature distance", "kernel vote")
-    + ("LOF", "class mean", "relative Mahalanobis"),
+    8: (
+        "gallery distance",
+        "margin",
+        "vote",
+        "kNN feature distance",
+        "kernel vote",
+        "LOF",
+        "class mean",
+        "relative Mahalanobis",
+    ),
 }
 LEARNED = {size: f"logistic of {size}" for size in NUMBERS}
 BOOSTING = "boosting of 8"

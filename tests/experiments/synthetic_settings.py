@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from experiments.trust.settings import Setting
-from laplacian_metric.core.labelled_gallery import Head
+from laplacian_metric.trust.head import Head
 
 
 def synthetic(zero_shot: bool) -> Setting:
