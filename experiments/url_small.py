@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from experiments.harness.suites import Benchmark, Row, load, rows
+from experiments.harness.suites import Benchmark, load, rows
 from experiments.harness.suites.judging import GALLERY_DISTANCE, IMAGE, MATCH_RISK, TRUST
-from experiments.harness.suites.leaderboard import first_of, frame, shown, track_text
+from experiments.harness.suites.leaderboard import frame, shown, track_text
 from experiments.harness.suites.running import V1, V2
 from experiments.harness.tables.table_text import plain_table
 from experiments.url_small_figures import questions, riskiest, scatter
@@ -47,42 +47,6 @@ PAIRS = (  # first entry and score, second entry and score
     ("joint-risk", OWN, "joint-risk-stopped", OWN),
     ("joint-risk", RECALL, "joint-risk-stopped", RECALL),
 )
-JOINT = f"joint-risk: {RECALL} less joint-risk-stopped: {RECALL}"
-
-
-def acceptance(listed: Sequence[Row], pairs: Mapping[str, Any], ceiling: Sequence[float]) -> list[list[str]]:
-    """Return what the suite was expected to show, and what it shows."""
-    lines = []
-
-    def expect(what: str, measured: str, so: bool) -> None:
-        lines.append([what, measured, "yes" if so else "no"])
-
-    for row in listed:
-        value = first_of(row.r_auroc)
-        if row.entry != "risk-head" or not row.seeds:
-            continue
-        if row.group == IMAGE:
-            if ceiling:  # on frozen features
-                expect("risk head is at least 0.645", shown(value), value >= 0.645)
-            inside = 0.47 <= row.unseen <= 0.53
-            expect("risk head, unseen against seen, is within 0.47 and 0.53", shown(row.unseen), inside)
-        elif row.score == MATCH_RISK:
-            expect("match risk of the risk head is at least 0.69", shown(value), value >= 0.69)
-    if ceiling:
-        value = mean_of(ceiling)
-        expect("many-shot ceiling is 0.70 within 0.01", shown(value), abs(value - 0.70) <= 0.01)
-    for name, pair in pairs.items():
-        if pair is None:
-            continue
-        clear = pair["difference"] > 2 * pair["standard error"]
-        if name == f"risk-head: {MATCH_RISK} less risk-head: {GALLERY_DISTANCE}":
-            enough = pair["difference"] >= 0.03
-            expect(f"{name}: at least 0.03 and two standard errors", _interval(pair), enough and clear)
-        elif name.startswith("risk-head: own less softmax"):
-            expect(f"{name}: by two standard errors", _interval(pair), clear)
-        elif name == JOINT:
-            expect(f"{name}: at most -0.03", _interval(pair), pair["difference"] <= -0.03)
-    return lines
 
 
 def _interval(pair: Mapping[str, float]) -> str:
@@ -108,8 +72,6 @@ def text_of(run: Benchmark, track: str, results: Mapping[str, Any]) -> tuple[str
     }
     ceiling = many_shot(run, track, run.suite.seeds) if run.suite.tracks[track].network.frozen else []
     parts = track_text(results, track)
-    header = ["expected", "measured", "so"]
-    parts += ["## Expected and measured\n", plain_table(header, acceptance(first, pairs, ceiling))]
     lines = [
         [name, "–" if one is None else _interval(one), "–" if one is None else str(one["seeds"])]
         for name, one in pairs.items()
