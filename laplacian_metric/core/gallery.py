@@ -180,25 +180,31 @@ def check_where(where: Where | None, kinds: Mapping[str, str]) -> dict[str, list
                     f"where asks for {column} = {entry!r}, a {kind_of([entry])}, the column holds {kinds[column]}: "
                     "pass values of its kind"
                 )
-            check_value(f"where asks for {column} = {entry!r}", entry)
-        asked[column] = values
+        asked[column] = [check_value(f"where asks for {column} = {entry!r}", entry) for entry in values]
     return asked
 
 
-def check_value(start: str, value: Any, longest: int = LONGEST_TEXT) -> None:
-    """Refuse a text or a number that not every engine keeps as it is; ``start`` is how the error begins.
+def check_value(start: str, value: Any, longest: int = LONGEST_TEXT) -> Any:
+    """Return a text, a bool or a number; refuse what not every engine keeps as it is.
+
+    Args:
+        start: how the error begins.
+        value: which value; the negative zero becomes zero.
+        longest: how many bytes texts have at most.
 
     Example:
-        >>> check_value("label", "cat"), check_value("price", 2.5)
-        (None, None)
+        >>> check_value("label", "cat"), check_value("price", -0.0)
+        ('cat', 0.0)
     """
     if isinstance(value, str):
         if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
             raise ValueError(f"{start}: texts must not hold NUL or half a surrogate pair")
         if len(value.encode()) > longest:
             raise ValueError(f"{start[:80]}: texts have at most {longest:,} bytes")
-    elif not abs(value) <= LARGEST_NUMBER:
+        return value
+    if not abs(value) <= LARGEST_NUMBER:
         raise ValueError(f"{start}: numbers are finite and at most 2**53, pass larger ones as texts")
+    return abs(value) if value == 0 and isinstance(value, float) else value
 
 
 def check_columns(
@@ -232,8 +238,7 @@ def check_columns(
             raise TypeError(
                 f"columns has mixed or missing values of {name!r}: all text, all numbers or all bools"
             )
-        for value in listed:
-            check_value(f"columns has {value!r} in {name!r}", value)
+        listed = [check_value(f"columns has {value!r} in {name!r}", value) for value in listed]
         if kinds is not None and kinds.get(name, kind) != kind:
             raise TypeError(
                 f"columns has {kind} values of {name!r}, the items that are there have {kinds[name]}"

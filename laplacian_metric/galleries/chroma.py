@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from laplacian_metric.core.check import kind_of
 from laplacian_metric.core.gallery import Fields, Kinds
 from laplacian_metric.galleries.engine import (
     Batch,
@@ -38,7 +39,7 @@ class ChromaGallery(EngineGallery):
             parts = urlsplit(place)
             host, port, ssl = parts.hostname or "", parts.port or 8000, parts.scheme == "https"
             headers = {"Authorization": f"Bearer {parts.password}"} if parts.password else None
-            self.client = chromadb.HttpClient(host, port, ssl=ssl, headers=headers, settings=settings)
+            self.client: Any = chromadb.HttpClient(host, port, ssl=ssl, headers=headers, settings=settings)
         elif place in ("", ":memory:"):
             self.client = chromadb.EphemeralClient(settings=settings)
         else:
@@ -47,6 +48,8 @@ class ChromaGallery(EngineGallery):
 
     @property
     def _collection(self) -> Any:
+        if self.client is None:
+            raise RuntimeError("the gallery is closed")
         return self.client.get_collection(self.fields.name, embedding_function=None)
 
     def _describe(self) -> Description | None:
@@ -106,16 +109,19 @@ class ChromaGallery(EngineGallery):
     def close(self) -> None:
         """Close the client; calls after it are errors."""
         self.client.close()
+        self.client = None
 
 
 def _where(filters: Filters, native: Any = None) -> Any:
     parts = [] if native is None else [native]
     for name, values in filters:
         matches = [{name: {"$in": values}}]
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        if kind_of(values) == "number":  # Chroma takes 2 for 2.5, too, where whole numbers are stored
             whole = [int(value) for value in values if value == int(value)]
-            matches = [{name: {"$in": [float(value) for value in values]}}]
-            matches += [{name: {"$in": whole}}] if whole else []
+            others = [float(value) for value in values if value != int(value)]
+            matches = [{name: {"$in": whole}}] if whole else []
+            wrong = [int(value) for value in others]
+            matches += [{"$and": [{name: {"$in": others}}, {name: {"$nin": wrong}}]}] if others else []
         parts.append(matches[0] if len(matches) == 1 else {"$or": matches})
     return {"$and": parts} if len(parts) > 1 else parts[0] if parts else None
 
