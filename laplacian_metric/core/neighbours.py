@@ -100,7 +100,7 @@ class Neighbours:
             np.take_along_axis(table, order, axis=1),
             np.take_along_axis(distances, order, axis=1),
             None if labels is None else np.take_along_axis(_table(labels), order, axis=1),
-            np.take_along_axis(vectors, order[:, :, None], axis=1),
+            vectors[np.arange(len(order))[:, None], order],
         )
 
     def __len__(self) -> int:
