@@ -82,7 +82,8 @@ def own_search(gallery: Any, queries: NDArray[np.float32], k: int) -> Callable[[
                     for cursor, query in zip(cursors, queries, strict=True):
                         cursor.execute(text, [str(query.tolist()), k])
                 return [
-                    [np.frombuffer(row[1], ">f4", offset=4) for row in cursor.fetchall()] for cursor in cursors
+                    [np.frombuffer(row[1], ">f4", offset=4) for row in cursor.fetchall()]
+                    for cursor in cursors
                 ]
 
             return ask
@@ -138,7 +139,10 @@ def measured(name: str, count: int, folder: Path) -> dict[str, Any]:
     row = {"gallery": f"{name}, {count:,} items", "load s": loaded - begun, "index s": indexed - loaded}
     for size in (1, BATCH):
         few = queries[:size]
-        runs = {"own": own_search(gallery, few, NEIGHBOURS), "gallery": lambda q=few: gallery.search(q, NEIGHBOURS)}
+        runs = {
+            "own": own_search(gallery, few, NEIGHBOURS),
+            "gallery": lambda q=few: gallery.search(q, NEIGHBOURS),
+        }
         seconds = median_seconds(runs, repeats=15, warm_up=2, budget=60)
         row |= {f"own {size}": 1e3 * seconds["own"], f"gallery {size}": 1e3 * seconds["gallery"]}
         row |= {f"ratio {size}": seconds["gallery"] / seconds["own"]}
@@ -161,7 +165,15 @@ def main(
         return
     for name, path in places.items():
         if not path.exists():
-            command = [sys.executable, "-m", "benchmarks.galleries", "--items", str(items), "--work", str(work)]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.galleries",
+                "--items",
+                str(items),
+                "--work",
+                str(work),
+            ]
             subprocess.run([*command, "--row", name], check=False)
         Console().print(path.read_text(encoding="utf-8") if path.exists() else f"{name} failed")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in places.values() if path.exists()]

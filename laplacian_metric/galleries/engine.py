@@ -88,6 +88,7 @@ class EngineGallery(ABC):
             raise ValueError(f"metric is {fields.metric!r}: it is one of {', '.join(METRICS)}")
         self.address = without_credentials(address)
         self.fields, self.where = fields, dict(fields.where or {})
+        self.optional: set[str] = set()  # columns that the engine fills where items are added without them
         self.norm: float | None = None  # of all vectors, where the engine orders them by l2 or dot product
         place, _, index = address.partition("#")
         self.index, self.index_options = _index_of(index)
@@ -208,9 +209,16 @@ class EngineGallery(ABC):
         """Add items, or replace those of the same ids; a call that failed can be repeated."""
         rows = check("vectors", vectors, "N D", D=self.dim)
         with self._writing:
-            items = check_items(
-                ids, labels, check_tenant(self.where, columns, len(rows)), len(rows), self._kinds()
-            )
+            given = check_tenant(self.where, columns, len(rows)) or {}
+            kinds = self._kinds()
+            if kinds is not None:
+                needed = {
+                    name: kind
+                    for name, kind in kinds.columns.items()
+                    if name in given or name not in self.optional
+                }
+                kinds = kinds._replace(columns=needed)
+            items = check_items(ids, labels, given, len(rows), kinds)
             self._check_kinds(items)
             rows = self._storable(rows)
             if self._described is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ COPIED_AS |= dict.fromkeys(("real", "double precision", "numeric"), "float8")  #
 ROWS_PER_LIST = 1000  # of an ivfflat index
 MOST_CANDIDATES = 1000  # hnsw.ef_search
 COLUMNS = (
-    "SELECT attname, format_type(atttypid, NULL), atttypmod FROM pg_attribute "
+    "SELECT attname, format_type(atttypid, NULL), atttypmod, atthasdef OR attidentity <> '' FROM pg_attribute "
     "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped"
 )
 INDEXES = (
@@ -66,6 +67,10 @@ class PgvectorGallery(EngineGallery):
         connection = getattr(self._local, "connection", None)
         if self._closed:
             raise self._psycopg.OperationalError("the gallery is closed")
+        if connection is not None and not connection.closed:
+            with suppress(self._psycopg.OperationalError):
+                connection.pgconn.consume_input()  # the server's last words, if it has ended meanwhile
+                connection.pgconn.consume_input()  # notices that it has
         if connection is None or connection.closed:
             connection = self._psycopg.connect(self._uri, autocommit=True, connect_timeout=10)
             self._local.connection, self._local.settings = connection, {}
@@ -81,7 +86,8 @@ class PgvectorGallery(EngineGallery):
         columns = self._rows(COLUMNS, [table])
         if not columns:
             return None
-        self._types = {name: kind for name, kind, _ in columns}
+        self._types = {name: kind for name, kind, _, _ in columns}
+        self.optional = {name for name, _, _, filled in columns if filled}
         needed = [(self.fields.id, {"text", "number"}), (self.fields.label, {"text", "number"})]
         for name, kinds in needed if self.fields.label in self._types else needed[:1]:
             kind = KIND_OF.get(self._types.get(name, ""))
@@ -89,7 +95,7 @@ class PgvectorGallery(EngineGallery):
                 raise WrongFieldError(
                     f"{self.fields.name!r} has no column {name!r} of texts or whole numbers: {columns}"
                 )
-        dims = [dim for name, kind, dim in columns if name == self.fields.vector and kind == "vector"]
+        dims = [dim for name, kind, dim, _ in columns if name == self.fields.vector and kind == "vector"]
         if not dims:
             raise WrongFieldError(f"vector is {self.fields.vector!r}: {self.fields.name!r} has {self._types}")
         if dims[0] < 1:  # the column takes vectors of any dimension
@@ -191,7 +197,8 @@ class PgvectorGallery(EngineGallery):
                     self._local.settings[name] = value
             cursors = [connection.cursor(binary=True) for _ in queries]
             for cursor, query in zip(cursors, queries.tolist(), strict=True):
-                cursor.execute(statement, [*values, str(query), k])
+                # a plan that is kept would not heed enable_indexscan
+                cursor.execute(statement, [*values, str(query), k], prepare=False if exact else None)
         return [self._as_hits(cursor.fetchall()) for cursor in cursors]
 
     def _build_index(self) -> None:

@@ -34,7 +34,9 @@ class Places:
             if self.server is None:
                 self.server = pytest.importorskip("pgserver").get_server(self.folder / "postgresql")
             return str(self.server.get_uri())
-        pytest.importorskip({"faiss": "faiss", "qdrant": "qdrant_client", "milvus": "pymilvus"}.get(engine, "numpy"))
+        pytest.importorskip(
+            {"faiss": "faiss", "qdrant": "qdrant_client", "milvus": "pymilvus"}.get(engine, "numpy")
+        )
         pytest.importorskip({"lancedb": "lancedb", "chroma": "chromadb"}.get(engine, "numpy"))
         places = {
             "arrays": "arrays:",

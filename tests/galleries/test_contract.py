@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from laplacian_metric.core.gallery import Fields, Gallery, check_where
+from laplacian_metric.core.gallery import Gallery
 from laplacian_metric.galleries import GalleryError, open_gallery
-from laplacian_metric.galleries.engine import EngineGallery, without_credentials
+from laplacian_metric.galleries.engine import without_credentials
 from tests.galleries.places import DATABASES, DIM, ENGINES, Places, places, vectors
 
 __all__ = ["places"]
@@ -21,7 +28,22 @@ __all__ = ["places"]
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 every_database = pytest.mark.parametrize("engine", DATABASES)
 NOT_EMPTY = 40  # items of the collection that is filtered
-TEXTS = ("a", "", "it's", 'say "x"', "back\\slash", "new\nline", "tab\t", "ünï", "日本", "😀", "%", "null", "A", "x" * 3000)
+TEXTS = (
+    "a",
+    "",
+    "it's",
+    'say "x"',
+    "back\\slash",
+    "new\nline",
+    "tab\t",
+    "ünï",
+    "日本",
+    "😀",
+    "%",
+    "null",
+    "A",
+    "x" * 3000,
+)
 
 
 def alike(gallery: Gallery, arrays: Gallery, k: int = 12, seed: int = 9, **options: Any) -> None:
@@ -37,7 +59,9 @@ def alike(gallery: Gallery, arrays: Gallery, k: int = 12, seed: int = 9, **optio
     if theirs.labels is not None:
         assert ours.labels is not None
         assert (ours.labels[apart] == theirs.labels[apart]).all()
-        assert {type(label) for label in ours.labels.tolist()[0]} == {type(label) for label in theirs.labels.tolist()[0]}
+        assert {type(label) for label in ours.labels.tolist()[0]} == {
+            type(label) for label in theirs.labels.tolist()[0]
+        }
 
 
 # ------------------------------------------------------------------------------------------------ the five calls
@@ -52,7 +76,11 @@ def test_added_replaced_removed_and_sampled(places: Places, engine: str, texts: 
     names = np.array([f"item {n} 'ü'" for n in range(300)], dtype=object) if texts else np.arange(300)
     labels = np.arange(300) % 7 if texts else [f"class {n % 7}" for n in range(300)]
     for each in (gallery, arrays):
-        for call in (lambda e=each: e.search(vectors(1), 1), lambda e=each: e.sample(3), lambda e=each: e.remove([1])):
+        for call in (
+            lambda e=each: e.search(vectors(1), 1),
+            lambda e=each: e.sample(3),
+            lambda e=each: e.remove([1]),
+        ):
             with pytest.raises(ValueError, match="empty"):
                 call()
         each.add(names[:200], vectors(200), labels[:200])
@@ -82,7 +110,9 @@ def test_samples_are_uniform(places: Places, engine: str) -> None:
     gallery = places.open(engine, dim=DIM)
     gallery.add(range(40), vectors(40))
     draws = 400 if engine in ("arrays", "faiss") else 60
-    counts = np.bincount(np.concatenate([gallery.sample(10, seed).ids for seed in range(draws)]), minlength=40)
+    counts = np.bincount(
+        np.concatenate([gallery.sample(10, seed).ids for seed in range(draws)]), minlength=40
+    )
     assert np.abs(counts / draws - 0.25).max() < 5 * (0.25 * 0.75 / draws) ** 0.5
 
 
@@ -114,10 +144,19 @@ FILTERS: list[Any] = [
     *({"text": text} for text in TEXTS),
     *({"text": [text, "a"]} for text in TEXTS[1:8]),
     *({"number": n} for n in (0, 1, 4, 5, -1, 2.0, 2.5, 1e300, np.int64(3), np.float32(1), 2**53)),
-    *({"price": n} for n in (-1, -1.0, 0, 0.0, -0.0, 0.25, 0.75, 0.1, np.float64(0.5), [0, 0.25], [0.25, -0.25, 7])),
+    *(
+        {"price": n}
+        for n in (-1, -1.0, 0, 0.0, -0.0, 0.25, 0.75, 0.1, np.float64(0.5), [0, 0.25], [0.25, -0.25, 7])
+    ),
     *({"large": n} for n in (2**53, 2**53 - 1, [2**53 - 2, 0], 2.0**53)),
-    *({"flag": f} for f in (True, False, [True], [True, False], [False, True], np.True_, np.array([True, False]))),
-    *({"like": x} for x in ("x", "y", "z", ["x", "y"], ("x",), {"x"}, frozenset({"y"}), np.array(["x", "q"]))),
+    *(
+        {"flag": f}
+        for f in (True, False, [True], [True, False], [False, True], np.True_, np.array([True, False]))
+    ),
+    *(
+        {"like": x}
+        for x in ("x", "y", "z", ["x", "y"], ("x",), {"x"}, frozenset({"y"}), np.array(["x", "q"]))
+    ),
     *({column: []} for column in COLUMNS),
     {},
     None,
@@ -126,10 +165,16 @@ FILTERS: list[Any] = [
     {"number": list(range(200))},
     {"text": list(TEXTS)},
     # refused
-    *({"number": x} for x in (True, "1", None, float("nan"), float("inf"), 2**53 + 1, -(2**60), [1, "1"], [1, True])),
+    *(
+        {"number": x}
+        for x in (True, "1", None, float("nan"), float("inf"), 2**53 + 1, -(2**60), [1, "1"], [1, True])
+    ),
     *({"number": x} for x in ([None], {"gte": 1}, b"1", 1j, [[1]], object, range(3))),
     *({"flag": x} for x in (1, 0, "true", None, [True, 1], 1.0)),
-    *({"text": x} for x in (1, None, True, "a\0b", "\ud800", ["a", 1], "x" * 70_000, b"a", np.datetime64("2024-01-01"))),
+    *(
+        {"text": x}
+        for x in (1, None, True, "a\0b", "\ud800", ["a", 1], "x" * 70_000, b"a", np.datetime64("2024-01-01"))
+    ),
     *({name: 1} for name in ("unknown", "", "id", "label", "vector", "number; DROP", 3, None)),
     "number = 1",
     [("number", 1)],
@@ -188,7 +233,9 @@ def test_filters_mean_the_same(places: Places, engine: str, filled: dict[str, An
 
     def ids(gallery: Any, where: Any) -> list[Any]:
         found = gallery.search(vectors(2, 5), NOT_EMPTY, where)
-        return [sorted(row[np.isfinite(d)].tolist()) for row, d in zip(found.ids, found.distances, strict=True)]
+        return [
+            sorted(row[np.isfinite(d)].tolist()) for row, d in zip(found.ids, found.distances, strict=True)
+        ]
 
     for where in FILTERS:
         ours, theirs = (outcome(lambda n=name, w=where: ids(filled[n], w)) for name in (engine, "arrays"))
@@ -222,7 +269,9 @@ def test_payloads_are_kept_or_refused_alike(places: Places, engine: str, texts: 
 
 
 @every_engine
-@pytest.mark.parametrize("name", ["like", "in", "select", "and", "NULL", "Mixed", "order", "interval", "from_", "x" * 60])
+@pytest.mark.parametrize(
+    "name", ["like", "in", "select", "and", "NULL", "Mixed", "order", "interval", "from_", "x" * 60]
+)
 def test_columns_may_have_names_that_engines_use(places: Places, engine: str, name: str) -> None:
     gallery = places.open(engine, dim=DIM)
     gallery.add(range(6), vectors(6), columns={name: list("aabbcc"), "other": [1] * 6})
@@ -379,7 +428,11 @@ def test_an_engine_that_does_not_answer(places: Places, engine: str) -> None:
     gallery = open_gallery("qdrant:", dim=DIM) if engine == "qdrant" else places.open(engine, dim=DIM)
     gallery.add([1, 2], vectors(2))
     gallery.close()
-    for call in (lambda: gallery.search(vectors(1), 1), lambda: len(gallery), lambda: gallery.add([3], vectors(1))):
+    for call in (
+        lambda: gallery.search(vectors(1), 1),
+        lambda: len(gallery),
+        lambda: gallery.add([3], vectors(1)),
+    ):
         with pytest.raises(GalleryError):
             call()
 
@@ -484,7 +537,9 @@ def machine_of(places: Places, engine: str) -> type[RuleBasedStateMachine]:
         @rule(data=st.data())
         def remove(self, data: st.DataObject) -> None:
             there = sorted(self.items)
-            gone = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=len(there) - 1, unique=True))
+            gone = data.draw(
+                st.lists(st.sampled_from(there), min_size=1, max_size=len(there) - 1, unique=True)
+            )
             self.gallery.remove(gone)
             for id_ in gone:
                 del self.items[id_]
@@ -505,8 +560,11 @@ def machine_of(places: Places, engine: str) -> type[RuleBasedStateMachine]:
 
 
 @every_engine
-def test_any_sequence_of_changes_equals_a_gallery_set_at_once(places: Places, engine: str, long_form: bool) -> None:
+def test_any_sequence_of_changes_equals_a_gallery_set_at_once(
+    places: Places, engine: str, long_form: bool
+) -> None:
     examples = (30 if engine in ("arrays", "faiss") else 3) * (5 if long_form else 1)
     run_state_machine_as_test(
-        machine_of(places, engine), settings=settings(max_examples=examples, stateful_step_count=8, deadline=None)
+        machine_of(places, engine),
+        settings=settings(max_examples=examples, stateful_step_count=8, deadline=None),
     )
