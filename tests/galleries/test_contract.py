@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from laplacian_metric.core.gallery import Gallery
 from laplacian_metric.galleries import GalleryError, open_gallery
 from laplacian_metric.galleries.engine import without_credentials
 from tests.galleries.places import DATABASES, DIM, ENGINES, Places, places, vectors
+from tests.pages import run_page
 
 __all__ = ["places"]
 
@@ -568,3 +570,9 @@ def test_any_sequence_of_changes_equals_a_gallery_set_at_once(
         machine_of(places, engine),
         settings=settings(max_examples=examples, stateful_step_count=8, deadline=None),
     )
+
+
+def test_the_page_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_page(root / "docs" / "galleries.md")
+    assert len(names["gallery"]) == 298  # type: ignore[arg-type]
