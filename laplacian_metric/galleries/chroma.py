@@ -115,7 +115,7 @@ class ChromaGallery(EngineGallery):
 def _where(filters: Filters, native: Any = None) -> Any:
     parts = [] if native is None else [native]
     for name, values in filters:
-        matches = [{name: {"$in": values}}]
+        matches: list[Any] = [{name: {"$in": values}}]
         if kind_of(values) == "number":  # Chroma takes 2 for 2.5, too, where whole numbers are stored
             whole = [int(value) for value in values if value == int(value)]
             others = [float(value) for value in values if value != int(value)]

@@ -100,7 +100,7 @@ class EngineGallery(ABC):
             raise ValueError(f"dim is needed: {self.address} has no collection {fields.name!r} yet")
         if self._described is None and fields.metric != "cosine":
             raise ValueError(f"metric is {fields.metric!r}: a new collection is made with 'cosine'")
-        self.dim = dim if self._described is None else self._described.dim  # type: ignore[assignment]
+        self.dim = self._described.dim if self._described is not None else int(dim or 0)
         self._compare(dim)
 
     def _compare(self, dim: int | None) -> None:

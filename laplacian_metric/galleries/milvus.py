@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from laplacian_metric.galleries.engine import (
     rows_of,
 )
 
-WORDS = set(  # of the filters: columns of these names are stored as "like_"
-    ["like", "in", "not", "and", "or", "is", "null", "exists", "true", "false", "iso", "interval", "text_match", "phrase_match", "random_sample", "array_contains", "array_contains_all", "array_contains_any", "array_length", "json_contains", "json_contains_all", "json_contains_any"]
+WORD = re.compile(  # of filters: columns of such names are stored as "like_"
+    r"like|in|not|and|or|is|null|exists|true|false|iso|interval|random_sample|\w+_match|(array|json)_\w+",
+    re.IGNORECASE,
 )
 METRIC_OF = {"COSINE": "cosine", "L2": "l2", "IP": "dot"}
 MOST_HITS = 16_384  # of one search
@@ -197,7 +199,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _field(column: str) -> str:
-    return column + "_" if column.lower() in WORDS else column
+    return column + "_" if WORD.fullmatch(column) else column
 
 
 def _quoted(text: str) -> str:

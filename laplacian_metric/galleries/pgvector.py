@@ -183,7 +183,10 @@ class PgvectorGallery(EngineGallery):
     def _found(
         self, queries: NDArray[np.float32], k: int, filters: Filters, native: Native, exact: bool
     ) -> list[Hits]:
-        settings = {"hnsw.ef_search": min(max(2 * k, 100), MOST_CANDIDATES), "ivfflat.probes": 16}
+        settings: dict[str, Any] = {
+            "hnsw.ef_search": min(max(2 * k, 100), MOST_CANDIDATES),
+            "ivfflat.probes": 16,
+        }
         settings |= {name: value for name, value in native.items() if name != "filter"}
         settings |= {"enable_indexscan": "off" if exact else "on"}
         where, values = self._where(filters, native.get("filter"))

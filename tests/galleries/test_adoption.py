@@ -34,7 +34,8 @@ def foreign(places: Places, engine: str, name: str, rows: Any, metric: str = "co
         with psycopg.connect(address) as connection:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             connection.execute(
-                f"CREATE TABLE {name} (number serial, sku varchar(20) UNIQUE, embedding vector({DIM}), kind int, price numeric)"
+                f"CREATE TABLE {name} (number serial, sku varchar(20) UNIQUE, embedding vector({DIM}), "
+                "kind int, price numeric)"
             )
             for r in records:
                 values = [r["sku"], str(r["embedding"]), r["kind"], r["price"]]

@@ -102,7 +102,9 @@ def test_killed_in_the_middle_of_queries(server: Any) -> None:
                 time.sleep(0.01)
                 continue
             right = found.ids[:, 0].tolist() == some.tolist() and np.isfinite(found.distances).all()
-            right &= all(label == f"label {id_}" for label, id_ in zip(found.labels.flat, found.ids.flat, strict=True))
+            right &= all(
+                label == f"label {id_}" for label, id_ in zip(found.labels.flat, found.ids.flat, strict=True)
+            )
             outcomes.append("right" if right else "wrong")
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
