@@ -55,35 +55,22 @@ def expected(z: Tensor, labels: Tensor, uncertainty: Tensor, **gallery: Any) -> 
 # --- the calculator ---
 
 
-def test_the_metrics_are_ours_without_a_reference() -> None:
-    z, labels, uncertainty, samples = case()
-    accuracies = calculator().get_accuracy(z, labels, uncertainty=uncertainty, samples=samples)
-    plain = AccuracyCalculator(exclude=("AMI", "NMI"), k="max_bin_count", device=CPU).get_accuracy(z, labels)
-    assert {name: accuracies[name] for name in plain} == plain  # nothing of the library's own has changed
-    for name, value in expected(z, labels, uncertainty).items():
-        assert accuracies[name] == pytest.approx(value, abs=1e-12), name
-    assert accuracies["ece"] == pytest.approx(metrics.retrieval_ece(samples, labels), abs=1e-12)
-    assert set(accuracies) - set(plain) == {*OURS, "ece"}
-
-
-def test_the_metrics_are_ours_with_a_gallery() -> None:
+@pytest.mark.parametrize("gallery", [False, True])
+def test_the_metrics_are_ours(gallery: bool) -> None:
     z, labels, uncertainty, samples = case()
     others, other_labels, _, other_samples = case(90, 3, seed=1)  # the fourth class is not in it
-    accuracies = calculator().get_accuracy(
-        z,
-        labels,
-        others,
-        other_labels,
-        uncertainty=uncertainty,
-        samples=samples,
-        reference_samples=other_samples,
-    )
-    for name, value in expected(
-        z, labels, uncertainty, database=others, database_labels=other_labels
-    ).items():
+    rows = (z, labels, others, other_labels) if gallery else (z, labels)
+    drawn = {"samples": samples, **({"reference_samples": other_samples} if gallery else {})}
+    accuracies = calculator().get_accuracy(*rows, uncertainty=uncertainty, **drawn)
+    plain = AccuracyCalculator(exclude=("AMI", "NMI"), k="max_bin_count", device=CPU).get_accuracy(*rows)
+    assert {name: accuracies[name] for name in plain} == plain  # nothing of the library's own has changed
+    assert set(accuracies) - set(plain) == {*OURS, "ece"}
+    known = {"database_labels": other_labels} if gallery else {}
+    values = expected(z, labels, uncertainty, **({"database": others} if gallery else {}), **known)
+    sampled = {"database": other_samples} if gallery else {}
+    values["ece"] = metrics.retrieval_ece(samples, labels, **sampled, **known)
+    for name, value in values.items():
         assert accuracies[name] == pytest.approx(value, abs=1e-12), name
-    ece = metrics.retrieval_ece(samples, labels, database=other_samples, database_labels=other_labels)
-    assert accuracies["ece"] == pytest.approx(ece, abs=1e-12)
 
 
 def test_queries_that_are_the_first_of_a_larger_reference() -> None:
@@ -230,13 +217,11 @@ def test_the_tester_finds_what_the_library_finds_and_adds_the_uncertainty() -> N
     for name, value in values.items():
         assert accuracies["second"][f"{name}_level0"] == pytest.approx(value, abs=1e-6), name
     torch.testing.assert_close(tester.embedded["second"].kappa, e.kappa)
-
-
-def test_a_tester_with_the_library_s_own_calculator() -> None:
-    lam, first, _ = fitted()
-    plain = AccuracyCalculator(include=("precision_at_1",), device=CPU)
-    accuracies = lam_tester(lam, accuracy_calculator=plain).test({"first": first}, 1)
-    assert set(accuracies["first"]) == {"epoch", "precision_at_1_level0"}
+    own = AccuracyCalculator(include=("precision_at_1",), device=CPU)
+    assert set(lam_tester(lam, accuracy_calculator=own).test(sets, 1)["first"]) == {
+        "epoch",
+        "precision_at_1_level0",
+    }
 
 
 def test_a_tester_that_fits_anew_at_every_test() -> None:
@@ -310,20 +295,24 @@ def test_models_of_a_trainer() -> None:
         assert not encoder.training
 
 
+def small_models() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    return {
+        "trunk": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU()),
+        "embedder": nn.Linear(32, 3),
+    }
+
+
 def test_trust_of_a_trainer_s_models() -> None:
     train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
-    torch.manual_seed(0)
-    models = {
-        "trunk": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU()),
-        "embedder": nn.Linear(32, 8),
-    }
-    gallery, queries = (TensorDataset(part.floats(), part.labels) for part in (train, test))
-    trust = fit_trust(models, gallery, queries)
+    models = small_models()
+    trust = fit_trust(models, *(TensorDataset(part.floats(), part.labels) for part in (train, test)))
     encoder = encoder_of(models)
-    h, query_h = (encoder.features(part.floats()).detach() for part in (train, test))
-    expected = Trust.fit((h, train.labels), (query_h, test.labels), encoder=encoder)
-    digits = encoder.features(load("sample-mnist", "test").floats()[:100]).detach()
-    np.testing.assert_allclose(trust(digits).probability, expected(digits).probability, rtol=1e-6)
+    h, query_h, digits = (
+        encoder.features(part.floats()).detach() for part in (train, test, load("sample-mnist", "test"))
+    )
+    direct = Trust.fit((h, train.labels), (query_h, test.labels), encoder=encoder)
+    np.testing.assert_allclose(trust(digits).probability, direct(digits).probability, rtol=1e-6)
     assert (trust(digits).verdict == "unlike anything seen").mean() > 0.5
 
 
@@ -331,11 +320,7 @@ def test_trust_of_a_trainer_s_models() -> None:
 def test_from_its_trainer_to_a_posterior(own_loss: bool) -> None:
     train, test = (load("sample-fashion-mnist", split) for split in ("train+validation", "test"))
     dataset = TensorDataset(train.floats()[:600], train.labels[:600])
-    torch.manual_seed(0)
-    models = {
-        "trunk": nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU()),
-        "embedder": nn.Linear(32, 3),
-    }
+    models = small_models()
     ours = ContrastiveLoss(margin=0.7, negatives="active")
     loss = losses.ContrastiveLoss() if own_loss else TrainingLoss(ours)
     trainers.MetricLossOnly(

@@ -69,20 +69,18 @@ def test_the_numbers_are_those_of_the_posterior(model: UncertainSentenceTransfor
 
 
 def test_the_forms_of_what_is_returned(model: UncertainSentenceTransformer) -> None:
-    z = model.encode(TEXTS)
-    one, doubt = model.encode(TEXTS[0], return_uncertainty=True)
-    np.testing.assert_allclose(one, z[0], rtol=1e-6)
-    assert isinstance(doubt, float)
     tensor, doubts = model.encode(TEXTS, convert_to_tensor=True, return_uncertainty=True)
     assert isinstance(tensor, Tensor)
     assert doubts.shape == (15,)
+    one, doubt = model.encode(TEXTS[0], return_uncertainty=True)
+    np.testing.assert_allclose(one, tensor[0], rtol=1e-6)
+    assert isinstance(doubt, float)
     rows = model.encode(TEXTS, convert_to_numpy=False)
     assert isinstance(rows, list)
     torch.testing.assert_close(torch.stack(rows), tensor)
-    single = model.encode(TEXTS[0], convert_to_numpy=False, return_uncertainty=True)
-    assert [part.shape for part in single] == [(3,), ()]
-    nothing, none = model.encode([], return_uncertainty=True)
-    assert (nothing.shape, none.shape) == ((0, 3), (0,))
+    for texts, form in ((TEXTS[0], [(3,), ()]), ([], [(0, 3), (0,)])):
+        parts = model.encode(texts, convert_to_numpy=False, convert_to_tensor=True, return_uncertainty=True)
+        assert [part.shape for part in parts] == form
     raw = model.encode(TEXTS, convert_to_tensor=True, normalize_embeddings=False)
     torch.testing.assert_close(F.normalize(raw, dim=1), tensor)
     assert not torch.allclose(raw, tensor)
