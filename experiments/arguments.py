@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from benchmarks.common import write_text
 
 HERE = Path(__file__).resolve().parent
 CELLS = HERE / "cells"
@@ -64,6 +68,23 @@ def done(options: argparse.Namespace) -> set[tuple[str, int]]:
     if not options.trained:
         return finished
     return {one for one in finished if is_trained(*one, cells_dir=options.cells_dir, work=options.work)}
+
+
+def kept(path: Path, compute: Callable[[], Mapping[str, Any]]) -> bool:
+    """Write what is computed into a JSON file unless it exists; return whether it was computed."""
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(compute(), indent=2) + "\n")
+    return True
+
+
+def kept_results(folder: Path) -> list[dict[str, Any]]:
+    """Return what the JSON files of a folder hold, in the order of their names."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    if not results:
+        raise SystemExit(f"there are no results in {folder}: run it first")
+    return results
 
 
 def run_or_table(

@@ -169,10 +169,7 @@ def rows_of(pair: Pair) -> list[dict[str, Any]]:
     for cause in aurocs[0]:
         row: dict[str, Any] = {"pair": pair.label, "images": cause}
         for part in PARTS:
-            spread = spread_of(each[cause][part] for each in aurocs)
-            row[f"{part} part, AUROC"] = f"{spread.mean:.3f}" + (
-                f" ± {spread.deviation:.3f}" if spread.number > 1 else ""
-            )
+            row[f"{part} part, AUROC"] = spread_of(each[cause][part] for each in aurocs).text()
         rows.append({**row, "seeds": len(aurocs)})
     return rows
 

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import write_text
+from experiments.arguments import kept
 from experiments.controlled_process import KAPPA_POS, Cell, Images, images_of, mlp
 from experiments.frozen import turned_head
 from laplacian_metric import vmf
@@ -227,21 +228,21 @@ def measure(network: Network, images: Images) -> dict[str, Any]:
     return result
 
 
-def run(out: Path, cells: list[Cell], until: str | None) -> Iterator[str]:
-    """Train and measure the cells whose results are not in ``out`` yet; begin none after the time ``until``."""
+def run(out: Path, cells: list[Cell]) -> Iterator[str]:
+    """Train and measure the cells whose results are not in ``out`` yet."""
     for cell in cells:
         path = out / "results" / "controlled" / f"{cell.name}.json"
-        if path.exists():
-            continue
-        if until is not None and time.strftime("%H:%M") >= until:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        begun = time.process_time()
-        network, images, loss = train(cell, path.with_suffix(".unfinished"))
-        measured = measure(network, images) | {"last loss": loss, "cpu seconds": time.process_time() - begun}
-        described = {key: str(x) if x == math.inf else x for key, x in asdict(cell).items()}
-        write_text(path, json.dumps({"cell": described, "result": measured}, indent=1))
-        yield cell.name
+        if kept(path, partial(result_of, cell, path.with_suffix(".unfinished"))):
+            yield cell.name
+
+
+def result_of(cell: Cell, checkpoint: Path) -> dict[str, Any]:
+    """Train and measure a cell; a training that was interrupted goes on from its checkpoint."""
+    begun = time.process_time()
+    network, images, loss = train(cell, checkpoint)
+    measured = measure(network, images) | {"last loss": loss, "cpu seconds": time.process_time() - begun}
+    described = {key: str(x) if x == math.inf else x for key, x in asdict(cell).items()}
+    return {"cell": described, "result": measured}
 
 
 def load(out: Path) -> list[tuple[Cell, dict[str, Any]]]:
@@ -262,12 +263,11 @@ def main() -> None:
     parser.add_argument("action", choices=["run", "table"])
     parser.add_argument("--out", type=Path, required=True, help="folder of results, tables and figures")
     parser.add_argument("--only", help="run the cells of one loss only")
-    parser.add_argument("--until", help="begin no cell after this time of day, HH:MM")
     arguments = parser.parse_args()
     if arguments.action == "run":
         torch.set_num_threads(1)
         cells = [cell for cell in CELLS if arguments.only in (None, cell.loss)]
-        for name in run(arguments.out, cells, arguments.until):
+        for name in run(arguments.out, cells):
             print(f"finished: {name}", flush=True)
     else:
         from experiments.controlled_tables import table

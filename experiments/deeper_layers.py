@@ -20,6 +20,7 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.common import save, show, write_text
+from experiments.harness.tables.seeds import spread
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import LAM, Encoder, NetworkLAM, metrics
 from laplacian_metric.data import load
@@ -167,15 +168,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         grouped.setdefault(tuple(cell[name] for name in names), []).append(cell)
     return [
         dict(zip(names, key, strict=True))
-        | {name: spread([cell[name] for cell in mine], digits) for name, digits in METRICS.items()}
+        | {name: spread(cell[name] for cell in mine).text(digits) for name, digits in METRICS.items()}
         for key, mine in grouped.items()
     ]
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Mean and, of several, standard deviation."""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
 def main() -> None:

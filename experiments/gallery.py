@@ -3,23 +3,24 @@
     python -m experiments.gallery run --data DATA --cache WORK --out figures
     python -m experiments.gallery table --out figures
 
-WORK is that of `experiments.run`; a network that is not there is trained first. The LAM paper does not say among which
-images it searches. As many training images as there are test images tell the number of images from what they are.
+WORK is that of `experiments.harness run`; a network that is not there is trained first. The LAM paper does not say
+among which images it searches. As many training images as there are test images tell the number of images from what
+they are.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common import origin, save, write_text
+from benchmarks.common import origin, save
 from experiments import harness as runs
-from experiments.arguments import CELLS, HERE, run_or_table
+from experiments.arguments import CELLS, HERE, kept, kept_results, run_or_table
 from experiments.harness.tables.descriptions import read_published
 from experiments.harness.tables.seeds import spread
 from laplacian_metric.metrics.ranking import map_at_k
@@ -63,24 +64,23 @@ def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
     for cell, (_, seeds) in NETWORKS.items():
         for seed in seeds:
             path = out / "results" / NAME / f"{cell.replace('/', '_')}_seed{seed}.json"
-            if path.exists():
-                continue
-            fitted = runs.fitted(cell, seed, cells_dir=CELLS, work=cache, data_dir=data)
-            parts = []
-            for name in ("test", "train"):
-                images = fitted.sets[name]
-                parts += [fitted.embedder.embed(images).point.cpu(), images.known_labels(by_class=False)]
-            result = {"cell": cell, "seed": seed, **origin(), "precisions": precisions(*parts)}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(result, indent=2) + "\n")
-            yield path.stem
+            if kept(path, partial(measure, cell, seed, data, cache)):
+                yield path.stem
+
+
+def measure(cell: str, seed: int, data: Path, cache: Path) -> dict[str, Any]:
+    """Return the precisions of one network."""
+    fitted = runs.fitted(cell, seed, cells_dir=CELLS, work=cache, data_dir=data)
+    parts = []
+    for name in ("test", "train"):
+        images = fitted.sets[name]
+        parts += [fitted.embedder.embed(images).point.cpu(), images.known_labels(by_class=False)]
+    return {"cell": cell, "seed": seed, **origin(), "precisions": precisions(*parts)}
 
 
 def table(out: Path) -> list[Path]:
     """Write the table from the results."""
-    results = [json.loads(path.read_text()) for path in sorted((out / "results" / NAME).glob("*.json"))]
-    if not results:
-        raise SystemExit(f"there are no results in {out / 'results' / NAME}: run it first")
+    results = kept_results(out / "results" / NAME)
     published = read_published(HERE / "published_numbers.yaml")
     rows: list[dict[str, Any]] = []
     for cell, (printed, _) in NETWORKS.items():
@@ -104,8 +104,7 @@ def table(out: Path) -> list[Path]:
 def _row(cell: str, gallery: str, of_cell: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     row: dict[str, Any] = {"network": cell, "searched": gallery}
     for k in KS:
-        over = spread(by_gallery[gallery][f"mAP@{k}"] for by_gallery in of_cell)
-        row[f"mAP@{k}"] = f"{over.mean:.3f}" + (f" ± {over.deviation:.3f}" if over.number > 1 else "")
+        row[f"mAP@{k}"] = spread(by_gallery[gallery][f"mAP@{k}"] for by_gallery in of_cell).text()
     gained = spread(by_gallery[gallery]["mAP@1"] - by_gallery[TEST]["mAP@1"] for by_gallery in of_cell)
     interval = gained.interval()
     reach = "" if interval is None else f" ({interval[0]:+.3f} to {interval[1]:+.3f})"

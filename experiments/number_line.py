@@ -11,8 +11,8 @@ keeps the networks.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from benchmarks.common import origin, save, write_text
-from experiments.arguments import run_or_table
+from benchmarks.common import origin, save
+from experiments.arguments import kept, kept_results, run_or_table
 from experiments.harness.image_sets import cover_digits
 from experiments.harness.tables.seeds import spread
 from hessians import ContrastiveLoss
@@ -159,12 +159,8 @@ def run(data: Path, cache: Path, out: Path) -> Iterator[str]:
         for method in METHODS:
             name = f"{METHODS[method].name}_seed{seed}"
             path = out / "results" / NAME / f"{name}.json"
-            if path.exists():
-                continue
-            placed = place(method, seed, data, cache / NAME / name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(placed, indent=2) + "\n")
-            yield name
+            if kept(path, partial(place, method, seed, data, cache / NAME / name)):
+                yield name
 
 
 def ordered(places: dict[str, float]) -> Tensor:
@@ -174,9 +170,7 @@ def ordered(places: dict[str, float]) -> Tensor:
 
 def table(out: Path) -> list[Path]:
     """Write the table and the picture from the results."""
-    results = [json.loads(path.read_text()) for path in sorted((out / "results" / NAME).glob("*.json"))]
-    if not results:
-        raise SystemExit(f"there are no results in {out / 'results' / NAME}: run it first")
+    results = kept_results(out / "results" / NAME)
     lines = {
         method: {one["seed"]: one["centres"] for one in results if one["method"] == method}
         for method in METHODS
@@ -201,9 +195,9 @@ def _row(method: str, by_seed: dict[int, dict[str, float]], counts: dict[int, in
     printed, printed_run = PRINTED.get(method, ("-", None))
     return {
         "": method,
-        "neighbours that share a digit": shown(list(counts.values()), 1),
+        "neighbours that share a digit": spread(list(counts.values())).text(1),
         "paper": printed,
-        "numbers in a run": shown(runs, 2),
+        "numbers in a run": spread(runs).text(2),
         "paper's run": printed_run,
         "seeds": len(by_seed),
     }
@@ -223,13 +217,6 @@ def _difference(counts: dict[str, dict[int, int]]) -> dict[str, Any]:
         "paper's run": None,
         "seeds": len(both),
     }
-
-
-def shown(values: Sequence[float], digits: int) -> str:
-    """The mean, and the standard deviation where there are several."""
-    over = spread(values)
-    mean = f"{over.mean:.{digits}f}"
-    return mean if over.number < 2 else f"{mean} ± {over.deviation:.{digits}f}"
 
 
 def picture(lines: dict[str, dict[int, dict[str, float]]]) -> bytes:

@@ -35,8 +35,8 @@ def test_a_cell_is_trained_measured_and_kept(
     monkeypatch.setattr(controlled, "TEST_IMAGES", 300)
     monkeypatch.setattr(controlled_tables, "DIMENSIONS", (2,))
     monkeypatch.setattr(controlled_tables, "CELLS", [cell])
-    assert list(controlled.run(tmp_path, [cell], None)) == [cell.name]
-    assert list(controlled.run(tmp_path, [cell], None)) == []
+    assert list(controlled.run(tmp_path, [cell])) == [cell.name]
+    assert list(controlled.run(tmp_path, [cell])) == []
     ((_, result),) = controlled.load(tmp_path)
     assert -1 <= result["k rank"] <= 1
     assert all(0 <= share <= 1 for share in result["coverage"])

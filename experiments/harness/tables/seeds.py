@@ -83,6 +83,16 @@ class Spread:
     deviation: float
     number: int
 
+    def text(self, digits: int = 3) -> str:
+        """Return the mean, with the standard deviation where there are several numbers.
+
+        Example:
+            >>> spread([0.85]).text(), spread([0.85, 0.86]).text()
+            ('0.850', '0.855 ± 0.007')
+        """
+        mean = f"{self.mean:.{digits}f}"
+        return mean if self.number < 2 else f"{mean} ± {self.deviation:.{digits}f}"
+
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
         """Student's interval of the mean; None of fewer than two seeds.
 

@@ -200,8 +200,7 @@ def shown(over_seeds: Spread, column: Column, cell: Cell) -> str:
         return FAILED if cell.failed else MISSING
     if not over_seeds.number:
         return NONE
-    mean = f"{over_seeds.mean:.{column.digits}f}"
-    return mean if over_seeds.number == 1 else f"{mean} ± {over_seeds.deviation:.{column.digits}f}"
+    return over_seeds.text(column.digits)
 
 
 def _seeds(cell: Cell) -> str:
