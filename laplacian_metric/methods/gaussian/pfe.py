@@ -22,6 +22,7 @@ from laplacian_metric.methods.gaussian.mutual_likelihood import (
     mutual_likelihood_loss,
     mutual_likelihood_score,
 )
+from laplacian_metric.vmf.checks import result_dtype
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,18 @@ class PFENetwork(nn.Module):
 
     def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
         features, z = self.frozen(inputs)
-        return z, self.uncertainty(features).exp()
+        return z, self.variances(features, z)
+
+    def variances(self, features: Tensor, z: Tensor) -> Tensor:
+        """Return sigma^2 (N, Z) in the dtype of z."""
+        return self.uncertainty(features).to(z.dtype).exp()
 
     @torch.no_grad()
     def frozen(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Features (N, H) and unit z (N, Z)."""
         features = self.encoder.features(inputs)
-        return features, unit_rows(self.encoder.head(features))
+        u = self.encoder.head(features)
+        return features, unit_rows(u.to(result_dtype(u)))
 
     def start(self, z: Tensor, pairs: Pairs) -> None:
         """Start where equal variances are the most likely; waits for a batch that can tell."""
@@ -118,7 +124,7 @@ class PFELearner(Learner):
         pairs = self.pairs(z, labels)
         if not self.network.is_started:
             self.network.start(z, pairs)
-        return self.pair_loss(z, self.network.uncertainty(features).exp(), pairs)
+        return self.pair_loss(z, self.network.variances(features, z), pairs)
 
     def embedder(self, data: FitData) -> Embedder:
         return PFEEmbedder(self.network)

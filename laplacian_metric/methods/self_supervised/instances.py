@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
+import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import spread_loss
 from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner
+from laplacian_metric.vmf.checks import result_dtype
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,12 @@ class InstanceLearner(Learner):
         self.method = method
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
-        z = unit_rows(self.encoder.raw(inputs))
-        logits = z @ z.T / self.method.temperature
-        value = info_nce(logits, labels, negatives="all")
-        return value + self.method.spread * spread_loss(logits, labels) if self.method.spread else value
+        u = self.encoder.raw(inputs)
+        with torch.autocast(u.device.type, enabled=False):
+            z = unit_rows(u.to(result_dtype(u)))
+            logits = z @ z.T / self.method.temperature
+            value = info_nce(logits, labels, negatives="all")
+            return value + self.method.spread * spread_loss(logits, labels) if self.method.spread else value
 
     def embedder(self, data: FitData) -> Embedder:
         return PointEmbedder(self.encoder)

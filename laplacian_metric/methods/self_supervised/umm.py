@@ -28,6 +28,7 @@ from laplacian_metric.methods.self_supervised.set_losses import (
     spread_loss,
 )
 from laplacian_metric.methods.self_supervised.two_views import TwoViewLearner
+from laplacian_metric.vmf.checks import result_dtype
 
 Schedule = tuple[tuple[int, int], ...]
 
@@ -128,7 +129,9 @@ class UMMLearner(Learner):
 
     def loss(self, inputs: Any, labels: Tensor) -> Tensor:
         mean, log_variance = self.network(inputs)
-        return self.gaussian_loss(mean, log_variance, labels)
+        with torch.autocast(mean.device.type, enabled=False):
+            dtype = result_dtype(mean, log_variance)
+            return self.gaussian_loss(mean.to(dtype), log_variance.to(dtype), labels)
 
     def gaussian_loss(self, mean: Tensor, log_variance: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the Gaussians (2 N, C, D) of both views of N images, one view after the other."""
