@@ -91,19 +91,25 @@ def index(
     with ExitStack() as held:
         if is_change:
             artifact.read_manifest(out, IndexManifest)  # it is there
-            held.enter_context(artifact.lock(out))
-            loaded = Index.load(out, None if place.gallery == "arrays:" else place.gallery)
+            held.enter_context(artifact.lock(out))  # nobody else changes it meanwhile
         else:
             artifact.check_target(out, IndexManifest, overwrite=output.force)
-        items = None if source is None else Opened.of(source, images)
+        model = images.model(Path(source)) if source is not None and Path(source).is_dir() else None
+        if source is not None and (model is None) == (data is not None):
+            raise ValueError(
+                "data is for a model, and needed with one: a file of vectors has the items itself"
+            )
+        items = None if source is None else _read(model, images, data or source, "train")
         if is_change:
-            built = _changed(loaded, items, data, place.remove or [])
+            loaded = Index.load(out, None if place.gallery == "arrays:" else place.gallery)
+            built = _changed(loaded, model, items, place.remove or [])
         else:
             assert items is not None
-            built = _built(items, data, calibrate, place)
+            queries = None if calibrate is None else _read(model, images, calibrate, "validation")
+            encoder = None if model is None else model.encoder.fingerprint()
+            built = Index(_calibrated(model, items, queries, place), encoder)
         if promise.guarantee is not None:
-            queries = (items or Opened(None, images)).read(promise.guarantee, "test")
-            built = _promised(built, queries, promise)
+            built = _promised(built, _read(model, images, promise.guarantee, "test"), promise)
         built.save(out, overwrite=output.force or is_change)
     if output.as_json:
         common.print_json({"out": str(out), **_description(built)})
@@ -111,124 +117,78 @@ def index(
         common.show(f"{out}: {len(built)} items of {built.dim} features.", *_sentences(built))
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model that makes features of items and queries; None where files have them already."""
+def _read(model: ModelFolder | None, images: options.LabelledImages, place: str, split: str) -> Features:
+    """Return labelled features: those in a file, or those that a model makes; unless a split is named, of this one."""
+    from laplacian_metric.core.array_files import Features, read_features
 
-    model: ModelFolder | None
-    images: options.LabelledImages
-    vectors: str | None = None
+    images = images if split == "train" else replace(images, labels=None)
+    if model is None:
+        return read_features(Path(place), images.labels)
+    import numpy as np
 
-    @staticmethod
-    def of(source: str, images: options.LabelledImages) -> Opened:
-        if Path(source).is_dir():
-            return Opened(images.model(Path(source)), images)
-        return Opened(None, images, source)
+    from laplacian_metric.laplace.frozen_features import features_of
+    from laplacian_metric.laplace.model_folder import class_labels, warn_if_seen
 
-    def items(self, data: str | None) -> Features:
-        """Return the items."""
-        if (self.model is None) == (data is not None):
-            raise ValueError(
-                "data is for a model, and needed with one: a file of vectors has the items itself"
-            )
-        return self.read(str(data or self.vectors), "train")
-
-    def read(self, place: str, split: str) -> Features:
-        """Return labelled features; unless a split is named, of this one."""
-        from laplacian_metric.core.array_files import Features, read_features
-
-        if self.model is None:
-            return read_features(Path(place), self.images.labels if split == "train" else None)
-        from laplacian_metric.laplace.frozen_features import features_of
-        from laplacian_metric.laplace.model_folder import warn_if_seen
-
-        images = self.images if split == "train" else replace(self.images, labels=None)
-        dataset = images.open(place, self.model, split)
-        if split == "test":
-            warn_if_seen(self.model, dataset, "the guarantee may not hold for new ones")
-        features = features_of(self.model.encoder, dataset).features.float().cpu().numpy()
-        dataset.known_labels()
-        import numpy as np
-
-        return Features(features, np.array(dataset.ids), np.array(dataset.label_names.tolist()))
+    dataset = images.open(place, model, split)
+    labels = class_labels(dataset)
+    if split == "test":
+        warn_if_seen(model, dataset, "the guarantee may not hold for new ones")
+    features = features_of(model.encoder, dataset).features.float().cpu().numpy()
+    return Features(features, np.array(dataset.ids), np.array(labels))
 
 
-def _built(opened: Opened, data: str | None, calibrate: str | None, place: Place) -> Index:
-    """Return a new index."""
-    from laplacian_metric.serve.index import Index
+def _calibrated(model: ModelFolder | None, items: Features, queries: Features | None, place: Place) -> Trust:
+    """Return a Trust over items, calibrated on queries or as the model was."""
+    import numpy as np
+
+    from laplacian_metric.core.gallery import open_gallery
     from laplacian_metric.trust import Trust
+    from laplacian_metric.trust.head import Head
 
-    items, model = opened.items(data), opened.model
     if items.labels is None:
         raise ValueError("labels are missing: whether the nearest item is right is a question of its label")
     calibrated = None if model is None else model.trust
-    if calibrate is None and calibrated is None:
+    if queries is None and calibrated is None:
         raise ValueError("pass --calibrate QUERIES: nothing says yet how often the nearest item is right")
-    head = None if model is None else _head(model)
-    gallery, features = _galleries(place, items, head)
-    if calibrate is not None:
-        queries = opened.read(calibrate, "validation")
-        trust = Trust.fit(gallery, (queries.rows, queries.labels), features=features, encoder=head)
-    else:
-        assert calibrated is not None
-        trust = _over(calibrated, gallery, features, items)
-    return Index(trust, None if model is None else model.encoder.fingerprint())
-
-
-def _head(model: ModelFolder) -> Any:
-    from laplacian_metric.trust.head import Head
-
-    return Head.of(model.encoder)
-
-
-def _galleries(place: Place, items: Features, head: Any) -> tuple[Any, Any]:
-    """Return the gallery of the embeddings, and that of the features where there is a head."""
-    from laplacian_metric.core.gallery import open_gallery
-
-    ids, labels = items.ids.tolist(), None if items.labels is None else items.labels.tolist()
-    spaces = [(place.collection, items.rows if head is None else head.embed(items.rows).astype("float32"))]
-    if head is not None:
-        spaces.append((f"{place.collection}_features", items.rows))
-    galleries = []
-    for name, rows in spaces:
-        gallery = open_gallery(place.gallery, dim=rows.shape[1], name=name)
-        if len(gallery):
-            raise ValueError(f"collection {name!r} has items already: pass --add, or another --collection")
-        gallery.add(ids, rows, labels)
-        galleries.append(gallery)
-    return galleries[0], galleries[1] if head is not None else None
-
-
-def _over(calibrated: Trust, gallery: Any, features: Any, items: Features) -> Trust:
-    """Return what a model was calibrated to over a gallery; over its own training items as it is."""
-    import numpy as np
-
+    head = None if model is None else Head.of(model.encoder)
+    names = [place.collection] if head is None else [place.collection, f"{place.collection}_features"]
+    dims = [items.rows.shape[1]] if head is None else [len(head.weight), head.width]
+    spaces = [open_gallery(place.gallery, dim=dim, name=name) for name, dim in zip(names, dims, strict=True)]
+    if any(len(space) for space in spaces):
+        raise ValueError(f"collection {place.collection!r} has items: pass --add, or another --collection")
+    _add(items, spaces, head)
+    gallery, features = spaces[0], None if head is None else spaces[1]
+    if queries is not None:
+        return Trust.fit(gallery, (queries.rows, queries.labels), features=features, encoder=head)
+    assert calibrated is not None
     own = calibrated.spaces.of_features
-    assert own is not None
-    if np.array_equal(own.sample(len(own)).vectors, items.rows):
+    if own is not None and np.array_equal(own.sample(len(own)).vectors, items.rows):
+        # The items that it was calibrated over: they trained the head, and none may be left out to calibrate again.
         return replace(calibrated, spaces=replace(calibrated.spaces, gallery=gallery, features=features))
     return calibrated.with_gallery(gallery, features=features)
 
 
-def _changed(index: Index, opened: Opened | None, data: str | None, remove: list[str]) -> Index:
+def _add(items: Features, spaces: list[Any], head: Any) -> None:
+    """Add items to the gallery of embeddings and, where there is a head, to that of the features."""
+    rows = [items.rows] if head is None else [head.embed(items.rows).astype("float32"), items.rows]
+    for space, vectors in zip(spaces, rows, strict=True):
+        space.add(items.ids.tolist(), vectors, None if items.labels is None else items.labels.tolist())
+
+
+def _changed(index: Index, model: ModelFolder | None, items: Features | None, remove: list[str]) -> Index:
     """Return an index with further items and without some; its guarantee was of the former items."""
     trust = index.trust
-    gallery, features = trust.spaces.gallery, trust.spaces.features
-    galleries = [(gallery, trust.spaces.head), *([] if features is None else [(features, None)])]
-    if opened is not None:
-        if opened.model is not None and opened.model.encoder.fingerprint() != index.encoder:
+    spaces: list[Any] = [
+        space for space in (trust.spaces.gallery, trust.spaces.features) if space is not None
+    ]
+    if items is not None:
+        if model is not None and model.encoder.fingerprint() != index.encoder:
             raise ValueError(
                 "the model is not that of the index: pass the model that the index was built with"
             )
-        items = opened.items(data)
-        labels = None if items.labels is None else items.labels.tolist()
-        for space, head in galleries:
-            rows = items.rows if head is None else head.embed(items.rows).astype("float32")
-            space.add(items.ids.tolist(), rows, labels)
-    if remove:
-        ids = [int(name) for name in remove] if _has_numbers(gallery) else remove
-        for space, _ in galleries:
-            space.remove(ids)
+        _add(items, spaces, trust.spaces.head)
+    for space in spaces if remove else []:
+        space.remove([int(name) for name in remove] if space.sample(1).ids.dtype.kind == "i" else remove)
     trust.refresh()
     trust.calibration = trust.calibration.withdrawn("the index was changed since the calibration")
     if index.guarantee is not None:
@@ -236,10 +196,6 @@ def _changed(index: Index, opened: Opened | None, data: str | None, remove: list
             "warning: the guarantee was for the former items: --guarantee chooses a threshold for these"
         )
     return replace(index, guarantee=None)
-
-
-def _has_numbers(gallery: Any) -> bool:
-    return bool(gallery.sample(1).ids.dtype.kind == "i")
 
 
 def _promised(index: Index, queries: Features, promise: Promise) -> Index:
@@ -262,13 +218,13 @@ def _promised(index: Index, queries: Features, promise: Promise) -> Index:
 
 def _description(index: Index) -> dict[str, Any]:
     """Return an index as plain values."""
-    trust = index.trust
+    trust, error = index.trust, index.trust.calibration_error
     return {
         "items": len(index),
         "dim": index.dim,
         "threshold": trust.threshold,
         "guarantee": None if index.guarantee is None else vars(index.guarantee),
-        "calibration_error": None if trust.calibration_error is None else vars(trust.calibration_error),
+        "calibration_error": None if error is None else vars(error),
         "note": trust.note,
         "inputs": trust.inputs,
     }
@@ -277,16 +233,15 @@ def _description(index: Index) -> dict[str, Any]:
 def _sentences(index: Index) -> list[str]:
     """Return the calibration error and the guarantee in words."""
     trust, guarantee = index.trust, index.guarantee
-    said = [f"calibration error of the probability: {trust.calibration_error or trust.note}"]
-    if guarantee is None:
-        return [
-            *said,
-            f"accepts answers with a probability of at least {trust.threshold:.2f}, without a guarantee",
-        ]
-    share, wrong = guarantee.answered / guarantee.tested, guarantee.wrong / max(guarantee.answered, 1)
-    return [
-        *said,
-        f"accepts answers with a probability of at least {guarantee.threshold:.2f}: {share:.1%} of the queries of",
-        f"--guarantee, {wrong:.1%} of them wrong. Guaranteed with probability {guarantee.confidence:.0%}: at most "
-        f"{guarantee.error:.1%} are wrong.",
+    said = [
+        f"calibration error of the probability: {trust.calibration_error or trust.note}",
+        f"answers with a probability of at least {trust.threshold:.2f} are accepted"
+        + ("" if guarantee else ", without a guarantee"),
     ]
+    if guarantee is not None:
+        wrong, share = guarantee.wrong / max(guarantee.answered, 1), guarantee.answered / guarantee.tested
+        said += [
+            f"guaranteed with probability {guarantee.confidence:.0%}: at most {guarantee.error:.1%} of them are wrong",
+            f"of the queries of --guarantee {share:.1%} are accepted, {wrong:.1%} of these wrong",
+        ]
+    return said

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,7 +19,8 @@ from laplacian_metric.serve.service import Service, UnavailableError
 try:
     from fastapi import FastAPI, Query, Request
     from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse, Response
+    from fastapi.responses import JSONResponse
+    from fastapi.staticfiles import StaticFiles
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -30,8 +30,6 @@ except ImportError as error:
 LOGGER = logging.getLogger(__name__)
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "testserver")
-PAGES = {"index.html": "text/html", "serve.js": "text/javascript", "serve.css": "text/css"}
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:"
 BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
 Message = MutableMapping[str, Any]
@@ -146,7 +144,6 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
     app.add_middleware(BodyLimit, limit=service.limits.body)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     _add_problems(app)
-    _add_pages(app)
     _add_queries(app, service)
 
     @app.get("/health")
@@ -172,6 +169,7 @@ def create_app(service: Service, *, watch: float = 2.0, hosts: tuple[str, ...] =
         except (ValueError, OSError) as error:
             raise HTTPException(409, f"the folder cannot be read again: {error}") from error
 
+    app.mount("/", StaticFiles(packages=[("laplacian_metric.serve", "assets")], html=True))
     return app
 
 
@@ -196,25 +194,6 @@ def _add_queries(app: FastAPI, service: Service) -> None:
         """Search for an image: the body is the content of an image file."""
         rows = await run_in_threadpool(service.inputs.of_image, await request.body())
         return await service.ask(rows[0], k)
-
-
-def _add_pages(app: FastAPI) -> None:
-    folder = files("laplacian_metric.serve") / "assets"
-    contents = {name: (folder / name).read_bytes() for name in PAGES}
-
-    def page(name: str) -> Response:
-        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
-        return Response(contents[name], media_type=PAGES[name], headers=headers)
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return page("index.html")
-
-    @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        if name not in PAGES:
-            raise HTTPException(404, f"there is no {name}")
-        return page(name)
 
 
 def _add_problems(app: FastAPI) -> None:

@@ -50,15 +50,6 @@ class Limits:
     text: int = 10_000
 
 
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """An index, the state of its pointer when it was read, and how often the folder was read."""
-
-    index: Index
-    stamp: tuple[int, ...]
-    number: int
-
-
 class Service:
     """Answers queries from a saved index, which may be replaced while it runs.
 
@@ -98,45 +89,33 @@ class Service:
         self._loading = threading.Lock()
         self._waiting: deque[Waiting] = deque()
         self._running = False
-        self._loaded = self._load(1)
+        self.number = 0  # how often the folder was read
+        self.reload()
 
     # --- the folder ---
-
-    @property
-    def index(self) -> Index:
-        """What queries are answered from now."""
-        return self._loaded.index
-
-    @property
-    def number(self) -> int:
-        """How often the folder was read."""
-        return self._loaded.number
 
     def _stamp(self) -> tuple[int, ...]:
         status = (self.folder / artifact.POINTER).stat()
         return status.st_mtime_ns, status.st_ino, status.st_size
 
-    def _load(self, number: int) -> Loaded:
-        stamp = self._stamp()  # before it is read, so that a later change is noticed
-        index = Index.load(self.folder, self.address)
-        self.inputs.check(index)
-        return Loaded(index, stamp, number)
-
     def reload(self) -> int:
         """Read the folder again and return how often it was read; queries that run keep the previous index."""
         with self._loading:
             try:
-                self._loaded = self._load(self._loaded.number + 1)
-                self.problem = None
+                stamp = self._stamp()  # before it is read, so that a later change is noticed
+                index = Index.load(self.folder, self.address)
+                self.inputs.check(index)
             except Exception as error:
                 self.problem = f"{type(error).__name__}: {error}"
                 raise
-            return self._loaded.number
+            self.index, self.stamp, self.problem = index, stamp, None
+            self.number += 1
+            return self.number
 
     def reload_if_changed(self) -> None:
         """Read the folder again if its pointer is another; a folder that cannot be read is logged, and not used."""
         try:
-            if self._stamp() != self._loaded.stamp:
+            if self._stamp() != self.stamp:
                 self.reload()
         except FileNotFoundError:
             return  # it is being replaced

@@ -126,8 +126,8 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
         ("/query", b"{}", kind),
         ("/", b"{}", kind),
         ("/health", b"", {}),
-        ("/assets/serve.js", b"", {}),
-        ("/assets/..%2f..%2fsetup.py", b"", {}),
+        ("/serve.js", b"", {}),
+        ("/..%2f..%2f..%2fpyproject.toml", b"", {}),
         ("/query/vector/5", b"{}", kind),
     ]
     number = 0
