@@ -26,16 +26,26 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> None:
+@pytest.fixture(scope="module")
+def model(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of features whose uncertainty is 1/kappa."""
+    out = tmp_path_factory.mktemp("plain") / "model"
+    worked(
+        *("fit", "--features", place.features, "--dim", 4, "--steps", 100, "--no-calibrate", "--out", out),
+    )
+    return out
+
+
+def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place, model: Path) -> None:
     done = worked(
-        *("evaluate", place.flat_model, place.test_features, "--ood", place.ood_features, *QUICK),
+        *("evaluate", model, place.test_features, "--ood", place.ood_features, *QUICK),
         *("--out", tmp_path / "e.json", "--json"),
     )
     evaluation = done.json()
     written = json.loads((tmp_path / "e.json").read_text())
     assert len(written["queries"]["uncertainty"]) == 240
     assert evaluation == {**written, "queries": None}  # what was measured of each query is for the file
-    lam_ = ModelFolder.load(place.flat_model).lam
+    lam_ = ModelFolder.load(model).lam
     features, labels = (torch.from_numpy(one) for one in clusters(240, seed=1))
     e = lam_.embed_features(features)
     outside = lam_.embed_features(torch.from_numpy(np.load(place.ood_features)))
@@ -62,15 +72,15 @@ def test_the_numbers_are_those_of_the_metrics(tmp_path: Path, place: Place) -> N
     assert str(place.root) not in done.out
 
 
-def test_a_gallery_is_searched_in_place_of_the_other_images(tmp_path: Path, place: Place) -> None:
+def test_a_gallery_is_searched_in_place_of_the_other_images(tmp_path: Path, model: Path) -> None:
     """Classes go by their names: the gallery has them in another order, and one that no query has."""
     (queries, classes), (items, item_classes) = clusters(240, seed=4), clusters(400, classes=5, seed=3)
     item_names = np.array([*"abcdx"])
     np.savez(tmp_path / "items.npz", features=items[::-1], labels=item_names[item_classes][::-1])
     np.savez(tmp_path / "queries.npz", features=queries, labels=np.array([*"abcd"])[classes])
-    command = ("evaluate", place.flat_model, tmp_path / "queries.npz", *QUICK)
+    command = ("evaluate", model, tmp_path / "queries.npz", *QUICK)
     done = worked(*command, "--gallery", tmp_path / "items.npz", "--out", tmp_path / "e.json", "--json")
-    lam_ = ModelFolder.load(place.flat_model).lam
+    lam_ = ModelFolder.load(model).lam
     e, others = (lam_.embed_features(torch.from_numpy(h.copy())) for h in (queries, items[::-1]))
     both = torch.from_numpy(np.concatenate([queries, items[::-1]]))
     draws = list(lam_.sample_embeddings(both, 5, generator=torch.Generator().manual_seed(0)))
@@ -94,7 +104,7 @@ def test_a_gallery_is_searched_in_place_of_the_other_images(tmp_path: Path, plac
     records = [json.loads((tmp_path / name).read_text())["queries"] for name in ("e.json", "alone.json")]
     assert records[0]["images"] != records[1]["images"]
     worked(
-        *("report", place.flat_model, tmp_path / "queries.npz", "--gallery", tmp_path / "items.npz", *QUICK),
+        *("report", model, tmp_path / "queries.npz", "--gallery", tmp_path / "items.npz", *QUICK),
         *("--out", tmp_path / "r"),
     )
     assert "among 400 items" in (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
