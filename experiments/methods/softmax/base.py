@@ -17,9 +17,9 @@ from experiments.methods.softmax.probabilities import (
     scores,
 )
 from laplacian_metric.core.batch import Batch, map_batches, read
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, all_pairs
-from laplacian_metric.core.dataset import Dataset
 
 LOGGER = logging.getLogger(__name__)
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
-from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.method import Learner, Method, Setup, only
+from laplacian_metric.core.options import Count, Draws
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 
 LEAST_VARIANCE = 1e-6
 TEMPERATURES = (0.3, 3.0)
-SCORES = ("entropy", "maximum", "energy", "disagreement", "log-det")
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,8 @@ class HetXL(Method):
     name: ClassVar[str] = "het-xl"
 
     score: Score | Literal["log-det"] = "entropy"
-    rank: int = 1
-    samples: int = 10
-
-    def __post_init__(self) -> None:
-        one_of(SCORES, score=self.score)
-        at_least(1, rank=self.rank)
-        at_least(2, samples=self.samples)
+    rank: Count = 1
+    samples: Draws = 10
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)

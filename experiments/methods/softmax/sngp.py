@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
-from laplacian_metric.core.arguments import at_least, not_negative, one_of, positive
 from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
+from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FIRST_STEPS = 20  # of the power iteration at the start; then one for each batch
-SCORES = ("entropy", "maximum", "energy", "variance")
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,14 @@ class SNGP(Method):
     name: ClassVar[str] = "sngp"
 
     score: Score | Literal["variance"] = "entropy"
-    bound: float | None = 6.0
-    features: int = 1024
+    bound: Positive | None = 6.0
+    features: Count = 1024
     layer_norm: bool = True
-    length_scale: float | None = None
-    ridge: float = 1.0
-    momentum: float | None = None
-    mean_field: float = math.pi / 8
-    temperature: float | None = None
-
-    def __post_init__(self) -> None:
-        one_of(SCORES, score=self.score)
-        for name in ("bound", "length_scale", "ridge", "temperature"):
-            positive(name, getattr(self, name))
-        at_least(1, features=self.features)
-        not_negative(mean_field=self.mean_field)
-        if self.momentum is not None and not 0 < self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}, a number between 0 and 1 is needed, or None")
+    length_scale: Positive | None = None
+    ridge: Positive = 1.0
+    momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
+    mean_field: NotNegative = math.pi / 8
+    temperature: Positive | None = None
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)

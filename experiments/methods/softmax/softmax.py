@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
-from laplacian_metric.core.arguments import at_least, one_of, positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Learner, Method, Setup, only
+from laplacian_metric.core.options import Count, Draws, Positive, Probability
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 from laplacian_metric.encoder.networks.dropout import Pieces, dropout
@@ -47,17 +47,12 @@ class Softmax(Method):
     name: ClassVar[str] = "softmax"
 
     score: Score = "entropy"
-    heads: int = 1
-    dropout: float = 0.0
-    samples: int = 10
-    temperature: float | None = None
+    heads: Count = 1
+    dropout: Probability = 0.0
+    samples: Count = 10
+    temperature: Positive | None = None
 
     def __post_init__(self) -> None:
-        one_of(get_args(Score), score=self.score)
-        positive("temperature", self.temperature)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}, a probability from 0 to below 1 is needed")
-        at_least(1, heads=self.heads, samples=self.samples)
         if self.score == "disagreement" and self.heads == 1 and not (self.dropout and self.samples > 1):
             raise ValueError(
                 'score is "disagreement", which one head alone does not have: raise heads or dropout'
@@ -128,14 +123,9 @@ class SoftmaxEnsemble(Method):
     name: ClassVar[str] = "softmax-ensemble"
 
     score: Score = "entropy"
-    members: int = 5
+    members: Draws = 5
     redraw: bool = True
-    temperature: float | None = None
-
-    def __post_init__(self) -> None:
-        one_of(get_args(Score), score=self.score)
-        positive("temperature", self.temperature)
-        at_least(2, members=self.members)
+    temperature: Positive | None = None
 
     def learner(self, encoders: Sequence[Encoder], setup: Setup) -> Learner:
         encoder, classes = only(encoders, self.name), classes_of(setup, self.name)

@@ -187,7 +187,7 @@ def test_members_are_trained_as_if_they_were_alone() -> None:
         ("softmax", {"temperature": 0.0}, "temperature"),
         ("softmax-ensemble", {"members": 1}, "members"),
         ("het-xl", {"rank": 0}, "rank"),
-        ("het-xl", {"score": "variance"}, "log-det"),
+        ("het-xl", {"score": "variance"}, "score"),
         ("sngp", {"momentum": 1.0}, "momentum"),
         ("sngp", {"bound": -1.0}, "bound"),
     ],
