@@ -67,16 +67,6 @@ def test_arrays_need_numpy_alone(root: Path) -> None:
     assert done.stdout.split() == ["[]", "[]"]
 
 
-def test_images_of_one_class_are_alike() -> None:
-    sample = load("sample-fashion-mnist", "train+validation")
-    means = torch.stack(
-        [sample.floats()[sample.labels == label].mean(dim=0).flatten() for label in range(10)]
-    )
-    test = load("sample-fashion-mnist", "test")
-    nearest = torch.cdist(test.floats().flatten(1), means).argmin(dim=1)
-    assert float((nearest == test.labels).float().mean()) > 0.6
-
-
 def test_unknown_names_and_splits_are_refused() -> None:
     for read in (load, arrays):
         with pytest.raises(ValueError, match="'sample-cifar'"):

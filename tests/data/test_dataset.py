@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder, metrics
 from laplacian_metric.core.dataset import same_classes, shared
 from laplacian_metric.data import Dataset, Split, from_arrays
 
@@ -171,29 +169,6 @@ def test_small_pictures_are_of_images_only() -> None:
     assert some().thumbnails(2).shape == (11, 2, 3)  # type: ignore[union-attr]
     assert Dataset(torch.zeros(4, 2)).thumbnails() is None
     assert some().in_memory().thumbnails() is None
-
-
-def test_what_is_embedded_and_fitted_is_read_in_batches() -> None:
-    """The library's data sets go where loaders go: fits, embeddings and training, with text for labels."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(40, 4, generator=generator)
-    words = [["ant", "bee", "cat", "dog"][row % 4] for row in range(40)]
-    encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3))
-    text = LAM(encoder, ContrastiveLoss()).fit(Dataset(rows, words, batch_size=7), check_mode=False)
-    loose = LAM(encoder, ContrastiveLoss()).fit([(rows, words)], check_mode=False)
-    numbers = LAM(encoder, ContrastiveLoss()).fit([(rows, torch.arange(40) % 4)], check_mode=False)
-    array = LAM(encoder, ContrastiveLoss()).fit_features(rows, np.array(words), check_mode=False)
-    expected = numbers.embed(rows)
-    for lam in (text, loose, array):
-        torch.testing.assert_close(lam.embed(Dataset(rows.numpy())).kappa, expected.kappa)
-    point = expected.point
-    ranked = metrics.recall_at_k(point, torch.arange(40) % 4)
-    assert metrics.recall_at_k(point, words) == ranked
-    assert metrics.recall_at_k(point, np.array(words)) == ranked
-    split = metrics.recall_at_k(point[:9], words[:9], database=point[9:], database_labels=words[9:])
-    assert split == metrics.recall_at_k(
-        point[:9], torch.arange(9) % 4, database=point[9:], database_labels=torch.arange(9, 40) % 4
-    )
 
 
 ROWS, ZEROS = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)

@@ -53,19 +53,6 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
     assert data.folder(tmp_path / "split", split="test").role is Role.EVALUATION
 
 
-def test_a_flat_folder_can_be_divided_by_class(tmp_path: Path) -> None:
-    root = miniatures.class_folders(tmp_path, tuple("abcdefghijkl"), count=2)
-    loaded = {
-        split: data.load("folder", split=split, path=root, divide="classes", validation_share=0.34)
-        for split in ("train", "validation", "test")
-    }
-    assert {split: part.classes for split, part in loaded.items()} == {
-        "train": [0, 1, 3, 4],
-        "validation": [2, 5],
-        "test": [6, 7, 8, 9, 10, 11],
-    }
-
-
 def test_images_without_labels_lie_anywhere_below_the_folder(tmp_path: Path) -> None:
     root = miniatures.class_folders(tmp_path / "fruit")
     shutil.copy(root / "apple" / "000.jpg", root / "alone.jpg")

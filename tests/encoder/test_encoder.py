@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hessians import ContrastiveLoss, Pairs, ggn_diagonal
 from laplacian_metric.encoder import Encoder
 from tests.encoder.models import JacobianLinear, Tokens
 
@@ -76,17 +75,6 @@ def test_a_tuple_a_dictionary_and_plain_arguments_are_the_same() -> None:
     assert not torch.equal(encoder(ids), expected)
 
 
-def test_the_curvature_of_an_encoder_is_that_of_its_parts() -> None:
-    encoder = make(normalize=False).double()
-    images = torch.randn(5, 12, dtype=torch.float64)
-    pairs, loss = Pairs.from_labels([0, 0, 1, 1, 2]), ContrastiveLoss(margin=2.0)
-    whole = ggn_diagonal(encoder, images, pairs, loss)
-    parts = ggn_diagonal(nn.Sequential(encoder.backbone, encoder.head), images, pairs, loss)
-    assert set(whole) == {"backbone.1.weight", "backbone.1.bias", "head.weight", "head.bias"}
-    torch.testing.assert_close(whole["head.weight"], parts["1.weight"])
-    torch.testing.assert_close(whole["backbone.1.weight"], parts["0.1.weight"])
-
-
 def test_many_weights_at_once_by_vmap() -> None:
     encoder = make()
     images = torch.randn(4, 12)
@@ -98,15 +86,6 @@ def test_many_weights_at_once_by_vmap() -> None:
     h = encoder.features(images)
     expected = F.normalize(torch.einsum("szh,nh->snz", weights, h) + encoder.head.bias, dim=2)
     torch.testing.assert_close(torch.func.vmap(embed)(weights), expected)
-
-
-def test_it_can_be_exported_for_any_number_of_images() -> None:
-    encoder = make()
-    example = torch.randn(3, 12)
-    batch = torch.export.Dim("batch", min=2)
-    exported = torch.export.export(encoder, (example,), dynamic_shapes=((({0: batch}),),))
-    images = torch.randn(7, 12)
-    torch.testing.assert_close(exported.module()(images), encoder(images))
 
 
 def test_a_zero_vector_has_no_direction() -> None:

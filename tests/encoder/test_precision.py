@@ -96,12 +96,6 @@ def test_a_forward_of_ones_own_and_a_shared_backbone_stay() -> None:
     assert torch.equal(encoder.features(X), 2 * plainly)
 
 
-def test_features_of_another_type_stay_so() -> None:
-    encoder = Encoder(nn.Identity(), nn.Linear(6, 2, dtype=torch.float64))
-    with computing_in(LOW, encoder):
-        assert encoder.features(X.double()).dtype == torch.float64
-
-
 def test_there_has_to_be_a_backbone(tmp_path: Path) -> None:
     options = TrainingOptions(epochs=1, precision="bfloat16")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="precision is 'bfloat16', but the module has no Encoder"):

@@ -17,19 +17,6 @@ from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
 safetensors = pytest.importorskip("safetensors.torch")
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "dim"), [("fashion-mnist", (1, 28, 28), 3), ("cifar-10", (3, 32, 32), 16)]
-)
-def test_the_small_ones(name: str, shape: tuple[int, ...], dim: int) -> None:
-    images = torch.rand(2, *shape)
-    encoder = Encoder.from_name(name, seed=1)
-    assert (encoder.num_features, encoder.dim) == (9216, dim)
-    assert encoder(images).shape == (2, dim)
-    assert Encoder.from_name(name, seed=1).fingerprint() == encoder.fingerprint()
-    assert Encoder.from_name(name, seed=2).fingerprint() != encoder.fingerprint()
-    assert Encoder.from_name(name, dim=7, normalize=False)(images).shape == (2, 7)
-
-
 @pytest.mark.parametrize("name", ["resnet50-gem", "resnet50-gem-v1"])
 def test_resnet50_with_generalised_mean_and_whitening(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torchvision.models", reason="comes with the extra vision")
@@ -56,11 +43,6 @@ def test_resnet50_with_generalised_mean_and_whitening(name: str, tmp_path: Path)
         torch.testing.assert_close(again(images), expected)
     with pytest.raises(ValueError, match='or part="backbone" to leave the head out'):
         Encoder.from_checkpoint(tmp_path / "imagenet.safetensors", name, dim=8)
-
-
-def test_whitening_keeps_the_dimensions_by_default() -> None:
-    pytest.importorskip("torchvision.models", reason="comes with the extra vision")
-    assert Encoder.from_name("resnet50-gem").head.weight.shape == (2048, 2048)
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "timm:resnet18", "timm:vit_tiny_patch16_224"])

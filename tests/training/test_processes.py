@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hessians import ContrastiveLoss, Pairs
+from hessians import Pairs
 from laplacian_metric.core.batch import Batch
-from laplacian_metric.core.method import Setup
 from laplacian_metric.core.parallel import OtherProcessError
-from laplacian_metric.methods import make
 from laplacian_metric.training import checkpoint, load_best, train
 from laplacian_metric.training.options import learning_rate
 from laplacian_metric.training.pair_streams import epoch_batches
@@ -295,17 +293,3 @@ def test_patience_ends_in_both_at_once(tmp_path: Path) -> None:
     case = Case(options={"epochs": 12, "patience": 1, "learning_rate": 0.3})
     outcomes = in_both(tmp_path, finished(case))
     assert_same_in_both(outcomes)
-
-
-def test_online_laplace_has_the_loss_of_its_draws(tmp_path: Path) -> None:
-    """Both processes have one running curvature: the posterior of the first is that of the second."""
-
-    def work(rank: int, folder: Path) -> Any:
-        setup = Setup(ContrastiveLoss(margin=0.7), 44, 1e-3)
-        learner = make("online-laplace", warmup=1).learner([an_encoder()], setup)
-        train(learner, clusters(), clusters(20), ADAM.training_options(), folder / "run")
-        return learner.state()
-
-    first, second = in_both(tmp_path, work)
-    assert int(first["steps"]) == 9
-    assert all(torch.equal(first[name], second[name]) for name in first)

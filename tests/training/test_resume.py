@@ -19,7 +19,6 @@ from tests.training.cases import (
     Case,
     assert_same_end,
     clusters,
-    fork,
     pictures,
     plain,
     timeless,
@@ -98,22 +97,6 @@ def test_a_killed_training_ends_as_if_it_had_not_been(name: str, tmp_path: Path)
     assert sorted(file.name for file in (tmp_path / "killed").iterdir()) == sorted(
         (checkpoint.BEST, checkpoint.LAST, checkpoint.LOG)
     )
-
-
-def test_killed_at_any_moment(tmp_path: Path) -> None:
-    case = Case("online-laplace", {"warmup": 2}, {"epochs": 8, "checkpoint_every": 1})
-    begun = time.perf_counter()
-    whole = case.run(tmp_path / "whole")
-    duration = time.perf_counter() - begun
-    moments = random.Random(0)
-    for _ in range(5):
-        process = fork(case.run, tmp_path / "killed")
-        process.join(moments.uniform(0, duration / 3))
-        process.kill()
-        process.join()
-    resumed = case.run(tmp_path / "killed")
-    assert timeless(resumed.history) == timeless(whole.history)
-    assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
 PROGRAM = """

@@ -48,23 +48,6 @@ def test_layers_without_statistics_need_none() -> None:
     assert list(tracking_layers(nn.Sequential(nn.Sequential(nn.BatchNorm2d(4))))) == ["0.0"]
 
 
-def test_inputs_may_be_several_tensors() -> None:
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(3).double()
-
-        def forward(self, inputs: tuple[Tensor, Tensor] | dict[str, Tensor]) -> Tensor:
-            a, b = inputs.values() if isinstance(inputs, dict) else inputs
-            out: Tensor = self.norm(a + b)
-            return out
-
-    x = images(6)
-    for batch in ([(x, x)], {"a": x, "b": x}):
-        statistics = batch_norm_statistics(Sum(), {}, [batch])
-        torch.testing.assert_close(statistics["norm.running_mean"], 2 * x.mean(0))
-
-
 def test_without_images_there_are_none() -> None:
     with pytest.raises(ValueError, match="the loader is empty"):
         batch_norm_statistics(network(), {}, [])

@@ -43,18 +43,6 @@ def test_sizes_of_the_splits(name: str, options: dict[str, Any], sizes: tuple[in
         assert label == int(loaded.labels[size // 2])
 
 
-def test_pixels_are_those_of_torchvision() -> None:
-    expected = load("fashion-mnist", "train+validation")
-    try:
-        from torchvision import datasets
-    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
-        pytest.skip(f"torchvision cannot be imported: {error}")
-    published = datasets.FashionMNIST(os.environ["LAPLACIAN_METRIC_DATA"], train=True)
-    assert isinstance(expected.images, torch.Tensor)
-    assert torch.equal(expected.images[:, 0], published.data)
-    assert torch.equal(expected.labels, published.targets)
-
-
 def test_people_agree_with_cifar_as_often_as_published() -> None:
     train = load("cifar-10", "train+validation", human_labels=True)
     wrong = (train.extras["human_labels"] != train.labels[:, None]).double().mean(dim=0)

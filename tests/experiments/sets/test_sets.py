@@ -116,15 +116,6 @@ def test_images_are_those_at_their_indices(folder: Path) -> None:
     assert round(float(birds[0][0][0].mean() * 255)) == pytest.approx(31, abs=2)
 
 
-def test_workers_of_a_loader_get_the_same_items(folder: Path) -> None:
-    miniatures.cub(folder)
-    test = load("cub-200-2011", folder, "test", image_size=16)
-    alone, together = (DataLoader(test, batch_size=8, num_workers=workers) for workers in (0, 2))
-    for (images, labels), (same, also) in zip(alone, together, strict=True):
-        assert torch.equal(images, same)
-        assert torch.equal(labels, also)
-
-
 # --- CIFAR-10 and what people say of it ---
 
 
@@ -314,14 +305,14 @@ def test_damaged_files_are_named(
         load(name, folder, "train")
 
 
+# --- where they are looked for ---
+
+
 def test_human_distributions_are_checked(folder: Path) -> None:
     miniatures.cifar10(folder)
     np.save(folder / "cifar10h-probs.npy", np.ones((40, 10)))
     with pytest.raises(ValueError, match=r"cifar10h-probs\.npy"):
         load("cifar-10", folder, "test")
-
-
-# --- where they are looked for ---
 
 
 @pytest.mark.parametrize("name", [*SETS, "msls"])
@@ -332,13 +323,6 @@ def test_missing_data_say_where_they_come_from(name: str, folder: Path) -> None:
     for part in (str(folder), info.page, info.obtain, info.layout, "LAPLACIAN_METRIC_DATA"):
         assert part in str(caught.value)
     assert list(folder.iterdir()) == []
-
-
-def test_a_missing_part_is_named(folder: Path) -> None:
-    miniatures.fashion_mnist(folder)
-    (folder / "FashionMNIST" / "raw" / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(MissingDataError, match=r"has no FashionMNIST/raw/t10k-labels-idx1-ubyte"):
-        load("fashion-mnist", folder, "test")
 
 
 def test_the_order_of_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
