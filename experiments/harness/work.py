@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from laplacian_metric.core.checked import parsed
+from laplacian_metric.core import checked
 from laplacian_metric.core.files import atomic_write
 
 LOCK, CONFIG, TRAINED, FEATURES = "lock", "config.json", "trained.json", "features"
@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return parsed(path.read_bytes(), path, "remove it, and what it is of is computed again")
+        return checked.read_json(path, "remove it, and what it is of is computed again")
     except ValueError as error:
         raise RunError(str(error)) from error
 

@@ -35,25 +35,18 @@ UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the object in a JSON file; see `parsed`."""
-    return parsed(path.read_bytes(), path, remedy)
-
-
-def parsed(
-    text: str | bytes, place: object, remedy: str, error: type[ValueError] = ValueError
-) -> dict[str, Any]:
-    """Return the object in the text of a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
         ValueError: it is not whole, no JSON, has NaN or an infinite number, or holds no object; the message ends with
-            the remedy. It is of the class ``error``.
+            the remedy.
     """
     try:
-        content = json.loads(text, parse_constant=_refuse)
+        content = json.loads(path.read_bytes(), parse_constant=_refuse)
     except (ValueError, RecursionError) as problem:
-        raise error(f"{place} is not whole or no JSON ({problem}): {remedy}") from problem
+        raise ValueError(f"{path} is not whole or no JSON ({problem}): {remedy}") from problem
     if not isinstance(content, dict):
-        raise error(f"{place} holds no object: {remedy}")
+        raise ValueError(f"{path} holds no object: {remedy}")
     return content
 
 
@@ -61,24 +54,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-def validated(
-    model: type[Model],
-    content: Any,
-    place: object,
-    remedy: str = "",
-    error: type[ValueError] = ValueError,
-) -> Model:
+def validated(model: type[Model], content: Any, place: object, remedy: str = "") -> Model:
     """Return the content of a file, or of a part of one, as a pydantic model.
 
     Raises:
-        ValueError: it does not fit; the message names the place, the first entry that does not, and the remedy. It is
-            of the class ``error``.
+        ValueError: it does not fit; the message names the place, the first entry that does not, and the remedy.
     """
     try:
         return model.model_validate(content)
     except ValidationError as problem:
         end = f"; {remedy}" if remedy else ""
-        raise error(f"{place}: {complaint(problem, model)}{end}") from problem
+        raise ValueError(f"{place}: {complaint(problem, model)}{end}") from problem
 
 
 def checked(kind: Callable[..., Options], **values: Any) -> Options:
