@@ -244,7 +244,7 @@ def test_with_its_features_a_graph_and_numpy_answer_as_trust_does(tmp_path: Path
     images = torch.randn(400, *inputs(1).shape[1:], generator=torch.Generator().manual_seed(0))
     h = lam.encoder.features(images).detach()
     labels = (h[:, 0] + 0.5 * h[:, 1] > h[:, 0].median()).long()
-    trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]), lam=lam)
+    trust = Trust.fit((h[:200], labels[:200]), (h[200:], labels[200:]), encoder=lam.encoder)
     trust.save(tmp_path / "trust")
     export_onnx(lam, tmp_path / "lam.onnx", images[:2], features=True)
     session = runtime.InferenceSession(tmp_path / "lam.onnx", providers=["CPUExecutionProvider"])

@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -227,8 +228,8 @@ def test_the_second_of_two_passes_is_told(tmp_path: Path) -> None:
     def both() -> Iterator[Any]:
         for number, batch in enumerate(loader()):
             if number == 1:
-                with pytest.raises(ArtifactBusyError, match="partial"):
-                    collect_features(encoder(), loader(2), folder=tmp_path)
+                with ThreadPoolExecutor() as pool, pytest.raises(ArtifactBusyError, match="partial"):
+                    pool.submit(collect_features, encoder(), loader(2), folder=tmp_path).result()
             yield batch
 
     check(collect_features(encoder(), both(), folder=tmp_path))
