@@ -20,6 +20,9 @@ SCORES: dict[str, Callable[[Floats], Floats]] = {
     "squared L2": lambda score: score / 2,
 }
 VECTORS = "vectors"
+LEAST_HITS = (
+    3  # what the local outlier factor needs: of fewer hits the probability is NaN, which is never accepted
+)
 
 
 class Hit(NamedTuple):
@@ -43,9 +46,9 @@ def responses(found: Sequence[Sequence[Hit]], scores: str = "cosine", queries: A
     Example:
         >>> neighbours = responses([[Hit("a", 0.9), Hit("b", 0.5)], [Hit("c", 0.8)]])
         >>> neighbours.distances.round(3).tolist(), neighbours.ids.tolist()
-        ([[0.1, 0.5], [0.2, inf]], [['a', 'b'], ['c', None]])
+        ([[0.1, 0.5, inf], [0.2, inf, inf]], [['a', 'b', None], ['c', None, None]])
     """
-    width = max([1, *(len(hits) for hits in found)])
+    width = max([LEAST_HITS, *(len(hits) for hits in found)])
     vectors = _vectors(found, width)
     if scores == VECTORS:
         if vectors is None or queries is None:
@@ -109,6 +112,8 @@ def judge(
         ``probability``: of the hit itself for the target "each@k", else of the answer; ``verdict``, ``known`` and
         ``because`` of the answer.
     """
+    if not neighbours.counts.any():
+        return [{} for _ in range(len(neighbours))]
     answer = trust(neighbours=neighbours, features=features if trust.spaces.view is not None else None)
     kept: list[dict[int, dict[str, Any]]] = []
     for query, count in enumerate(neighbours.counts.tolist()):

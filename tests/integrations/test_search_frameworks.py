@@ -160,7 +160,7 @@ def test_scores_of_other_kinds_are_the_same_distances() -> None:
     cosines = np.array([[0.9, 0.5], [0.8, -0.2]])
     for kind, scores in (("distance", 1 - cosines), ("squared L2", 2 - 2 * cosines)):
         hits = [[Hit(place, score) for place, score in enumerate(row)] for row in scores]
-        np.testing.assert_allclose(responses(hits, kind).distances, 1 - cosines)
+        np.testing.assert_allclose(responses(hits, kind).first(2).distances, 1 - cosines)
 
 
 # --- LangChain ---
@@ -194,9 +194,13 @@ def test_langchain_keeps_the_order_of_a_reranker_and_knows_labels() -> None:
     assert judged.compress_documents([], "question") == []
 
 
-def test_langchain_returns_nothing_where_nothing_is_found() -> None:
-    langchain_store()
-    retriever = of_langchain.TrustRetriever(search=lambda _: [], trust=texts.trust(), only_accepted=False)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_too_few_documents_are_not_accepted(number: int) -> None:
+    store = langchain_store()
+    plain = store.as_retriever(search_kwargs={"k": K})
+    judged = of_langchain.TrustFilter.fit(store.embeddings, plain, *ANSWERED)
+    assert judged.compress_documents(plain.invoke(QUERIES[230])[:number], QUERIES[230]) == []
+    retriever = of_langchain.TrustRetriever(search=lambda _: [], trust=judged.trust, only_accepted=False)
     assert retriever.invoke("anything") == []
 
 
