@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -51,13 +49,15 @@ def tsne_plane(directions: torch.Tensor, seed: int = 0) -> npt.NDArray[np.float6
         >>> tsne_plane(torch.eye(3)).shape
         (3, 2)
     """
+    from sklearn.manifold import TSNE
+
     points = torch.nn.functional.normalize(directions.detach().cpu().double(), dim=1).numpy()
     start = principal_plane(points)
     spread = float(start[:, 0].std())
     if len(points) < FEWEST or spread < 1e-9:
         return start
     # Angles, since chords make of opposite directions nearer ones than they are.
-    method = import_module("sklearn.manifold").TSNE(
+    method = TSNE(
         metric="precomputed",
         init=(start / spread * 1e-4).astype(np.float32),
         perplexity=min(PERPLEXITY, (len(points) - 1) / 3),
