@@ -233,7 +233,7 @@ class LAMTester(_Tester):
                     f"{name} would test something else than the posterior's embeddings: leave it out"
                 )
         super().__init__(accuracy_calculator=accuracy_calculator or UncertaintyCalculator(), **options)
-        self.lam: LAM | None = lam if isinstance(lam, LAM) else None
+        self.lam: Any = lam if isinstance(lam, LAM) else None
         self._make = None if isinstance(lam, LAM) else lam
         self.samples, self.seed = samples, seed
         self.embedded: dict[str, StochasticEmbedding] = {}
@@ -254,7 +254,6 @@ class LAMTester(_Tester):
                 raise ValueError("trunk_model is missing: the LAM is made of it")
             trunk_model.eval()
             self.lam = self._make(trunk_model, nn.Identity() if embedder_model is None else embedder_model)
-        assert self.lam is not None
         models = [self.lam.encoder if trunk_model is None else trunk_model, embedder_model]
         known = {id(p) for model in models if model is not None for p in model.parameters()}
         if not {id(p) for p in self.lam.encoder.parameters()} <= known:
@@ -268,12 +267,11 @@ class LAMTester(_Tester):
     def get_embeddings_for_eval(
         self, trunk_model: nn.Module, embedder_model: nn.Module, inputs: Any
     ) -> Tensor:
-        assert self.lam is not None
         if self.dtype is not None:
             inputs = inputs.to(self.dtype)
         # The same state for every batch: all images of all splits share the draws.
         generator = torch.Generator(self.lam.encoder.head.weight.device).manual_seed(self.seed)
-        e = self.lam.embed(inputs, samples=self.samples, generator=generator)
+        e: StochasticEmbedding = self.lam.embed(inputs, samples=self.samples, generator=generator)
         self._parts.append(dataclasses.replace(e, gaussians=None))
         return e.point.to(self.data_device)
 

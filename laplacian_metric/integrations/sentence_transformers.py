@@ -141,8 +141,6 @@ class UncertainSentenceTransformer:
             model = require("sentence_transformers", "model", INSTALL).SentenceTransformer(model)
         features = _features(model, list(sentences), {"batch_size": batch_size})
         numbers = as_labels("labels", labels)
-        if len(numbers) != len(features):
-            raise ValueError(f"labels has {len(numbers)} entries for {len(features)} sentences")
         width = features.shape[1]
         dim = min(64, width, max(2, len(features) - 1)) if dim is None else dim
         head = whitening_head(features, dim, eps=1e-3)
