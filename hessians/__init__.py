@@ -1,5 +1,10 @@
 """Curvature of pair losses: exact generalised Gauss-Newton matrices at the cost of a matrix product."""
 
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise ImportError('hessians needs torch: pip install ".[lam]" in a clone of the repository')
+
 from hessians.contrastive import ContrastiveLoss
 from hessians.info_nce import InfoNCELoss
 from hessians.kronecker import KroneckerFactors, last_layer_kronecker

@@ -1,7 +1,7 @@
-"""Uncertainty for metric learning: every image becomes a distribution on the unit sphere.
+"""Uncertainty for metric learning: whether a match can be trusted, and the exact posterior behind it.
 
-Importing this package is light: it loads no data set, no model zoo and no plotting library, and not even torch before
-one of its names is used.
+Importing this package loads neither torch nor any other large library before one of its names is used, and `Trust`
+needs numpy alone. The other names need the extra "lam".
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from laplacian_metric.training import train
     from laplacian_metric.trust import Trust
 
+# What the extra "lam" brings and modules import when they are loaded.
+NEEDED = ("torch", "scipy", "safetensors", "typer", "rich", "PIL", "yaml")
+
 _HOMES = {
     "LAM": "laplacian_metric.laplace.posthoc",
     "NetworkLAM": "laplacian_metric.laplace.network",
@@ -52,11 +55,18 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
-    if name in ("data", "methods", "metrics", "vmf"):
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    is_room = name in ("data", "methods", "metrics", "vmf")
+    if not is_room and name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{name}" if is_room else _HOMES[name])
+    except ModuleNotFoundError as missing:
+        if missing.name not in NEEDED:
+            raise
+        raise ImportError(
+            f'{name} needs {missing.name}: pip install ".[lam]" in a clone of the repository'
+        ) from None
+    return module if is_room else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -40,7 +40,7 @@ def test_every_dependency_has_a_lower_bound_and_none_is_a_url(metadata: dict[str
 def test_version_packages_and_command(metadata: dict[str, str], root: Path) -> None:
     assert f"\nVersion: {laplacian_metric.__version__}\n" in metadata["PKG-INFO"]
     assert metadata["top_level.txt"].split() == ["hessians", "laplacian_metric"]
-    assert "lam = laplacian_metric.cli:main" in metadata["entry_points.txt"]
+    assert "lam = laplacian_metric.__main__:main" in metadata["entry_points.txt"]
     sources = metadata["SOURCES.txt"].split()
     packages = [
         path.parent for top in ("hessians", "laplacian_metric") for path in (root / top).rglob("*.py")
