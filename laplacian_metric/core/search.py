@@ -36,13 +36,8 @@ class UnitVectors:
     norm: Tensor
 
     @staticmethod
-    def of(name: str, vectors: Tensor, *, normalized: bool = True) -> UnitVectors:
-        """Refuse an empty set, NaN and vectors that are not of unit length, or that are 0 if not ``normalized``.
-
-        Example:
-            >>> UnitVectors.of("embeddings", torch.tensor([[3.0, 4.0]]), normalized=False).exact(slice(0, 1)).tolist()
-            [[0.6, 0.8]]
-        """
+    def of(name: str, vectors: Tensor) -> UnitVectors:
+        """Refuse an empty set, NaN and vectors that are not of unit length; errors call them by ``name``."""
         check_matrix(name, vectors)
         if 0 in vectors.shape:
             raise ValueError(
@@ -52,11 +47,11 @@ class UnitVectors:
         norm: Tensor = torch.linalg.vector_norm(vectors.detach(), dim=1, dtype=torch.float64)
         # A unit vector that was rounded to few digits has not quite unit length.
         tolerance = max(NORM_TOLERANCE, 4 * torch.finfo(vectors.dtype).eps)
-        wrong = (((norm - 1).abs() > tolerance) if normalized else norm == 0).nonzero().flatten()
+        wrong = ((norm - 1).abs() > tolerance).nonzero().flatten()
         if len(wrong):
             raise ValueError(
                 f"{name} is not normalised: {len(wrong)} of {len(norm)} rows, the first is row {int(wrong[0])} of norm "
-                f"{float(norm[wrong[0]]):.6g}. Use torch.nn.functional.normalize({name}, dim=1), without rows that are 0"
+                f"{float(norm[wrong[0]]):.6g}. Use torch.nn.functional.normalize({name}, dim=1)"
             )
         return UnitVectors(vectors.detach(), norm)
 
@@ -127,15 +122,13 @@ def search(
     database: Tensor | None = None,
     own: Tensor | None = None,
     memory: int = DEFAULT_MEMORY,
-    normalized: bool = True,
 ) -> Nearest:
     """Return the k nearest neighbours of each of the unit ``embeddings`` (Q, Z).
 
     Without ``database`` each query looks among the other embeddings: its own copy is left out by its index,
     so that a duplicate of it stays. With ``database`` (M, Z) it looks there; ``own`` (Q,) then names the row
     that is the query itself, -1 where there is none (the default). ``memory`` bytes are the limit beyond input
-    and output, which only collapsed embeddings come near: what is usual is a thirtieth. Vectors that are not
-    ``normalized`` are compared by their directions.
+    and output, which only collapsed embeddings come near: what is usual is a thirtieth.
 
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -143,8 +136,7 @@ def search(
         >>> nearest.indices.flatten().tolist(), nearest.ties.tolist()
         ([1, 0, 0], [1, 1, 1])
     """
-    options = {"database": database, "own": own, "memory": memory, "normalized": normalized}
-    blocks = list(search_blocks(embeddings, k, **options))  # type: ignore[arg-type]
+    blocks = list(search_blocks(embeddings, k, database=database, own=own, memory=memory))
     return Nearest(
         indices=torch.cat([block.indices for _, block in blocks]),
         distances=torch.cat([block.distances for _, block in blocks]),
@@ -160,7 +152,6 @@ def search_blocks(
     database: Tensor | None = None,
     own: Tensor | None = None,
     memory: int = DEFAULT_MEMORY,
-    normalized: bool = True,
 ) -> Iterator[tuple[slice, Nearest]]:
     """Yield what `search` returns, one block of queries after the other, for what is too deep to be kept.
 
@@ -172,8 +163,8 @@ def search_blocks(
         >>> [(rows, nearest.indices.shape) for rows, nearest in search_blocks(z, torch.tensor([1, 2, 1]))]
         [(slice(0, 3, None), torch.Size([3, 2]))]
     """
-    queries = UnitVectors.of("embeddings", embeddings, normalized=normalized)
-    gallery = queries if database is None else UnitVectors.of("database", database, normalized=normalized)
+    queries = UnitVectors.of("embeddings", embeddings)
+    gallery = queries if database is None else UnitVectors.of("database", database)
     check_same_device(embeddings=embeddings, database=database)
     if queries.dim != gallery.dim:
         raise ValueError(

@@ -18,8 +18,8 @@ BLOCK = 1 << 22  # pairs that are looked at together
 class Positives(ABC):
     """Which of ``num_database`` gallery members are positives of each of ``num_queries`` queries.
 
-    ``counts`` (Q,) is the number of positives of each query, without the query itself. One-set problems pass no
-    database; the query's own row ``own`` (Q,) is then its index.
+    ``counts`` (Q,) is the number of positives of each query. Without a database queries are searched among each other,
+    and a query is no positive of itself.
 
     Example:
         >>> Positives.from_labels([0, 0, 1]).counts.tolist()
@@ -31,20 +31,12 @@ class Positives(ABC):
     counts: Tensor
 
     @staticmethod
-    def from_labels(
-        labels: Labels, database_labels: Labels | None = None, *, own: Tensor | None = None
-    ) -> Positives:
+    def from_labels(labels: Labels, database_labels: Labels | None = None) -> Positives:
         """Positive is what has the query's label."""
-        return _SameLabel(labels, database_labels, own)
+        return _SameLabel(labels, database_labels)
 
     @staticmethod
-    def within(
-        radius: float,
-        positions: Tensor,
-        database_positions: Tensor | None = None,
-        *,
-        own: Tensor | None = None,
-    ) -> Positives:
+    def within(radius: float, positions: Tensor, database_positions: Tensor | None = None) -> Positives:
         """Positive is what lies at most ``radius`` away; positions are (Q, D) and (M, D), as in place recognition.
 
         Example:
@@ -52,41 +44,24 @@ class Positives(ABC):
             >>> Positives.within(25.0, places).counts.tolist()
             [1, 1, 0]
         """
-        return _Nearby(radius, positions, database_positions, own)
+        return _Nearby(radius, positions, database_positions)
 
     @abstractmethod
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
         """Whether the gallery rows ``members`` (n, k) are positives of ``queries`` (n,): bool (n, k)."""
 
-    def _count(self, own: Tensor | None, device: torch.device) -> Tensor:
-        """Counts by looking at all pairs, block by block."""
-        members = torch.arange(self.num_database, device=device)[None]
-        counts = torch.zeros(self.num_queries, dtype=torch.int64, device=device)
-        size = max(1, BLOCK // max(1, self.num_database))
-        for rows in torch.arange(self.num_queries, device=device).split(size):
-            hits = self.hits(rows, members.expand(len(rows), -1))
-            if own is not None:
-                hits = hits & (members != own[rows, None])
-            counts[rows] = hits.sum(1)
-        return counts
-
 
 class _SameLabel(Positives):
     """Positives by equal labels, stored as class numbers."""
 
-    def __init__(self, labels: Labels, database_labels: Labels | None, own: Tensor | None) -> None:
+    def __init__(self, labels: Labels, database_labels: Labels | None) -> None:
         queries = as_labels("labels", labels)
         gallery = queries if database_labels is None else as_labels("database_labels", database_labels)
-        own = _own(own, len(queries), database_labels is None, queries.device)
         _, classes = torch.unique(torch.cat([queries, gallery]), return_inverse=True)
         self._queries, self._gallery = classes[: len(queries)], classes[len(queries) :]
         self.num_queries, self.num_database = len(queries), len(gallery)
         sizes = torch.bincount(self._gallery, minlength=int(classes.max()) + 1)
-        self.counts = sizes[self._queries]
-        if own is not None:
-            has_own = own >= 0
-            same = self._gallery[own.clamp_min(0)] == self._queries
-            self.counts = self.counts - (has_own & same).long()
+        self.counts = sizes[self._queries] - int(database_labels is None)
 
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
         same: Tensor = self._gallery[members] == self._queries[queries, None]
@@ -96,9 +71,7 @@ class _SameLabel(Positives):
 class _Nearby(Positives):
     """Positives by distance between positions, in float64: map coordinates have 7 digits before the metre."""
 
-    def __init__(
-        self, radius: float, positions: Tensor, database_positions: Tensor | None, own: Tensor | None
-    ) -> None:
+    def __init__(self, radius: float, positions: Tensor, database_positions: Tensor | None) -> None:
         if not radius >= 0:
             raise ValueError(f"radius is {radius}, a distance of at least 0 is needed")
         gallery = positions if database_positions is None else database_positions
@@ -112,8 +85,15 @@ class _Nearby(Positives):
         self._radius = radius
         self._queries, self._gallery = positions.detach().double(), gallery.detach().double()
         self.num_queries, self.num_database = len(positions), len(gallery)
-        own = _own(own, len(positions), database_positions is None, positions.device)
-        self.counts = self._count(own, positions.device)
+        self.counts = self._count() - int(database_positions is None)
+
+    def _count(self) -> Tensor:
+        """Counts by looking at all pairs, block by block."""
+        members = torch.arange(self.num_database, device=self._queries.device)[None]
+        rows = torch.arange(self.num_queries, device=members.device)
+        size = max(1, BLOCK // max(1, self.num_database))
+        counts = [self.hits(some, members.expand(len(some), -1)).sum(1) for some in rows.split(size)]
+        return torch.cat(counts)
 
     def hits(self, queries: Tensor, members: Tensor) -> Tensor:
         # One coordinate after the other: the same sum, in the same order, whatever the shape.
@@ -144,7 +124,6 @@ def as_positives(
     *,
     queries: int,
     database: int | None,
-    own: Tensor | None = None,
 ) -> Positives:
     """Labels or positives, checked against the number of embeddings (and of those in the database)."""
     if isinstance(labels, Positives):
@@ -164,18 +143,8 @@ def as_positives(
             ("database_labels", "database") if database is None else ("database", "database_labels")
         )
         raise ValueError(f"{present} is given without {missing}: a gallery needs both")
-    positives = Positives.from_labels(labels, database_labels, own=own)
+    positives = Positives.from_labels(labels, database_labels)
     check_length("labels", positives.num_queries, queries, "embeddings")
     if database is not None:
         check_length("database_labels", positives.num_database, database, "embeddings in the database")
     return positives
-
-
-def _own(own: Tensor | None, queries: int, one_set: bool, device: torch.device) -> Tensor | None:
-    if one_set:
-        if own is not None:
-            raise ValueError("own is for a database: within one set each query is its own row")
-        return torch.arange(queries, device=device)
-    if own is not None and own.shape != (queries,):
-        raise ValueError(f"own has shape {tuple(own.shape)}, ({queries},) is needed: one row for each query")
-    return own

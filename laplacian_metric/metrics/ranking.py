@@ -141,7 +141,6 @@ def rank(
     *,
     database: Tensor | None = None,
     database_labels: Labels | None = None,
-    own: Tensor | None = None,
     at_r: bool = False,
     memory: int = DEFAULT_MEMORY,
 ) -> Ranking:
@@ -158,12 +157,11 @@ def rank(
         database_labels,
         queries=len(embeddings),
         database=None if database is None else len(database),
-        own=own,
     )
     counts = _counts(positives, embeddings.device)
     depth: int | Tensor = counts.clamp_min(k) if at_r else k
     kept: dict[str, list[Tensor]] = {}
-    for rows, nearest in search_blocks(embeddings, depth, database=database, own=own, memory=memory):
+    for rows, nearest in search_blocks(embeddings, depth, database=database, memory=memory):
         queries = torch.arange(rows.start, rows.stop, device=embeddings.device)
         # Labels may be on the CPU while embeddings are not.
         home = positives.counts.device

@@ -211,7 +211,6 @@ def test_every_memory_budget_holds_at_least_one_query() -> None:
         ("embeddings", {"embeddings": torch.zeros(0, 2)}),
         ("embeddings", {"embeddings": 2 * unit(4, 2)}),
         ("embeddings", {"embeddings": torch.zeros(4, 2)}),
-        ("embeddings", {"embeddings": torch.zeros(4, 2), "normalized": False}),
         ("embeddings", {"embeddings": torch.full((4, 2), torch.nan)}),
         ("embeddings", {"embeddings": unit(4, 2)[0]}),
         ("embeddings", {"embeddings": unit(4, 2).numpy()}),
@@ -227,14 +226,6 @@ def test_every_memory_budget_holds_at_least_one_query() -> None:
 def test_bad_input_is_named(named: str, arguments: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError), match=named):
         search(**{"embeddings": unit(4, 2), "k": 1, **arguments})
-
-
-def test_vectors_of_any_length_are_compared_by_their_directions() -> None:
-    z = unit(60, 4, dtype=torch.float64)
-    lengths = torch.logspace(-6, 6, 60, dtype=torch.float64)[:, None]
-    scaled, plain = search(lengths * z, 5, normalized=False), search(z, 5)
-    assert torch.equal(scaled.indices, plain.indices)
-    torch.testing.assert_close(scaled.distances, plain.distances)
 
 
 def test_own_and_twins_are_passed_over_and_equal_ones_are_in_order() -> None:

@@ -34,14 +34,6 @@ def test_place_recognition_by_labels_and_by_positions_agree() -> None:
     assert ours == metrics.map_at_k(z, labels, database=database, database_labels=database_labels)
 
 
-def test_the_query_itself_is_not_counted_in_a_gallery() -> None:
-    own = torch.tensor([2, -1])
-    labels, database_labels = [5, 5], [5, 4, 5]
-    assert Positives.from_labels(labels, database_labels, own=own).counts.tolist() == [1, 2]
-    places = torch.tensor([[5.0], [5.0]]), torch.tensor([[5.0], [4.0], [5.0]])
-    assert Positives.within(0.5, *places, own=own).counts.tolist() == [1, 2]
-
-
 def test_counting_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     places = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
     whole = Positives.within(0.3, places).counts
@@ -56,8 +48,6 @@ def test_counting_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: Positives.within(-1.0, torch.zeros(2, 2)), "radius is -1.0"),
         (lambda: Positives.within(1.0, torch.full((2, 2), torch.nan)), "positions has NaN"),
         (lambda: Positives.within(1.0, torch.zeros(2, 2), torch.zeros(2, 3)), "positions has 2 coordinates"),
-        (lambda: Positives.from_labels([0], own=torch.zeros(1).long()), "own is for a database"),
-        (lambda: Positives.from_labels([0], [0], own=torch.zeros(2).long()), r"own has shape \(2,\)"),
     ],
 )
 def test_bad_input_is_named(make: object, message: str) -> None:

@@ -96,7 +96,6 @@ def test_without_labels_there_are_neither_margins_nor_votes() -> None:
         "vote",
         "kernel vote",
         "class mean",
-        "relative Mahalanobis",
     }
     order = metrics.nearest_distance(F.normalize(h, dim=1), database=F.normalize(hs, dim=1)).argsort()
     assert torch.equal(bare["gallery distance"].argsort(), order)
