@@ -31,6 +31,7 @@ class ChromaGallery(EngineGallery):
     """A collection of Chroma, whose ids are texts: whole numbers stand in the metadata, too, and come back as such."""
 
     engine = "Chroma"
+    batch = 5000
 
     def _open(self, place: str) -> None:
         chromadb = client_of("chromadb", "chroma")

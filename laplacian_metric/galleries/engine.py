@@ -29,17 +29,14 @@ from laplacian_metric.core.gallery import (
 )
 from laplacian_metric.core.neighbours import Neighbours
 
-Filters = Sequence[
-    tuple[str, list[Any]]
-]  # columns with values, any of which is right; all columns have to be right
+# Columns with values, any of which is right; all columns have to be right.
+Filters = Sequence[tuple[str, list[Any]]]
 Native = Mapping[str, Any]
 METRICS = ("cosine", "l2", "dot")
 NUMBERS_AT_ONCE = 1 << 22  # numbers of vectors in one response
 LARGEST_FLOAT32, SMALLEST_FLOAT32 = 1e18, 1e-18  # norms between which float32 has all its digits
-NORMS_COMPARED, SAME_NORM = (
-    256,
-    1e-3,
-)  # items whose norms are compared at opening, and by how much they may differ
+NORMS_COMPARED = 256  # items whose norms are compared at opening
+SAME_NORM = 1e-3  # by how much norms may differ
 
 
 class WrongFieldError(ValueError):
@@ -81,7 +78,7 @@ class EngineGallery(ABC):
     """
 
     engine: ClassVar[str]
-    batch: ClassVar[int] = 1000  # items that are written, read or removed at once
+    batch: int = 1000  # items that are written, read or removed at once
 
     def __init__(self, address: str, dim: int | None, fields: Fields) -> None:
         if fields.metric not in METRICS:
@@ -101,6 +98,7 @@ class EngineGallery(ABC):
         if self._described is None and fields.metric != "cosine":
             raise ValueError(f"metric is {fields.metric!r}: a new collection is made with 'cosine'")
         self.dim = self._described.dim if self._described is not None else int(dim or 0)
+        self.batch = min(self.batch, max(100, NUMBERS_AT_ONCE // self.dim))
         self._compare(dim)
 
     def _compare(self, dim: int | None) -> None:
@@ -114,8 +112,8 @@ class EngineGallery(ABC):
             raise ValueError(
                 f"metric is {self.fields.metric!r}, the collection {name!r} has {found.metric!r}: pass it"
             )
-        if found.metric != "cosine" and found.kinds is not None:
-            norms = np.linalg.norm(self._sampled(NORMS_COMPARED, 0, []).vectors.astype(np.float64), axis=1)
+        if found.metric != "cosine" and len(self):
+            norms = np.linalg.norm(self.sample(NORMS_COMPARED).vectors.astype(np.float64), axis=1)
             self.norm = float(norms.mean())
             self._compare_norms(norms)
 
@@ -160,6 +158,8 @@ class EngineGallery(ABC):
     def _neighbours(self, queries: Floats, hits: list[Hits], kinds: Kinds) -> Neighbours:
         """Return what the engine found, with exact distances; the queries have different numbers of neighbours."""
         width = max((len(hit.ids) for hit in hits), default=0)
+        if width == 0 and not self.where and len(self) == 0:
+            raise ValueError("the gallery is empty: add items first")
         if width == 0:
             nothing = np.full((len(queries), 1), np.nan)
             return Neighbours(
@@ -293,11 +293,8 @@ class EngineGallery(ABC):
         """Return at most n items, drawn uniformly without replacement, in the order of their ids."""
         if self._kinds(self.where) is None:
             raise ValueError("the gallery is empty: add items first")
-        return self._sampled(n, seed, self._own_filters())
-
-    def _sampled(self, n: int, seed: int, filters: Filters) -> Sample:
         with self._calling("list ids"):
-            ids = sorted(self._read(filters, None, vectors=False).ids)
+            ids = sorted(self._read(self._own_filters(), None, vectors=False).ids)
         if not ids:
             raise ValueError("the gallery is empty: add items first")
         drawn = np.sort(np.random.default_rng(seed).choice(len(ids), min(n, len(ids)), replace=False))
@@ -309,16 +306,13 @@ class EngineGallery(ABC):
                 hits = self._read([], chosen[start : start + self.batch], vectors=True)
             if kinds is not None:
                 self._check_hits(hits, kinds)
-            found |= dict(
-                zip(
-                    hits.ids,
-                    zip(hits.vectors, hits.labels or [None] * len(hits.ids), strict=True),
-                    strict=True,
-                )
-            )
+            rows = np.asarray(hits.vectors, dtype=np.float32)  # lists of numbers take eight times the memory
+            labels = hits.labels or [None] * len(hits.ids)
+            found |= {id_: (row, label) for id_, row, label in zip(hits.ids, rows, labels, strict=True)}
         kept = [id_ for id_ in chosen if id_ in found]  # without what was removed meanwhile
-        labels = None if kinds is None or kinds.labels is None else as_column([found[id_][1] for id_ in kept])
-        return Sample(as_column(kept), np.array([found[id_][0] for id_ in kept], dtype=np.float32), labels)
+        labelled = kinds is not None and kinds.labels is not None
+        named = as_column([found[id_][1] for id_ in kept]) if labelled else None
+        return Sample(as_column(kept), np.array([found[id_][0] for id_ in kept]), named)
 
     def _own_filters(self) -> Filters:
         kinds = self._kinds(self.where)
@@ -353,7 +347,7 @@ class EngineGallery(ABC):
         """Call the engine; its errors become a `GalleryError`."""
         try:
             yield
-        except (GalleryError, WrongFieldError):
+        except (GalleryError, WrongFieldError, ImportError):
             raise
         except Exception as error:
             raise GalleryError(f"{self.engine} at {self.address} could not {doing}: {error}") from error

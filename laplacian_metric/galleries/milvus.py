@@ -39,6 +39,7 @@ class MilvusGallery(EngineGallery):
     """A collection of Milvus."""
 
     engine = "Milvus"
+    batch = 10_000
 
     def _open(self, place: str) -> None:
         self._milvus = client_of("pymilvus", "milvus")
@@ -167,13 +168,14 @@ class MilvusGallery(EngineGallery):
         return " and ".join(parts)
 
     def _read(self, filters: Filters, among: list[Any] | None, vectors: bool) -> Hits:
-        iterator = self.client.query_iterator(
-            self.fields.name,
-            filter=self._expression(filters, among=among),
-            batch_size=self.batch if vectors else MOST_HITS,
-            output_fields=self._columns() if vectors else [self.fields.id],
-            timeout=SECONDS,
-        )
+        options = {
+            "filter": self._expression(filters, among=among),
+            "output_fields": self._columns() if vectors else [self.fields.id],
+            "timeout": SECONDS,
+        }
+        if among is not None:
+            return self._as_hits(self.client.query(self.fields.name, limit=len(among), **options))
+        iterator = self.client.query_iterator(self.fields.name, batch_size=self.batch, **options)
         rows: list[Any] = []
         try:
             while page := iterator.next():

@@ -168,7 +168,13 @@ class QdrantGallery(EngineGallery):
 
     def _read(self, filters: Filters, among: list[Any] | None, vectors: bool) -> Hits:
         points = None if among is None else self._points(among)
-        return self._as_hits(self._scroll(self._filter(filters, points=points), vectors))
+        if points is None or filters:
+            return self._as_hits(self._scroll(self._filter(filters, points=points), vectors))
+        payload = [self.fields.id, self.fields.label]
+        with self._turn:
+            return self._as_hits(
+                self.client.retrieve(self.fields.name, points, payload, with_vectors=vectors)
+            )
 
     def _count(self, filters: Filters) -> int:
         with self._turn:

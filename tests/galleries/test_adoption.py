@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from laplacian_metric.galleries import GalleryError, open_gallery
+from laplacian_metric.trust import Trust
 from tests.galleries.places import DATABASES, DIM, Places, places, vectors
 from tests.galleries.test_contract import alike
 
@@ -221,3 +223,23 @@ def test_native_filters(places: Places, engine: str) -> None:
     if engine != "milvus":  # which ignores what it does not know
         with pytest.raises(GalleryError):
             gallery.search(vectors(1), 5, native={"no such option": 1})
+
+
+@pytest.mark.parametrize("engine", DATABASES)
+def test_trust_over_an_engine_is_trust_over_arrays(places: Places, engine: str, tmp_path: Path) -> None:
+    """The same probabilities; saved by its address, opened again from it."""
+    generator = np.random.default_rng(0)
+    classes = generator.integers(0, 5, 520)
+    rows = (np.eye(5, DIM)[classes] + 0.35 * generator.standard_normal((520, DIM))).astype(np.float32)
+    names = [f"class {number}" for number in classes]
+    gallery, arrays = places.open(engine, dim=DIM), open_gallery("arrays:", dim=DIM)
+    for each in (gallery, arrays):
+        each.add(range(300), rows[:300], names[:300])
+    ours, theirs = (Trust.fit(each, (rows[300:500], names[300:500])) for each in (gallery, arrays))
+    answers = ours(rows[500:]), theirs(rows[500:])
+    np.testing.assert_allclose(answers[0].probability, answers[1].probability, atol=2e-3)
+    assert list(answers[0].labels) == list(answers[1].labels)
+    assert list(answers[0].verdict) == list(answers[1].verdict)
+    ours.save(tmp_path / "trust")
+    again = Trust.load(tmp_path / "trust", gallery=gallery if engine == "qdrant" else None)
+    np.testing.assert_allclose(again(rows[500:]).probability, answers[0].probability, atol=1e-9)
