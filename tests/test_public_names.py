@@ -111,7 +111,7 @@ SIGNATURES = {
         "save": "collection folder overwrite",
     },
     "laplacian_metric.serve": {"Service": "folder inputs limits", "create_app": "service watch hosts"},
-    "laplacian_metric.method": {
+    "laplacian_metric.core.method": {
         "Setup": "loss num_images weight_decay seed pairs num_classes",
         "FitData": "train validation folder",
     },
@@ -132,7 +132,7 @@ SIGNATURES = {
         "load_best": "learner folder",
         "TrainingOptions": "epochs batch_size learning_rate weight_decay",
     },
-    "laplacian_metric.model_folder": {
+    "laplacian_metric.laplace.model_folder": {
         "ModelFolder": "lam preparation options class_names about seen",
         "ModelFolder.save": "folder overwrite",
         "ModelFolder.load": "folder architecture loss device",

@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lam = fitted(Encoder(nn.Identity(), nn.Linear(WIDTH, DIM)), h, labels)
     queries, query_labels = (rows[90:] for rows in features(150))
     query_labels[:30] = (query_labels[:30] + 1) % 5  # not all answers are right
-    trust = Trust.fit((h, labels), (queries, query_labels), lam=lam)
+    trust = Trust.fit((h, labels), (queries, query_labels), encoder=lam.encoder)
     return ModelFolder(lam, trust=trust).save(tmp_path_factory.mktemp("model") / "model")
 
 
