@@ -26,8 +26,8 @@ from experiments import harness as runs
 from experiments.arguments import add_places, done
 from experiments.corruptions import HIDING, corrupt
 from experiments.harness.image_sets import OUT, TEST, VALIDATION, spread
-from experiments.harness.tables.panels import GRID, band, panels, shared_legend
 from experiments.harness.tables.seeds import spread as spread_of
+from experiments.pictures import GRID, band, panels, shared_legend
 from laplacian_metric import metrics
 from laplacian_metric.core.checked import read_yaml
 from laplacian_metric.core.combined import combine

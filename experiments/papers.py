@@ -3,8 +3,8 @@
     python -m experiments.papers --tables figures/tables --out figures
 
 Ours is read from the tables that `experiments.harness tables` wrote, theirs from `experiments/published_numbers.yaml`,
-and the reasons from `experiments/papers.yaml`. A published table without an entry there is an error: no number goes without a
-reason.
+and the reasons from `experiments/papers.yaml`. A published table without an entry there is an error: no number goes
+without a reason.
 """
 
 from __future__ import annotations

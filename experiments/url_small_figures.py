@@ -15,7 +15,7 @@ from experiments.harness.suites.leaderboard import first_of
 from experiments.harness.suites.measuring import BESIDE
 from experiments.harness.suites.running import V1
 from experiments.harness.suites.sets import UNSEEN
-from experiments.harness.tables.pictures import PictureRow, extreme_pictures
+from experiments.pictures import PictureRow, extreme_pictures
 from experiments.url_small_questions import RECALL, columns, safe_means, scores_of_part, strengths
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.report.plots import COLOURS, MARKERS, as_png

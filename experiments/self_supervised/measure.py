@@ -16,8 +16,8 @@ from experiments.harness.image_sets import OUT, TEST, TRAIN, VALIDATION, spread
 from hessians import ContrastiveLoss, InfoNCELoss
 from laplacian_metric import LAM, Encoder, Trust, metrics
 from laplacian_metric.core.batch import map_batches
-from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.methods.self_supervised.two_views import ViewLoader

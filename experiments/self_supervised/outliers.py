@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from experiments.harness.cell_fitting import Fitted
-from experiments.harness.tables.pictures import HIGH, LOW, PictureRow, as_pixels, extreme_pictures
+from experiments.pictures import HIGH, LOW, PictureRow, as_pixels, extreme_pictures
 from experiments.self_supervised.measure import certain, features, packed
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.search import search
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.metrics import statistics
 from laplacian_metric.report.plots import as_png
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiments.harness.results import Result, ResultFileError, Space, read_result
-from experiments.harness.tables.plane import draw_plane, plane_maps
 from experiments.harness.tables.table_columns import find
+from experiments.n_digit import draw_plane, plane_maps
 from tests.experiments.tables.synthetic import result, write
 
 
