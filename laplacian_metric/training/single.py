@@ -36,7 +36,7 @@ from laplacian_metric.training.options import TrainingOptions, pair_choice
 
 MEMBERS = 5  # networks of an ensemble
 BATCH = 500  # images that are embedded at a time
-SETTINGS = "settings.json"
+SETTINGS, LOCK = "settings.json", "lock"
 LOSS = {"margin": 0.7, "negatives": "active"}  # unless the settings say otherwise
 
 
@@ -299,7 +299,10 @@ def train_single(
         kept = replace(_keep(result, settings, out, seed, force), validation=_validation(result.training))
     if kept.kind == "training":
         if out.exists():
-            out.rmdir()  # it is empty, or it was refused
+            if any(out.iterdir()):
+                raise FileExistsError(f"{out} exists: the training is in {work}, name another folder")
+            out.rmdir()
+        (work / LOCK).unlink(missing_ok=True)
         work.rename(out)
     else:
         shutil.rmtree(work, ignore_errors=True)
@@ -315,7 +318,7 @@ def work_of(out: Path) -> Path:
 def _alone(work: Path) -> Iterator[None]:
     """Keep other processes out of a training; remove what one leaves that ends before its first checkpoint."""
     work.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(work / "lock")
+    lock = FileLock(work / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
