@@ -277,8 +277,7 @@ def _held_manifest(version: Path) -> BinaryIO | None:
         handle = path.open("rb")
     except FileNotFoundError:
         return None
-    if _FCNTL is not None:
-        _FCNTL.flock(handle, _FCNTL.LOCK_SH)
+    _flock(handle, "LOCK_SH")
     if path.is_file():
         return handle
     handle.close()
@@ -464,11 +463,25 @@ def _remove(path: Path) -> None:
     if path.is_file():
         path.unlink()
         return
-    with suppress(FileNotFoundError), (path / MANIFEST).open("rb+") as handle:
-        try:
-            if _FCNTL is not None:
-                _FCNTL.flock(handle, _FCNTL.LOCK_EX | _FCNTL.LOCK_NB)
-        except BlockingIOError:
-            return
-        (path / MANIFEST).unlink()
+    manifest = path / MANIFEST
+    if manifest.is_file():
+        with manifest.open("rb+") as handle:
+            if not _flock(handle, "LOCK_EX"):
+                return
+            if _FCNTL is not None:  # elsewhere an open file cannot be removed
+                manifest.unlink()
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _flock(handle: BinaryIO, kind: str) -> bool:
+    """Lock an open file; False where somebody else has it. Where there are no locks, it counts as locked."""
+    if _FCNTL is None:
+        return True
+    nonblocking = _FCNTL.LOCK_NB if kind == "LOCK_EX" else 0
+    try:
+        _FCNTL.flock(handle, getattr(_FCNTL, kind) | nonblocking)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

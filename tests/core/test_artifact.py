@@ -546,9 +546,20 @@ def test_a_folder_that_is_replaced_all_the_time(tmp_path: Path, monkeypatch: pyt
         read(tmp_path / "n")
 
 
-def test_without_locks_nothing_is_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class NoLocks:
+    """A file system that has none."""
+
+    LOCK_SH, LOCK_EX, LOCK_NB = 1, 2, 4
+
+    @staticmethod
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+
+@pytest.mark.parametrize("locks", [None, NoLocks])
+def test_without_locks_nothing_is_mixed(tmp_path: Path, locks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on systems without ``flock``."""
-    monkeypatch.setattr(artifact, "_FCNTL", None)
+    monkeypatch.setattr(artifact, "_FCNTL", locks)
     write(tmp_path / "n", 1)
     write(tmp_path / "n", 2)
     assert read(tmp_path / "n") == 2
