@@ -56,6 +56,20 @@ class Summary:
         return not self.failed and not self.failed_before and not self.without_data
 
 
+def message_of(error: Exception, name: str, folder: Path) -> str:
+    """Return what is recorded of a failure; without space on the device nothing can go on.
+
+    Raises:
+        RunError: there is no space left.
+    """
+    if is_disk_full(error):
+        raise RunError(
+            f"{name}: no space is left on the device. What is done is kept: make room in {folder} and repeat the "
+            "command"
+        ) from error
+    return failure(error)
+
+
 def headline(result: Result) -> str:
     """Return the main numbers of a result in one line."""
     retrieval, scores = result.retrieval[TEST], result.scores
@@ -270,18 +284,14 @@ class _Runs:
                 self.say(f"{task.name}: {headline(result)}")
 
     def _failed(self, task: Task, error: Exception, summary: Summary) -> None:
-        """Record a failure, so that the others go on; without space there is nothing to go on with."""
-        if is_disk_full(error):
-            self.work.drop_features(*task.features)
-            raise RunError(
-                f"{task.name}: no space is left on the device. What is done is kept, features were removed: make room "
-                f"in {self.work.root} or {self.results.root} and repeat the command"
-            ) from error
+        """Record a failure, so that the others go on."""
         if isinstance(error, ChangedError):
             raise RunError(
                 f"{error}\nGive the settings back, or discard the earlier work with --fresh"
             ) from error
-        message = failure(error)
+        if is_disk_full(error):
+            self.work.drop_features(*task.features)
+        message = message_of(error, task.name, self.work.root)
         try:
             self._write(task, {"status": FAILED, "error": message, "seconds": None})
         except OSError as other:

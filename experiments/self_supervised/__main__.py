@@ -2,9 +2,9 @@
 
     python -m experiments.self_supervised --data DATA --work WORK --out figures      # of all cells trained in WORK
 
-The networks are those of the cells below experiments/cells/self_supervised, trained by `experiments.harness run`; labels
-are used here alone. Each network's numbers are kept in figures/self_supervised; a repeated call computes what is missing.
-With --pictures, figures/plots gets self_supervised_outliers.png and self_supervised_extremes.png.
+The networks are those of the cells below experiments/cells/self_supervised, trained by `experiments.harness run`.
+Labels are used here alone. Each network's numbers are kept in figures/self_supervised; a repeated call computes what is
+missing. With --pictures, figures/plots gets self_supervised_outliers.png and self_supervised_extremes.png.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from filelock import FileLock, Timeout
 
 from experiments.harness import provenance
 from experiments.harness.config import differences
-from experiments.harness.provenance import failure, is_disk_full
-from experiments.harness.runner import Say, Summary
+from experiments.harness.runner import Say, Summary, message_of
 from experiments.harness.suites.fitting import Fitted, Fitting, Part
 from experiments.harness.suites.leaderboard import Row
 from experiments.harness.suites.measuring import chosen_by, measured
@@ -167,11 +166,7 @@ class Benchmark:
         except (RunError, MissingDataError):
             raise
         except Exception as error:
-            if is_disk_full(error):
-                raise RunError(
-                    f"{name}: no space is left: make room in {self.out} and repeat the command"
-                ) from error
-            summary.failed[name] = failure(error)
+            summary.failed[name] = message_of(error, name, self.out)
             self.say(f"{name}: failed, {summary.failed[name]}")
         else:
             summary.done.append(name)
