@@ -94,7 +94,7 @@ def test_the_readme_has_a_picture_and_says_whom_to_cite(root: Path) -> None:
 def test_the_first_code_is_short_and_prints_what_the_page_says(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten lines; 77 % right, 97 % of the surest, and nearly every digit flagged, as the README states."""
+    """Ten lines; 77 % right, 97 % of the surest, and 91 % of the digits flagged, as the README states."""
     first = [code_blocks(root / page)[0] for page in ("README.md", "docs/index.md")]
     assert first[0] == first[1]
     tutorial = code_blocks(root / "docs" / "tutorials" / "posthoc.md")[1]
@@ -102,7 +102,7 @@ def test_the_first_code_is_short_and_prints_what_the_page_says(
         assert len([line for line in code.splitlines() if line.strip()]) == 10
     exec(first[0], {})
     shown = [float(number) for number in re.findall(r": (0\.\d\d)", capsys.readouterr().out)]
-    assert shown == pytest.approx([0.77, 0.97, 0.99], abs=0.015)
+    assert shown == pytest.approx([0.77, 0.97, 0.91], abs=0.015)
     text = (root / "README.md").read_text(encoding="utf-8")
     assert "right for 77 % of the clothes, and for 97 % of those" in text
 

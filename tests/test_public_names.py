@@ -144,7 +144,7 @@ SIGNATURES = {
         "push": "folder repo_id token private message",
     },
     "laplacian_metric.integrations.haystack": {
-        "TrustFilter": "trust scores label",
+        "TrustFilter": "",
         "fit_trust": "found relevant scores",
     },
     "laplacian_metric.integrations.langchain": {

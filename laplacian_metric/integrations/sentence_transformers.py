@@ -166,6 +166,11 @@ class UncertainSentenceTransformer:
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
+        *,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        normalize_embeddings: bool = True,
+        return_uncertainty: bool = False,
         **options: Any,
     ) -> Any:
         """Return embeddings of texts: one row each, or one vector for a single text.
@@ -173,12 +178,26 @@ class UncertainSentenceTransformer:
         Args:
             sentences: a text, or N of them.
             prompt_name, prompt, batch_size, show_progress_bar: go to the model's ``encode``.
-            options: ``convert_to_numpy`` (True), ``convert_to_tensor`` (False) and ``normalize_embeddings`` (True), as
-                there; ``return_uncertainty`` (False): a pair of embeddings and uncertainties, the latter (N,) or, for a
-                single text, one number; and others that the model's ``encode`` takes.
+            convert_to_numpy: numpy arrays; otherwise a list of tensors.
+            convert_to_tensor: one tensor, whatever ``convert_to_numpy`` says.
+            normalize_embeddings: unit embeddings, which is what the posterior is about; False gives those before the
+                norm.
+            return_uncertainty: (embeddings, uncertainties), the latter (N,) or, for a single text, one number.
+            options: others that the model's ``encode`` takes.
         """
-        settings: dict[str, Any] = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
-        return self._encode("encode", sentences, show_progress_bar=show_progress_bar, **settings, **options)
+        return self._encode(
+            "encode",
+            sentences,
+            convert_to_numpy=convert_to_numpy,
+            convert_to_tensor=convert_to_tensor,
+            normalize_embeddings=normalize_embeddings,
+            return_uncertainty=return_uncertainty,
+            prompt_name=prompt_name,
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+            **options,
+        )
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Return embeddings of queries as `encode` does, with the prompt that the model has for them."""
