@@ -91,28 +91,22 @@ def gaussian_moments(distances: Distances, variances: Spreads, dim: int) -> Mome
     return Moments(ap - an + dim * (p - n), 4 * of_means + 2 * dim * of_squares)
 
 
-def vmf_moments(distances: Distances, concentrations: Spreads, dim: int) -> Moments:
-    """Mean and variance of tau for von Mises-Fisher distributions.
-
-    Args:
-        distances: of the mean directions, which are unit vectors, (...) each.
-        concentrations: kappa, (...) each, not negative.
-        dim: D.
-
-    Example:
-        >>> ap, an = torch.tensor([0.0]), torch.tensor([2.0])  # n is at right angles to a = p
-        >>> kappa = torch.full((1,), 1e6)
-        >>> moments = vmf_moments(Distances(ap, an, an), Spreads(kappa, kappa, kappa), dim=3)
-        >>> round(float(moments.mean), 4), bool(moments.variance < 1e-4)
-        (-2.0, True)
-    """
-    return directed_moments(distances, *(Directed.of(kappa, dim) for kappa in concentrations))
-
-
 def directed_moments(
     distances: Distances, anchor: Directed, positive: Directed, negative: Directed
 ) -> Moments:
-    """The same from what `Directed` knows about concentrations, which need not be computed for every triplet anew."""
+    """Return mean and variance of tau for von Mises-Fisher distributions, from what `Directed` knows of concentrations.
+
+    Args:
+        distances: of the mean directions, which are unit vectors, (...) each.
+        anchor, positive, negative: (...) each.
+
+    Example:
+        >>> ap, an = torch.tensor([0.0]), torch.tensor([2.0])  # n is at right angles to a = p
+        >>> certain = Directed.of(torch.full((1,), 1e6), 3)
+        >>> moments = directed_moments(Distances(ap, an, an), certain, certain, certain)
+        >>> round(float(moments.mean), 4), bool(moments.variance < 1e-4)
+        (-2.0, True)
+    """
     ap, an, pn = (precise(squared) for squared in distances)
     a, p, n = anchor, positive, negative
     # m_a . (m_n - m_p), of cosines 1 - d/2 and lengths 1 - gap, so that nothing near 1 is subtracted.

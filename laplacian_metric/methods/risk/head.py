@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue
@@ -111,13 +110,6 @@ class RiskHead(nn.Module):
         rows = torch.as_tensor(features)
         check_matrix("features", rows)
         return torch.cat([self(block) for block in rows.split(ROWS_AT_ONCE)])
-
-    def layers_as_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return what a computation without torch needs: weights and biases of each layer."""
-        tensors: dict[str, Tensor] = {}
-        for number, layer in enumerate(self.layers[::2]):
-            tensors |= {f"weight{number}": layer.weight, f"bias{number}": layer.bias}  # type: ignore[dict-item]
-        return {name: tensor.detach().cpu().float().numpy() for name, tensor in tensors.items()}
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False, half: bool = True) -> Path:
         """Write the head into a folder; ``half`` keeps the weights in float16, in half of the space.

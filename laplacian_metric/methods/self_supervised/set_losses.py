@@ -27,18 +27,6 @@ def sample_directions(
     return F.normalize(torch.addcmul(mean, (log_variance / 2).exp(), noise), dim=2)
 
 
-def set_similarity(first: Tensor, second: Tensor) -> Tensor:
-    """Return the mean cosine of all pairs of samples (k, N, D) and (l, M, D), (N, M): Eq. 5 in O(k D) an image.
-
-    The mean over all pairs of cosines is the product of the two sets' means, which are shorter than 1.
-
-    Example:
-        >>> set_similarity(torch.eye(2)[None], torch.eye(2)[None]).tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
-    """
-    return first.mean(0) @ second.mean(0).T
-
-
 def limit_mean(mean: Tensor, log_variance: Tensor, *, exact: bool = False) -> Tensor:
     """Return what the mean of k samples becomes for k to infinity, (N, D).
 

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from laplacian_metric import vmf
 from laplacian_metric.methods.pairs.triplet_likelihood import (
+    Directed,
     Distances,
     Moments,
     Spreads,
+    directed_moments,
     gaussian_moments,
     kl_to_gaussian_prior,
     kl_to_uniform,
     log_probability,
-    vmf_moments,
 )
 from tests.pages import run_page
 
@@ -40,6 +41,10 @@ def triplet(dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def on_sphere(dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     means, spreads = triplet(dim, seed)
     return torch.nn.functional.normalize(means, dim=1), 10 * spreads
+
+
+def vmf_moments(distances: Distances, concentrations: Spreads, dim: int) -> Moments:
+    return directed_moments(distances, *(Directed.of(kappa, dim) for kappa in concentrations))
 
 
 # --- moments of Gaussians ---

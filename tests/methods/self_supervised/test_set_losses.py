@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +13,6 @@ from laplacian_metric.methods.self_supervised.set_losses import (
     limit_mean,
     ranking_loss,
     sample_directions,
-    set_similarity,
     spread_loss,
 )
 
@@ -26,22 +23,6 @@ def _normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> T
 
 def _unit(*shape: int, seed: int = 0) -> Tensor:
     return F.normalize(_normal(*shape, seed=seed), dim=-1)
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    k=st.integers(1, 5),
-    other=st.integers(1, 5),
-    n=st.integers(1, 4),
-    dim=st.integers(2, 7),
-    seed=st.integers(0, 99),
-)
-def test_set_similarity_is_the_mean_over_all_pairs_of_samples(
-    k: int, other: int, n: int, dim: int, seed: int
-) -> None:
-    first, second = _unit(k, n, dim, seed=seed), _unit(other, n, dim, seed=seed + 1)
-    expected = torch.einsum("knd,lmd->nm", first, second) / (k * other)
-    assert float((set_similarity(first, second) - expected).abs().max()) <= 1e-14
 
 
 def test_limit_is_what_many_samples_approach() -> None:
