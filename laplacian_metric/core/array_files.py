@@ -95,7 +95,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     with atomic_write(path) as temporary:
         if path.suffix.lower() == ".npz":
             with temporary.open("wb") as opened:
-                np.savez(opened, **arrays)
+                np.savez(opened, **dict[str, Any](arrays))
             return
         from safetensors.numpy import save
 

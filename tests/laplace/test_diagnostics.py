@@ -27,7 +27,9 @@ close = torch.testing.assert_close
 LAYER = Layer.random(12, 3, 2)
 
 
-def value_and_gradient(loss: ContrastiveLoss, batches: list[Tensor] | None, bias: bool = True) -> tuple[float, Tensor]:
+def value_and_gradient(
+    loss: ContrastiveLoss, batches: list[Tensor] | None, bias: bool = True
+) -> tuple[float, Tensor]:
     """The value and the gradient of a loss, over all pairs or over those of batches."""
     data = LAYER.data(loss, bias=bias)
     _, parts, population, _ = accumulate(data, FitSettings(LamOptions(), search=False), batches)

@@ -31,7 +31,7 @@ from laplacian_metric.laplace.network.posterior import NetworkFitted
 from laplacian_metric.laplace.network.state import BatchDigest, StateFile, Sums
 from laplacian_metric.laplace.options import NetworkOptions
 from laplacian_metric.laplace.storage import LossEntry
-from laplacian_metric.laplace.torch_backend.batches import Counts, with_fixed_batches
+from laplacian_metric.laplace.torch_backend.batches import Counts, check_loader, with_fixed_batches
 
 LOGGER = logging.getLogger(__name__)
 
@@ -73,11 +73,7 @@ def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkF
     Pairs are taken inside of batches, and every batch is divided by the pairs of all batches: the sums are those of
     one average over all pairs.
     """
-    if isinstance(loader, Iterator):
-        raise TypeError(
-            f"the loader is a {type(loader).__name__}, which can be read once only: pass a DataLoader, or a list of "
-            "batches (inputs, labels)"
-        )
+    check_loader(loader)
     check_modules(task.network)
     loader = with_fixed_batches(loader)
     reduce = reducer()
@@ -109,14 +105,7 @@ def accumulate(task: Task, loader: Loader, cache: str | Path | None) -> NetworkF
             )
     with together(reduce):
         seen = _second_pass(task, loader, groups, (positives, negatives), sums, file)
-    if seen != counts:
-        warnings.warn(
-            f"the second pass over the loader had {seen.positives} positive and {seen.negatives} negative pairs in "
-            f"{seen.images} images, the first {counts.positives} and {counts.negatives} in {counts.images}, by which "
-            "the curvature was divided: give the loader a fixed order",
-            CurvatureWarning,
-            stacklevel=4,
-        )
+    counts.check_same(seen, stacklevel=5)
     if reduce is not None:
         sums.reduce(reduce)
     return _finish(task, groups, sums, (positives, negatives, images), fingerprint)
@@ -150,11 +139,7 @@ def _check_counts(positives: float, negatives: float, images: float) -> None:
     """Refuse a loader without pairs, and say what is lost without those of one type."""
     if images < 2:
         raise ValueError("there is 1 image: a pair needs two, and a loss of pairs knows nothing of fewer")
-    if not positives + negatives:
-        raise ValueError(
-            "no batch has two images, and pairs are taken inside of batches: use larger batches, best with several "
-            "images of several classes each"
-        )
+    Counts(round(positives), round(negatives), round(images)).check()
     if not negatives:
         message = (
             "every batch is of one class: there is no negative pair, and the curvature knows nothing of what separates "

@@ -35,6 +35,34 @@ class Counts(NamedTuple):
             self.images + pairs.num_images,
         )
 
+    def check(self) -> None:
+        """Refuse batches without a pair."""
+        if not self.positives + self.negatives:
+            raise ValueError(
+                "no batch has two images, and pairs are taken inside of batches: use larger batches, best with "
+                "several images of several classes each"
+            )
+
+    def check_same(self, seen: Counts, stacklevel: int) -> None:
+        """Warn if another pass had other pairs."""
+        if seen != self:
+            warnings.warn(
+                f"this pass over the loader had {seen.positives} positive and {seen.negatives} negative pairs in "
+                f"{seen.images} images, the pass before {self.positives} and {self.negatives} in {self.images}, by "
+                "which the curvature was divided: give the loader a fixed order",
+                CurvatureWarning,
+                stacklevel=stacklevel,
+            )
+
+
+def check_loader(loader: object) -> None:
+    """Refuse a loader that can be read once only."""
+    if isinstance(loader, Iterator):
+        raise TypeError(
+            f"the loader is a {type(loader).__name__}, which can be read once only: pass a DataLoader, or a list of "
+            "batches (images, labels)"
+        )
+
 
 def batch_population(loader: Iterable[Any]) -> tuple[int, int]:
     """How many positive and how many negative pairs lie inside the batches of one pass over a loader.
@@ -80,11 +108,7 @@ class Batches:
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        if isinstance(loader, Iterator):
-            raise TypeError(
-                f"the loader is a {type(loader).__name__}, which can be read once only: pass a DataLoader, or a list "
-                "of batches (images, labels)"
-            )
+        check_loader(loader)
         self._loader = with_fixed_batches(loader)
         self.counts, self.first = Counts(0, 0, 0), torch.empty(0)
         for images, labels in read(self._loader):
@@ -92,25 +116,14 @@ class Batches:
                 self.first = images[:FIRST_IMAGES].clone()
             self.counts = self.counts.plus(labels)
         self.dataset = range(self.counts.images)
-        if not self.counts.positives + self.counts.negatives:
-            raise ValueError(
-                "no batch has two images, and pairs are taken inside of batches: use larger batches, best with "
-                "several images of several classes each"
-            )
+        self.counts.check()
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = Counts(0, 0, 0)
         for images, labels in read(self._loader):
             seen = seen.plus(labels)
             yield images, labels
-        if seen != self.counts:
-            warnings.warn(
-                f"this pass over the loader had {seen.positives} positive and {seen.negatives} negative pairs in "
-                f"{seen.images} images, the pass before {self.counts.positives} and {self.counts.negatives} in "
-                f"{self.counts.images}, by which the curvature was divided: give the loader a fixed order",
-                CurvatureWarning,
-                stacklevel=2,
-            )
+        self.counts.check_same(seen, stacklevel=3)
 
 
 def with_fixed_batches(loader: Loader) -> Loader:
