@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from laplacian_metric.core.arguments import at_least
 from laplacian_metric.core.batch import Batch, pins_memory
 from laplacian_metric.core.images import ImageFiles, Preparation, UnreadableImageError, fit_square
 from laplacian_metric.core.labels import numbered
@@ -115,8 +114,10 @@ class Dataset(TorchDataset[Any]):
                 raise ValueError(
                     f"{self.name}: labels go from {low} to {high}, but there are {len(self.class_names)} class names"
                 )
-        at_least(1, batch_size=self.batch_size)
-        at_least(0, workers=self.workers)
+        if self.batch_size < 1 or self.workers < 0:
+            raise ValueError(
+                f"batch_size is {self.batch_size} and workers {self.workers}, at least 1 and 0 are needed"
+            )
 
     def __len__(self) -> int:
         return len(self.inputs)
