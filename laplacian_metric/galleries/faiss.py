@@ -88,6 +88,17 @@ class FaissGallery(ArrayGallery):
             super().remove(checked)
             self._follow(before, checked)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: the items; the index is built anew."""
+        left_out = ("_using", "_faiss", "_index")
+        return {name: value for name, value in super().__getstate__().items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._using = threading.RLock()
+        self._faiss = client_of("faiss", "faiss")
+        self._index, self._trained = None, 0
+
     def _follow(self, before: Items | None, ids: NDArray[Any]) -> None:
         """Have the index follow a change: new items are added to it, those of some ids are gone."""
         if self._index is None or before is None or self._items is None:

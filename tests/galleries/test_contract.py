@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -581,3 +585,22 @@ def test_the_page_runs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     names = run_page(root / "docs" / "galleries.md")
     assert len(names["gallery"]) == 298  # type: ignore[arg-type]
+
+
+def test_an_address_loads_its_own_engine_only() -> None:
+    code = (
+        "import sys; from laplacian_metric.galleries import open_gallery; open_gallery('arrays:', dim=2)\n"
+        "print({'torch', 'faiss', 'psycopg', 'qdrant_client', 'pymilvus', 'lancedb', 'chromadb'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_gallery_of_faiss_is_copied_with_its_items(places: Places) -> None:
+    gallery = places.open("faiss", dim=DIM)
+    gallery.add(range(50), vectors(50), ["a", "b"] * 25)
+    expected = gallery.search(vectors(3, 2), 5)
+    for again in (pickle.loads(pickle.dumps(gallery)), copy.deepcopy(gallery)):
+        assert (again.search(vectors(3, 2), 5).ids == expected.ids).all()
+        again.remove([3])
+        assert len(again) == len(gallery) - 1
