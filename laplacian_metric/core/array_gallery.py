@@ -153,7 +153,7 @@ class ArrayGallery:
             given = check_tenant(self.where, columns, len(rows))
             more = _items("vectors", ids, rows, labels, given, before)
             if before is not None:
-                replaced = _among(before.ids, more.ids)
+                replaced = among(before.ids, more.ids)
                 if (replaced & ~self._selected(before, None)).any():
                     raise ValueError(
                         "ids has items which the gallery's own where leaves out: choose other ids"
@@ -167,10 +167,10 @@ class ArrayGallery:
         gone = as_ids("ids", ids)
         with self._lock:
             items = self.items
-            inside = _among(gone, items.ids[self._selected(items, None)])
+            inside = among(gone, items.ids[self._selected(items, None)])
             if not inside.all():
                 raise KeyError(f"ids has {gone[~inside][0]!r}: the gallery has no such item")
-            kept = items.take(~_among(items.ids, gone))
+            kept = items.take(~among(items.ids, gone))
             self._dim = self.dim
             self._items = kept if len(kept) else None
 
@@ -204,7 +204,7 @@ class ArrayGallery:
         kinds = items.column_kinds
         for asked in (check_where(self.where, kinds), check_where(where, kinds)):
             for name, values in asked.items():
-                selected &= _among(items.columns[name], as_column(values))
+                selected &= among(items.columns[name], as_column(values))
         return selected
 
 
@@ -305,7 +305,7 @@ def _joined(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([first.astype(object), second.astype(object)])
 
 
-def _among(values: NDArray[Any], some: NDArray[Any]) -> NDArray[np.bool_]:
+def among(values: NDArray[Any], some: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which values are among some others."""
     if values.dtype == object or some.dtype == object:
         members = set(some.tolist())

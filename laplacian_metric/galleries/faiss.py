@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laplacian_metric.core.array_gallery import NEAR_TIES, ArrayGallery, Items
+from laplacian_metric.core.array_gallery import NEAR_TIES, ArrayGallery, Items, among
 from laplacian_metric.core.check import as_ids, check, unit_rows
 from laplacian_metric.core.gallery import Fields, Where
 from laplacian_metric.core.neighbours import Neighbours
@@ -42,7 +42,9 @@ class FaissGallery(ArrayGallery):
         self._rows = np.empty(
             0, dtype=np.int64
         )  # the item of each vector of the index, -1 for those that are gone
-        self._trained = 0  # the number of items when the index was trained, or could not be
+        self._gone = 0  # how many those are
+        self._trained = 0  # the number of items that the index was trained on
+        self._too_few = 0  # the number of items that it could not be trained on
         self._using = threading.RLock()
         self._empty_index()
 
@@ -58,8 +60,7 @@ class FaissGallery(ArrayGallery):
             self._build(items)
             if self._index is None:
                 return super().search(vectors, k)
-            gone = np.count_nonzero(self._rows < 0)
-            most = min(k + NEAR_TIES + int(gone), self._index.ntotal)
+            most = min(k + NEAR_TIES + self._gone, self._index.ntotal)
             _, places = self._index.search(queries.astype(np.float32), most, params=self._parameters(native))
             rows = np.where(places < 0, -1, self._rows[places])
         k = min(k, len(items))
@@ -97,23 +98,19 @@ class FaissGallery(ArrayGallery):
         super().__setstate__(state)
         self._using = threading.RLock()
         self._faiss = client_of("faiss", "faiss")
-        self._index, self._trained = None, 0
+        self._index = None
 
     def _follow(self, before: Items | None, ids: NDArray[Any]) -> None:
         """Have the index follow a change: new items are added to it, those of some ids are gone."""
         if self._index is None or before is None or self._items is None:
             self._index = None
             return
-        gone = (
-            np.isin(before.ids, ids)
-            if before.ids.dtype != object
-            else np.array([i in set(ids) for i in before.ids])
-        )
+        gone = among(before.ids, ids)
         row_after = np.where(gone, -1, np.cumsum(~gone) - 1)
         self._rows = np.where(self._rows >= 0, row_after[self._rows], -1)
         fresh = np.arange(len(before) - np.count_nonzero(gone), len(self._items))
-        removed = np.count_nonzero(self._rows < 0)
-        if removed > max(MOST_GONE, len(before) // 1000) or len(self._items) > 2 * self._trained:
+        self._gone = int(np.count_nonzero(self._rows < 0))
+        if self._gone > max(MOST_GONE, len(before) // 1000) or len(self._items) > 2 * self._trained:
             self._index = None
         elif len(fresh):
             self._index.add(_directions(self._items.vectors[fresh]))
@@ -121,17 +118,18 @@ class FaissGallery(ArrayGallery):
 
     def _build(self, items: Items) -> None:
         """Build the index where there is none, and there are more items than when it could not be trained."""
-        if self._index is not None or self._trained == len(items):
+        if self._index is not None or len(items) <= self._too_few:
             return
         index = self._empty_index()
         directions = _directions(items.vectors)
-        self._trained = len(items)
         try:
             index.train(directions)
-        except RuntimeError:  # too few items
+        except RuntimeError:
+            self._too_few = len(items)
             return
         index.add(directions)
-        self._index, self._rows, self._trained = index, np.arange(len(items)), len(items)
+        self._index, self._rows, self._gone = index, np.arange(len(items)), 0
+        self._trained = len(items)
 
     def _empty_index(self) -> Any:
         try:

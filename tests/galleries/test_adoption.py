@@ -243,3 +243,19 @@ def test_trust_over_an_engine_is_trust_over_arrays(places: Places, engine: str, 
     ours.save(tmp_path / "trust")
     again = Trust.load(tmp_path / "trust", gallery=gallery if engine == "qdrant" else None)
     np.testing.assert_allclose(again(rows[500:]).probability, answers[0].probability, atol=1e-9)
+
+
+def test_an_index_of_faiss_is_trained_when_there_are_enough_items(places: Places) -> None:
+    """With too few items every one is searched; after changes that keep their number the index is built anew."""
+    gallery = open_gallery("faiss:IVF32,Flat", dim=DIM)
+    gallery.add(range(20), vectors(20))
+    assert gallery.search(vectors(3, 1), 20).counts.tolist() == [20] * 3
+    assert gallery._index is None
+    gallery.add(range(20, 800), vectors(780, 2))
+    gallery.search(vectors(3, 1), 5)
+    assert gallery._index.ntotal == 800
+    gallery.remove(range(100))
+    gallery.add(range(1000, 1100), vectors(100, 3))
+    assert gallery._index is None
+    gallery.search(vectors(3, 1), 5)
+    assert gallery._index.ntotal == 800
