@@ -96,15 +96,14 @@ def lam(_: Path) -> None:
 
 def commands(folder: Path) -> None:
     """Run `lam fit`, `lam index` and `lam query` on the installed sample."""
-    model, index, vectors = (str(folder / name) for name in ("model", "index", "queries.npz"))
+    model, index = str(folder / "model"), str(folder / "index")
     data = str(folder / "features.npz")
     labels = np.arange(600) % 3
     noise = np.random.default_rng(0).standard_normal((600, 6))
     np.savez(data, features=(2 * np.eye(6)[labels] + noise).astype(np.float32), labels=labels)
     lam_command("fit", "--features", data, "--dim", "3", "--steps", "5", "--out", model)
     lam_command("index", model, data, "--out", index)
-    lam_command("embed", model, data, "--out", vectors)
-    lam_command("query", index, "--array", vectors, "-k", "2")
+    lam_command("query", index, data, "-k", "2")
 
 
 def lam_command(*words: str) -> None:

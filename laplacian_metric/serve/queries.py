@@ -75,7 +75,8 @@ class Inputs:
         if self.sentences is None:
             raise QueryError("texts are not taken: pass --sentences, the sentence encoder of the index")
         with self._using, torch.inference_mode():
-            return self.sentences(texts).float().cpu().numpy()
+            rows: NDArray[Any] = self.sentences(texts).float().cpu().numpy()
+            return rows
 
 
 def load_inputs(model: Any, sentences: str | None, device: str) -> Inputs:

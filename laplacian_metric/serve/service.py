@@ -139,7 +139,8 @@ class Service:
             norms_of("vector", rows)
         except (ValueError, TypeError) as error:
             raise QueryError(str(error)) from error
-        return rows[0]
+        row: NDArray[Any] = rows[0]
+        return row
 
     async def ask(self, row: NDArray[Any], k: int = 5) -> Reply:
         """Return the reply to a query of features (H,), with at most k of the nearest items.
