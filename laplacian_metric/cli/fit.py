@@ -136,9 +136,15 @@ def fit(
         compute_in(images.precision, loaded.encoder.to(device))
         name = str((loaded.encoder.recipe or {}).get("name"))
         preparation = preparation_for(name, image_size=network.image_size, channels=network.channels)
-    train, held_out = open_both(
-        str(features or data), images.opening(preparation), validation, chosen.needs_validation
-    )
+    opening = images.opening(preparation)
+    wanted = chosen.needs_validation or chosen.calibrate is None
+    try:
+        train, held_out = open_both(str(features or data), opening, validation, wanted)
+    except ValueError as error:
+        if chosen.needs_validation:
+            raise
+        train, held_out = open_both(str(features or data), opening, validation, False)
+        common.warn(f"warning: Trust is left out: {error}")
     model = fit_model(train, held_out, chosen, loaded, preparation=preparation, device=device)
     model.save(out, overwrite=output.force)
     if output.as_json:

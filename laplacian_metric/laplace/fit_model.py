@@ -68,8 +68,8 @@ class FitOptions(LamOptions):
 
     @property
     def needs_validation(self) -> bool:
-        """Whether validation images are needed."""
-        return self.calibrate is not False or self.prior == "validation"
+        """Whether nothing can be fitted without validation images."""
+        return bool(self.calibrate) or self.prior == "validation"
 
     def loss(self) -> ContrastiveLoss:
         """Return the loss that the curvature is of, and that a head is trained with."""

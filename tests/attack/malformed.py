@@ -120,7 +120,7 @@ def _wrong_embeddings(place: Path) -> Attacks:
 
     arrays = load_file(place / "embedded.safetensors")
     for number, note in enumerate(("[]", "1", "null", "{", "", '{"ids": 1}', '{"ids": [], "source": []}')):
-        save_file(arrays, place / f"note-{number}.safetensors", metadata={"laplacian_metric.embedding": note})
+        save_file(arrays, place / f"note-{number}.safetensors", metadata={"ids": note, "labels": note})
         yield f"note {note}", ["query", place / "i", place / f"note-{number}.safetensors"]
     torch.save({"mean": torch.eye(3)}, place / "pickled.safetensors")
     yield "torch.save named .safetensors", ["query", place / "i", place / "pickled.safetensors"]

@@ -27,6 +27,7 @@ def test_the_sessions_of_the_page(
     (tmp_path / "holiday").mkdir()
     for number, path in enumerate(sorted(place.digits.rglob("*.png"))):
         shutil.copy(path, tmp_path / "holiday" / f"{number}.png")
+    photos(tmp_path / "held-out-photos", 20, split="test")
     shutil.copy(place.weights, "encoder.safetensors")
     features, labels = clusters(200, width=12)
     np.save("features.npy", features)
@@ -53,14 +54,12 @@ def test_the_sessions_of_the_page(
         "serve",
     }  # serve goes on until it is stopped
     # What the page says of them.
-    answered = next(outcome for line, outcome in done.items() if "--array digits" in line)
-    assert "refused: its uncertainty" in answered.out or "queries are refused" in answered.out
-    trusted = next(outcome for line, outcome in done.items() if "--array unseen" in line)
-    assert "nearest is right" in trusted.out
-    promised = next(outcome for line, outcome in done.items() if "--calibrate" in line)
-    assert "Promised: at most 30.0%" in promised.out
+    trusted = next(outcome for line, outcome in done.items() if "trusted-index unseen" in line)
+    assert "answers accepted" in trusted.out
+    guaranteed = next(outcome for line, outcome in done.items() if "--guarantee" in line)
+    assert "at most 30.0%" in guaranteed.out
     as_json = next(outcome for line, outcome in done.items() if line.endswith("--json"))
-    assert len(json.loads(as_json.out)["replies"]) == 1
+    assert len(json.loads(as_json.out)["replies"]) == 60
     assert Path("model-report", "report.html").stat().st_size > 100_000
     # Nothing else is said, but for how long it takes on a slow machine.
     harmless = ("warning", "this index", "training: ", "features: ", "head: ", "embeddings: ")
@@ -101,11 +100,12 @@ def test_the_commands_about_a_threshold(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(place.model, "model")
     shutil.copytree(place.photos, "gallery")
+    photos(tmp_path / "validation", 20, split="test")
     photos(tmp_path / "queries", 100, split="test")
     worked("embed", "model", "queries", "--out", "new.npz")
     index, query = commands(root / "docs" / "tutorials" / "threshold.md")
-    assert "Promised: at most 15.0%" in worked(*index).out
-    assert "of 400 queries answered" in worked(*query).out
+    assert "at most 30.0%" in worked(*index).out
+    assert "of 400 answers accepted" in worked(*query).out
 
 
 def test_no_other_page_has_commands(root: Path) -> None:
