@@ -9,7 +9,6 @@ the features.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -30,6 +29,7 @@ from laplacian_metric.core import tensor_file
 from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.core.parallel import gathered, share
 from laplacian_metric.core.progress import track
+from laplacian_metric.core.tensor_file import digest
 from laplacian_metric.laplace.options import FitSettings, PairChoice
 
 LOGGER = logging.getLogger(__name__)
@@ -299,6 +299,7 @@ class _Note:
     search: ActiveSearch
     kind: str
     _written: float = field(default_factory=time.monotonic)
+    _digest: str = ""
 
     @property
     def path(self) -> Path | None:
@@ -339,9 +340,12 @@ class _Note:
     def _identity(self) -> list[str]:
         """What the search depends on."""
         search = self.search
-        if not hasattr(self, "_digest"):
-            digest = hashlib.sha256(str((self.kind, search.margin, search.sphere, search.seed)).encode())
-            for tensor in (search.points, search.class_of):
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-            self._digest = digest.hexdigest()
+        if not self._digest:
+            settings = {
+                "kind": self.kind,
+                "margin": search.margin,
+                "sphere": search.sphere,
+                "seed": search.seed,
+            }
+            self._digest = digest({"points": search.points, "class_of": search.class_of}, settings)
         return [self._digest, *map(str, share() if self.settings.reduce is not None else (0, 1))]

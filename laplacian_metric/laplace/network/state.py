@@ -89,10 +89,8 @@ class BatchDigest:
 
     def _add(self, entry: Any) -> None:
         if isinstance(entry, Tensor):
-            head = f"{tuple(entry.shape)} {entry.dtype};".encode()
-            # Flat and with one axis at least: a number has no bytes to view.
-            flat = entry.detach().cpu().contiguous().reshape(-1)
-            self._hash.update(head + flat.view(torch.uint8).numpy().tobytes())
+            self._hash.update(f"{tuple(entry.shape)} {entry.dtype};".encode())
+            self._hash.update(tensor_file.bytes_of(entry))
         elif isinstance(entry, dict):
             for name, value in entry.items():
                 self._hash.update(f"{name}:".encode())
