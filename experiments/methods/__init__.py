@@ -1,4 +1,4 @@
-"""The benchmark's rivals that classify: importing this makes softmax, softmax-ensemble, het-xl and sngp known by name."""
+"""The benchmark's rivals that classify; importing this makes softmax, softmax-ensemble, het-xl and sngp known."""
 
 from __future__ import annotations
 

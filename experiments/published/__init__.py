@@ -1,8 +1,8 @@
 """The errors of the code that was published with the LAM paper: importing this makes them known to cells.
 
-It registers the loss "published" (`PublishedContrastiveLoss`), and gives the methods "laplace", "online-laplace", "pfe",
-"hib" and "mc-dropout" the options that switch errors on: `variant`, `preset` and `defects`. `experiments.harness` imports
-it, and so does `lam --import experiments.published COMMAND`.
+It registers the loss "published" (`PublishedContrastiveLoss`), and gives the methods "laplace", "online-laplace",
+"pfe", "hib" and "mc-dropout" the options that switch errors on: `variant`, `preset` and `defects`.
+`python -m experiments.run` imports it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,8 @@ class PublishedLaplace(Laplace):
     Attributes:
         variant: "published" does as the published code: the curvature is summed over random triplets of shuffled
             batches, and images are embedded by ``samples`` draws of the weights, whose mean is the point and whose
-            standard deviations, summed over the dimensions, are the uncertainty. Prior precision and n_effective are 1 there where they are not given.
+            standard deviations, summed over the dimensions, are the uncertainty. Prior precision and n_effective are 1
+            there where they are not given.
         triplets: of a batch at most, in the published variant.
         batch_size: of the published variant's batches.
         samples: of the published variant.

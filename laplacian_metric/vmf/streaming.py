@@ -52,7 +52,6 @@ class StreamedFit:
         # deviation . (sample - new mean), in a form that cannot be negative
         self._squares += deviation.square().sum(1) * ((self.count - 1) / self.count)
 
-
     def fit(self, *, debiased: bool = True, refine: int = 0) -> tuple[Tensor, Tensor]:
         """Mean directions (N, D) and concentrations (N,) of all draws so far, as `vmf.fit` defines them."""
         if self.count < 2 or self._dtype is None:

@@ -66,9 +66,9 @@ class Distance(Choice):
 class BTL(TripletMethod):
     """Trains means and one variance an image with -log P(tau < -margin) over hard triplets, and KL divergences.
 
-    The margin is one between squared distances, in the likelihood and in the choice of triplets; see `TripletMethod` for
-    the choice. Hard triplets alone make all variances grow: whatever is more probably in the wrong order gains by more
-    noise.
+    The margin is one between squared distances, in the likelihood and in the choice of triplets, for which see
+    `TripletMethod`. Hard triplets alone make all variances grow: whatever is more probably in the wrong order gains by
+    more noise.
 
     Attributes:
         prior: see `Prior`.

@@ -12,8 +12,8 @@ from torch import nn
 import experiments.methods  # noqa: F401 (registers it)
 from experiments.methods.softmax.sngp import SNGPLearner, SNGPNetwork, bound_layers, orthogonal_features
 from hessians import ContrastiveLoss
-from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, load_best, train

@@ -17,8 +17,8 @@ from experiments.methods.softmax.probabilities import fit_temperature, kappa_of,
 from experiments.methods.softmax.softmax import Members, MultiHead
 from hessians import ContrastiveLoss
 from laplacian_metric import metrics
-from laplacian_metric.core.method import Embedder, FitData, Setup
 from laplacian_metric.core.dataset import Dataset
+from laplacian_metric.core.method import Embedder, FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods import make
 from laplacian_metric.training import TrainingOptions, load_best, train
