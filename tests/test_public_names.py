@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,11 +48,6 @@ SIGNATURES = {
         "Encoder.with_head": "dim",
         "StochasticEmbedding.sample": "k generator",
         "StochasticEmbedding.variance": "",
-        "Trust.fit": "gallery queries encoder lam alpha training_h gallery_trained_head",
-        "Trust.with_gallery": "h labels",
-        "Trust.update": "add remove",
-        "Trust.save": "folder",
-        "Trust.load": "folder",
         "combine": "aleatoric epistemic",
         "data": "",
         "methods": "",
@@ -93,24 +87,25 @@ SIGNATURES = {
         "linear_probe": "features labels database database_labels",
         "clustering_nmi": "embeddings labels clusters seed",
     },
-    "laplacian_metric.retrieval": {
-        "Index": "items ids kind",
-        "Index.query": "queries k order abstain",
-        "Items": "mean kappa uncertainty variance source",
-        "calibrate": "index queries labels item_labels alpha delta level k generator",
+    "laplacian_metric.trust": {
+        "Trust.fit": "gallery queries features encoder relevant expected_ood alpha target answer scores signs",
+        "Trust.fit_responses": "neighbours right feature_neighbours features view scores signs",
+        "Trust.with_gallery": "h labels features",
+        "Trust.update": "add remove",
+        "Trust.guarantee": "queries error confidence",
+        "Trust.accepting": "threshold",
+        "Trust.expecting": "ood",
+        "Trust.save": "folder overwrite",
+        "Trust.load": "folder",
     },
-    "laplacian_metric.retrieval.storage": {"save": "index folder overwrite", "load": "folder mmap"},
-    "laplacian_metric.retrieval.engines": {
-        "Collection.query": "queries k order abstain features where",
-        "Collection.add": "items ids features labels columns",
-        "Collection.remove": "ids",
-        "Collection.check": "vectors",
-        "create": "address items ids features labels columns collection kind overwrite",
-        "from_index": "index address collection kind overwrite",
-        "load": "folder engine check changed mmap",
-        "save": "collection folder overwrite",
+    "laplacian_metric.galleries": {"open_gallery": "address dim name id label vector metric where"},
+    "laplacian_metric.serve": {
+        "Index": "trust encoder guarantee",
+        "Index.replies": "h k",
+        "Index.load": "folder address",
+        "Service": "folder inputs limits address",
+        "create_app": "service watch hosts",
     },
-    "laplacian_metric.serve": {"Service": "folder inputs limits", "create_app": "service watch hosts"},
     "laplacian_metric.core.method": {
         "Setup": "loss num_images weight_decay seed pairs num_classes",
         "FitData": "train validation folder",
@@ -201,7 +196,7 @@ def test_the_name_is_there_with_its_parameters(module: str, name: str) -> None:
         "hessians",
         *(
             f"laplacian_metric.{name}"
-            for name in ("data", "encoder", "metrics", "retrieval", "training", "vmf")
+            for name in ("data", "encoder", "galleries", "metrics", "serve", "training", "trust", "vmf")
         ),
     ],
 )
@@ -315,11 +310,13 @@ def test_risk_heads_and_softmax_rivals_as_they_are_called() -> None:
 
 
 def test_an_index_as_it_is_called(tmp_path: Path) -> None:
-    from laplacian_metric.retrieval import Index, Items, storage
+    from laplacian_metric import Trust
+    from laplacian_metric.serve import Index
 
-    items = Items(np.eye(3), kappa=np.ones(3), uncertainty=np.ones(3), variance=None, source="a4f0")
-    storage.save(Index(items, [4, 5, 6]), tmp_path / "index")
-    assert storage.load(tmp_path / "index").query(items[:1], k=1).ids.tolist() == [[4]]
+    (h, labels), queries = clusters(80), clusters(60, seed=1)
+    Index(Trust.fit((h, labels), queries)).save(tmp_path / "index")
+    reply = Index.load(tmp_path / "index").replies(h[:1], k=2)[0]
+    assert (reply.nearest, len(reply.neighbours)) == (0, 2)
 
 
 def test_the_commands_are_there() -> None:

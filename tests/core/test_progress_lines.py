@@ -76,8 +76,8 @@ def test_commands_show_the_lines_on_standard_error(monkeypatch: pytest.MonkeyPat
         list(track(range(3), "features"))
         raise ValueError("enough")
 
-    monkeypatch.setattr("laplacian_metric.retrieval.storage.load", reading)
-    result = CliRunner().invoke(app, ["query", "index", "--id", "a"])
+    monkeypatch.setattr("laplacian_metric.serve.index.Index.load", reading)
+    result = CliRunner().invoke(app, ["query", "index", "queries.npz"])
     assert "features: 3 batches, about 18 s" in result.stderr
     assert result.stdout == ""
     assert logging.getLogger("laplacian_metric.progress").level == logging.NOTSET
