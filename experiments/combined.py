@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from experiments.harness.tables.seeds import spread as spread_of
 from experiments.pictures import GRID, band, panels, shared_legend
 from laplacian_metric import metrics
 from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.core.combined import combine
+from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
 from laplacian_metric.report.plots import as_png
@@ -98,30 +98,6 @@ def embedded(fitted: runs.Fitted, out: str, limit: int | None = None) -> Embedde
     validation = fitted.embedder.embed(fitted.sets[VALIDATION], progress=False)
     norm = None if validation.gaussians is None else float(validation.gaussians.mean.norm(dim=1).median())
     return Embedded(sets, norm)
-
-
-def at_norm(e: StochasticEmbedding, norm: float) -> StochasticEmbedding:
-    """The same Gaussians with all means as far from the origin: what the weights leave open, and nothing else.
-
-    How far a direction may be off depends on the variance of the raw embedding u and on its norm. The variance is what
-    the posterior of the weights says. The norm is the network's own answer: it is short where an image looks like
-    several classes at a time, which is a matter of the image. With one norm for all, corrupted images no longer count
-    as unknown because the network sees little in them.
-
-    Args:
-        e: of a method with Gaussians of raw embeddings, such as LAM.
-        norm: for instance the median of those of validation images.
-
-    Example:
-        >>> from laplacian_metric.core.gaussian import Gaussians
-        >>> gaussians = Gaussians(torch.tensor([[10.0, 0.0], [0.0, 1.0]]), torch.full((2, 2), 0.01))
-        >>> e = StochasticEmbedding.from_gaussians(gaussians)
-        >>> at_norm(e, 10.0).kappa.round()
-        tensor([10000., 10000.])
-    """
-    assert e.gaussians is not None
-    placed = replace(e.gaussians, mean=norm * unit_rows(e.gaussians.mean))
-    return StochasticEmbedding.from_gaussians(placed)
 
 
 def parts(learned: Embedded, deduced: Embedded, *, one_norm: bool = False) -> Parts:

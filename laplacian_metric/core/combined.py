@@ -11,14 +11,14 @@ direction z drawn around m' with the aleatoric one, E z = A(k_a) A(k_e) m: the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hessians.checks import check_same_device
 from laplacian_metric import vmf
-from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,3 +82,30 @@ def combine(aleatoric: StochasticEmbedding, epistemic: StochasticEmbedding) -> C
         uncertainty=variance,
     )
     return Combined(total, from_image.to(dtype), from_network.to(dtype), aleatoric.kappa, epistemic.kappa)
+
+
+def at_norm(e: StochasticEmbedding, norm: float) -> StochasticEmbedding:
+    """The same Gaussians with all means as far from the origin: what the weights leave open, and nothing else.
+
+    How far a direction may be off depends on the variance of the raw embedding u and on its norm. The variance is what
+    the posterior of the weights says. The norm is the network's own answer: it is short where an image looks like
+    several classes at a time, which is a matter of the image. With one norm for all, corrupted images no longer count
+    as unknown because the network sees little in them.
+
+    Args:
+        e: of a method with Gaussians of raw embeddings, such as LAM.
+        norm: for instance the median of those of validation images.
+
+    Example:
+        >>> from laplacian_metric.core.gaussian import Gaussians
+        >>> gaussians = Gaussians(torch.tensor([[10.0, 0.0], [0.0, 1.0]]), torch.full((2, 2), 0.01))
+        >>> e = StochasticEmbedding.from_gaussians(gaussians)
+        >>> at_norm(e, 10.0).kappa.round()
+        tensor([10000., 10000.])
+    """
+    if e.gaussians is None or not norm > 0:
+        raise ValueError(
+            f"norm is {norm}: a positive number is needed, and Gaussians of raw embeddings, as LAM has them"
+        )
+    placed = replace(e.gaussians, mean=norm * unit_rows(e.gaussians.mean))
+    return StochasticEmbedding.from_gaussians(placed)

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.core.combined import combine
+from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.gaussian import Gaussians
 
 float64 = torch.float64
 
@@ -106,9 +107,35 @@ def test_spaces_may_differ_and_directions_are_the_networks() -> None:
     assert len(combine(aleatoric[:0], epistemic[:0])) == 0
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_at_one_norm_only_the_covariance_counts(whole: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    mean = torch.randn(6, 4, dtype=float64, generator=generator)
+    variance = 0.01 * torch.rand(6, 4, dtype=float64, generator=generator)
+    covariance = torch.diag_embed(variance) if whole else variance
+    e = StochasticEmbedding.from_gaussians(Gaussians(mean, covariance))
+    scaled = StochasticEmbedding.from_gaussians(Gaussians(7 * mean, covariance))
+    placed, other = at_norm(e, 2.0), at_norm(scaled, 2.0)
+    torch.testing.assert_close(placed.kappa, other.kappa)
+    torch.testing.assert_close(placed.point, e.point)
+    assert placed.gaussians is not None
+    torch.testing.assert_close(placed.gaussians.mean.norm(dim=1), torch.full((6,), 2.0, dtype=float64))
+    assert torch.equal(placed.variance, e.variance)
+    # Where a mean has the norm already, nothing changes.
+    norm = float(mean[0].norm())
+    torch.testing.assert_close(at_norm(e, norm).kappa[0], e.kappa[0])
+
+
 def test_bad_input_is_named() -> None:
     two, three = around(torch.ones(2)), around(torch.ones(3))
     with pytest.raises(ValueError, match="aleatoric"):
         combine(two, three)
     with pytest.raises(ValueError, match="kappa"):
         combine(around(torch.tensor([1.0, math.nan])), two)
+    for e, norm in ((around(torch.ones(2)), 1.0), (StochasticEmbedding.from_gaussians(gaussians()), 0.0)):
+        with pytest.raises(ValueError, match="norm"):
+            at_norm(e, norm)
+
+
+def gaussians() -> Gaussians:
+    return Gaussians(torch.ones(2, 3), torch.ones(2, 3))

@@ -21,11 +21,8 @@ from experiments.combined import (
     STRENGTHS,
     Pair,
     Parts,
-    at_norm,
 )
 from experiments.corruptions import HIDING
-from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.gaussian import Gaussians
 from tests.experiments.harness.miniature import Folder
 from tests.experiments.tables.synthetic import result, write
 
@@ -153,22 +150,3 @@ def test_every_pair_is_of_cells_that_there_are(root: Path) -> None:
     for pair in described["pairs"]:
         for part in combined.PARTS:
             assert (root / "experiments" / "cells" / f"{pair[part]}.yaml").is_file()
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_at_one_norm_only_the_covariance_counts(whole: bool) -> None:
-    generator = torch.Generator().manual_seed(3)
-    mean = torch.randn(6, 4, dtype=torch.float64, generator=generator)
-    variance = 0.01 * torch.rand(6, 4, dtype=torch.float64, generator=generator)
-    covariance = torch.diag_embed(variance) if whole else variance
-    e = StochasticEmbedding.from_gaussians(Gaussians(mean, covariance))
-    scaled = StochasticEmbedding.from_gaussians(Gaussians(7 * mean, covariance))
-    placed, other = at_norm(e, 2.0), at_norm(scaled, 2.0)
-    torch.testing.assert_close(placed.kappa, other.kappa)
-    torch.testing.assert_close(placed.point, e.point)
-    assert placed.gaussians is not None
-    torch.testing.assert_close(placed.gaussians.mean.norm(dim=1), torch.full((6,), 2.0, dtype=torch.float64))
-    assert torch.equal(placed.variance, e.variance)
-    # Where a mean has the norm already, nothing changes.
-    norm = float(mean[0].norm())
-    torch.testing.assert_close(at_norm(e, norm).kappa[0], e.kappa[0])
