@@ -112,6 +112,8 @@ class EngineGallery(ABC):
             raise ValueError(
                 f"metric is {self.fields.metric!r}, the collection {name!r} has {found.metric!r}: pass it"
             )
+        if found.kinds is not None and found.kinds.labels is None and self.fields.label != Fields.label:
+            raise ValueError(f"label is {self.fields.label!r}, the collection {name!r} has no such field")
         if found.metric != "cosine" and len(self):
             norms = np.linalg.norm(self.sample(NORMS_COMPARED).vectors.astype(np.float64), axis=1)
             self.norm = float(norms.mean())

@@ -473,6 +473,8 @@ def test_addresses_and_fields_that_are_wrong(places: Places) -> None:
             places.open(engine, gallery.fields.name, dim=DIM + 1)
         with pytest.raises(ValueError, match="metric"):
             places.open(engine, gallery.fields.name, metric="manhattan")
+        with pytest.raises(ValueError, match="label"):
+            places.open(engine, gallery.fields.name, label="no_such_field")
         if engine in ("qdrant", "milvus", "chroma"):
             with pytest.raises(ValueError, match="metric"):
                 places.open(engine, gallery.fields.name, metric="l2")
