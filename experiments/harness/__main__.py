@@ -81,11 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("track", "method", "seed"):
         kind = int if name == "seed" else str
         suite.add_argument(f"--{name}", nargs="+", type=kind, help=f"run only this {name}, or these")
-    judged = suite.add_mutually_exclusive_group()
-    judged.add_argument("--encoder", type=Path, help="judge this model folder on the suite's images")
-    judged.add_argument(
-        "--scores", type=Path, help="judge an .npz file of embeddings, labels and uncertainty"
-    )
+    suite.add_argument("--scores", type=Path, help="judge an .npz file of embeddings, labels and uncertainty")
     suite.add_argument("--data", type=Path, help="folder of the data sets")
 
     for action in (run, tables, suite):
@@ -130,10 +126,8 @@ def make_tables(options: argparse.Namespace) -> int:
 
 def run_suite(options: argparse.Namespace) -> int:
     """Run a suite, or judge something by it, and write its leaderboard."""
-    if options.method and (options.scores or options.encoder):
-        raise ValueError(
-            "--method runs entries of the suite, --encoder and --scores judge yours: leave it out"
-        )
+    if options.method and options.scores:
+        raise ValueError("--method runs entries of the suite, --scores judges yours: leave it out")
     run = Benchmark(
         load(options.suite),
         options.out,
