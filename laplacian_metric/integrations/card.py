@@ -118,7 +118,7 @@ right, and the reason.
 from laplacian_metric.integrations.hub import load_trust
 
 trust = load_trust(folder)
-answer = trust({rows_of})  # answer.probability, answer.labels, answer.reason
+answer = trust({rows_of})  # answer.probability, answer.labels, answer.verdict
 ```
 """
 

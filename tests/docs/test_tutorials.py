@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from laplacian_metric.retrieval import open_shards
 from tests.pages import code_blocks, run_page
 
 
@@ -47,13 +46,13 @@ def test_the_first_page(page: Any) -> None:
     names = page("index")
     assert abs(names["right"].mean() - 0.77) < 0.01
     assert names["right"][names["sure"]].mean() > 0.95
-    assert (names["unknown"].reason == "unlike anything seen").mean() > 0.97
+    assert (names["unknown"].verdict == "unlike anything seen").mean() > 0.97
 
 
 def test_whether_a_match_can_be_trusted(page: Any) -> None:
     answer = page("trust")["answer"]
     assert len(answer) == 5
-    assert set(answer.reason) <= {"trusted", "unlike anything seen", "no reliable match"}
+    assert set(answer.verdict) <= {"accept", "unlike anything seen", "no reliable match"}
 
 
 def test_uncertainty_in_ten_lines(page: Any) -> None:
@@ -72,13 +71,13 @@ def test_while_the_network_is_trained(page: Any) -> None:
     assert 0.35 < names["aurocs"]["diagonal"] < 0.65
 
 
-def test_a_threshold_that_keeps_its_promise(page: Any) -> None:
+def test_a_threshold_with_a_guarantee(page: Any) -> None:
     names = page("tutorials/threshold")
-    wrong, answered = names["wrong"], names["answered"]
-    assert 0.2 < answered.mean() < 0.95
-    assert wrong[answered].mean() < 0.15 < wrong.mean()
-    assert names["refused"].mean() > 0.7
-    assert names["ready"].threshold is None  # the items have changed
+    wrong, accepted = names["wrong"], names["accepted"]
+    assert 0.2 < accepted.mean() < 0.95
+    assert wrong[accepted].mean() < 0.15 < wrong.mean()
+    assert (names["unknown"].verdict != "accept").mean() > 0.7
+    assert names["guarantee"].error == 0.15
 
 
 def test_a_rule_for_a_layer(page: Any) -> None:
@@ -117,9 +116,7 @@ def test_several_processes(root: Path, tmp_path: Path) -> None:
     assert command[0] == "torchrun"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     in_time([sys.executable, "-m", "torch.distributed.run", *command[1:]], tmp_path, environment)
-    shards = open_shards(tmp_path / "work" / "shards")
-    assert (len(shards), shards.num_shards) == (1000, 2)
-    assert "1000 items in 2 shards" in in_time([sys.executable, "ask.py", "work"], tmp_path, environment)
+    assert "1000 items of 2 parts" in in_time([sys.executable, "ask.py", "work"], tmp_path, environment)
 
 
 @pytest.mark.slow
