@@ -236,7 +236,7 @@ def _scores(
 
     One of them is a logistic regression on three of the others, fitted on the images that calibrated `Trust`.
     """
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+    from sklearn.linear_model import LogisticRegression
 
     free = [metrics.trivial_scores(gallery, h, encoder=lam.encoder) for h in (calibrating[0], *queries)]
     inputs = [np.column_stack([scores[name] for name in RIVAL_INPUTS]) for scores in free]

@@ -271,7 +271,7 @@ def test_answers_are_those_of_trust(place: Place) -> None:
         **{name: getattr(answer, name) for name in ("nearest", "verdict", "because")},
     }
     for name, values in expected.items():
-        assert [reply[name] for reply in listed] == values.tolist()  # type: ignore[union-attr]
+        assert [reply[name] for reply in listed] == values.tolist()
     np.testing.assert_allclose([reply["probability"] for reply in listed], answer.probability)
     assert answer.neighbours is not None
     near = answer.neighbours.first(3)

@@ -103,12 +103,13 @@ def malformed(width: int) -> list[tuple[str, bytes, dict[str, str]]]:
     ]
     bodies += [json.dumps({"vector": value}).encode() for value in wrong]
     bodies += [json.dumps({"features": value}).encode() for value in (good, None, "x")]
-    for name, values in {
+    options: dict[str, list[Any]] = {
         "k": [0, -1, 10**9, 1.5, "many", None, [5], 10**30],
         "unknown": [1],
         "vector ": [good],
         "where": [{"a": 1}, None],
-    }.items():
+    }
+    for name, values in options.items():
         bodies += [json.dumps({"vector": good, name: value}).encode() for value in values]
     requests = [("/query/vector", body, kind) for body in bodies]
     requests += [
@@ -196,7 +197,12 @@ def test_queries_that_wait_are_answered_together(folder: Path, monkeypatch: pyte
     service = Service(folder)
     sizes: list[int] = []
     replies = service._replies
-    monkeypatch.setattr(service, "_replies", lambda rows, k: sizes.append(len(rows)) or replies(rows, k))
+
+    def counted(rows: list[Any], k: int) -> list[Any]:
+        sizes.append(len(rows))
+        return replies(rows, k)
+
+    monkeypatch.setattr(service, "_replies", counted)
 
     async def many() -> list[Any]:
         rows = [service.row(row.tolist()) for row in QUERIES]
