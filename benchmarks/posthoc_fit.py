@@ -24,13 +24,13 @@ import typer
 from torch import nn
 
 from benchmarks.common import mebibytes, peak_extra_memory, report, write_text
+from experiments.sets.lookup import VARIABLE
 from hessians import ContrastiveLoss
 from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.batch import Batch
-from laplacian_metric.data import load
 from laplacian_metric.core.dataset import Dataset
-from experiments.sets.lookup import VARIABLE
+from laplacian_metric.data import load
 from laplacian_metric.encoder import whitening_head
 from laplacian_metric.laplace.features import collect_features
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from benchmarks.common import median_seconds, report
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import Encoder, methods
+from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Learner, Setup, Start
 from laplacian_metric.data import load
-from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.training import TrainingOptions, train
 from laplacian_metric.training.pair_streams import epoch_batches
 

@@ -30,9 +30,8 @@ from experiments.harness.tables.seeds import spread as spread_of
 from experiments.pictures import GRID, band, panels, shared_legend
 from laplacian_metric import metrics
 from laplacian_metric.core.checked import read_yaml
-from laplacian_metric.core.combined import at_norm, combine
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding, at_norm, combine
 from laplacian_metric.core.files import atomic_write
 from laplacian_metric.core.progress import track
 from laplacian_metric.report.plots import as_png

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from laplacian_metric.data.randomness import uniforms
+from laplacian_metric.core.splits import uniforms
 
 # What strength 1 means.
 SMALLEST_CROP = 0.25  # of the side

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hessians import Pairs
 from laplacian_metric import methods
+from laplacian_metric.core.arguments import Positive
 from laplacian_metric.core.method import Learner, Setup, only
-from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import Balance, distances_of
 from laplacian_metric.methods.gaussian.soft_contrastive import SoftContrastive, SoftContrastiveLearner

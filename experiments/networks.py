@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from laplacian_metric.encoder import ReadyMade, register
-from laplacian_metric.encoder.networks.small import channels_innermost
+from laplacian_metric.encoder.ready_made import channels_innermost
 
 STAGES = (1, 2, 4, 8)  # widths, in units of the first
 

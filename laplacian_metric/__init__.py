@@ -29,8 +29,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from laplacian_metric import data, methods, metrics, vmf
-    from laplacian_metric.core.combined import combine
-    from laplacian_metric.core.embedding import StochasticEmbedding
+    from laplacian_metric.core.embedding import StochasticEmbedding, combine
     from laplacian_metric.encoder import Encoder
     from laplacian_metric.laplace.network import NetworkLAM
     from laplacian_metric.laplace.online import OnlineLAM
@@ -48,7 +47,7 @@ _HOMES = {
     "Encoder": "laplacian_metric.encoder",
     "StochasticEmbedding": "laplacian_metric.core.embedding",
     "Trust": "laplacian_metric.trust",
-    "combine": "laplacian_metric.core.combined",
+    "combine": "laplacian_metric.core.embedding",
     "train": "laplacian_metric.training",
 }
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-
 # Tests are many tiny matrix products, in which threads spend their time waiting for each other.
 torch.set_num_threads(1)
 

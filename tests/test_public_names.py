@@ -99,6 +99,14 @@ SIGNATURES = {
         "Trust.load": "folder",
     },
     "laplacian_metric.galleries": {"open_gallery": "address dim name id label vector metric where"},
+    "laplacian_metric.core.gallery": {
+        "Gallery.search": "vectors k where native",
+        "Gallery.add": "ids vectors labels columns",
+        "Gallery.remove": "ids",
+        "Gallery.sample": "n",
+        "Gallery.__len__": "",
+    },
+    "laplacian_metric.core.neighbours": {"Neighbours": "ids distances labels vectors"},
     "laplacian_metric.serve": {
         "Index": "trust encoder guarantee",
         "Index.replies": "h k",
@@ -120,7 +128,14 @@ SIGNATURES = {
         "ImageViews": "area ratio flip brightness contrast saturation hue jitter grey blur deviation",
         "views_of": "inputs augmentation count generator",
     },
-    "laplacian_metric.data": {"load": "name split", "arrays": "name split"},
+    "laplacian_metric.data": {
+        "load": "name split",
+        "arrays": "name split",
+        "folder": "path image_size",
+        "Dataset.floats": "",
+        "Dataset.__len__": "",
+        "Dataset.__getitem__": "",
+    },
     "laplacian_metric.encoder": {"train_head": "features labels loss dim steps generator"},
     "laplacian_metric.training": {
         "train": "learner train validation options folder seed",

@@ -28,7 +28,7 @@ from laplacian_metric.core.artifact import ArtifactError, MissingArtifactError
 from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.dataset import Dataset, at_even_steps
 from laplacian_metric.core.parallel import own_folder
-from laplacian_metric.data.splits import parse_split
+from laplacian_metric.core.splits import parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import FeaturesManifest, collect_features, load_features
 

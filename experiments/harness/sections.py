@@ -22,8 +22,8 @@ from experiments.sets.lookup import MissingDataError, data_folders
 from hessians.pair_loss import PairLoss
 from laplacian_metric import methods
 from laplacian_metric.core.method import Method
+from laplacian_metric.core.splits import Role, parse_split
 from laplacian_metric.data import registry
-from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.zoo import check_name
 

@@ -21,7 +21,7 @@ from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.method import Embedder
 from laplacian_metric.core.search import best_by_score
-from laplacian_metric.data.randomness import permutation
+from laplacian_metric.core.splits import permutation
 from laplacian_metric.methods.gaussian.match_probability import (
     ELEMENTS_AT_ONCE,
     MatchProbability,

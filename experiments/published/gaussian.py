@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessians import Pairs
+from laplacian_metric.core.arguments import Count, Positive, Probability, Real
 from laplacian_metric.core.method import Learner, Method, Setup, only
-from laplacian_metric.core.options import Count, Positive, Probability, Real
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.uncertainty import LastNorm
+from laplacian_metric.encoder.uncertainty import LastNorm
 from laplacian_metric.methods.gaussian.hib import HIB, HIBLearner, HIBNetwork
 from laplacian_metric.methods.gaussian.match_probability import Average, MatchProbability
 from laplacian_metric.methods.gaussian.pfe import PFE, PFELearner

@@ -11,9 +11,8 @@ import pandas as pd
 from experiments.sets.lookup import find
 from experiments.sets.shared import array_data, file_data, mosaic, read_table
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.core.splits import STANDARD, Split, part_of_classes
 from laplacian_metric.data import DataSetInfo, Request
-from laplacian_metric.data.splits import part_of_classes
 
 PAGE = "http://vis-www.cs.umass.edu/lfw/"
 LICENCE = "for research; the photographs belong to their photographers"

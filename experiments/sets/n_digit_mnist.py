@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from experiments.sets import mnist
 from laplacian_metric.core.arguments import at_least, one_of
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.splits import Split
+from laplacian_metric.core.splits import Split, part_of_training, permutation, uniforms
 from laplacian_metric.data import DataSetInfo, Request
-from laplacian_metric.data.randomness import permutation, uniforms
-from laplacian_metric.data.splits import part_of_training
 
 INFO = DataSetInfo(
     name="n-digit-mnist",

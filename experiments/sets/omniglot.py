@@ -7,9 +7,8 @@ import torch
 
 from experiments.sets.lookup import find
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.core.splits import STANDARD, Split, part_of_classes
 from laplacian_metric.data import DataSetInfo, Request
-from laplacian_metric.data.splits import part_of_classes
 
 INFO = DataSetInfo(
     name="omniglot",

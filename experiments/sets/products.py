@@ -9,9 +9,8 @@ import torch
 from experiments.sets.lookup import find
 from experiments.sets.shared import file_data, read_table
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.splits import STANDARD, Split
+from laplacian_metric.core.splits import STANDARD, Split, part_of_classes
 from laplacian_metric.data import DataSetInfo, Request
-from laplacian_metric.data.splits import part_of_classes
 
 INFO = DataSetInfo(
     name="stanford-online-products",

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.images import ImageFiles
-from laplacian_metric.core.splits import Split
-from laplacian_metric.data.splits import part_of_classes, part_of_training
+from laplacian_metric.core.splits import Split, part_of_classes, part_of_training
 
 
 def array_data(

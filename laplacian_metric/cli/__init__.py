@@ -11,7 +11,6 @@ import typer
 from laplacian_metric import __version__
 from laplacian_metric.cli import (
     common,
-    compare,
     demo,
     embed,
     evaluate,
@@ -20,7 +19,6 @@ from laplacian_metric.cli import (
     options,
     pretrain_risk,
     query,
-    report,
     serve,
     train,
 )
@@ -83,8 +81,8 @@ for command in (
     query.query,
     serve.serve,
     evaluate.evaluate,
-    report.report,
-    compare.compare,
+    evaluate.report,
+    evaluate.compare,
 ):
     app.command()(options.with_options(command))
 

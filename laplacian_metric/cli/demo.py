@@ -27,7 +27,7 @@ def demo(
     Example: lam demo --out demo-report
     """
     from laplacian_metric.demo.compute import ANSWERED, EPOCHS, REPORT_NAME, run_demo
-    from laplacian_metric.report.texts import share
+    from laplacian_metric.report.page import share
 
     figures = run_demo(
         out,

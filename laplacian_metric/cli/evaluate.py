@@ -1,7 +1,9 @@
-"""`lam evaluate`."""
+"""`lam evaluate`, `lam compare` and `lam report`."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +14,11 @@ from laplacian_metric.cli import common, options
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from laplacian_metric.report.comparing import Difference, Group
     from laplacian_metric.report.model_evaluation import ModelEvaluation
 
+
+PAGE = "report.html"
 MEANINGS = {
     "recall@1": "the nearest neighbour is right",
     "recall@5": "",
@@ -113,7 +118,7 @@ def _interval(result: ModelEvaluation, name: str) -> str:
 def _scores(result: ModelEvaluation) -> Table:
     """Return how the model's uncertainty and other scores detect wrong answers and OOD images."""
     from laplacian_metric.metrics.evaluation import OWN
-    from laplacian_metric.report.texts import score_name
+    from laplacian_metric.report.page import score_name
 
     ood = list(result.scores[OWN].ood)
     rows = [
@@ -130,7 +135,7 @@ def _scores(result: ModelEvaluation) -> Table:
 def _refusals(result: ModelEvaluation) -> Table:
     """Return the share of wrong answers, and of refused OOD images, where a share of the queries is refused."""
     from laplacian_metric.metrics.evaluation import OWN
-    from laplacian_metric.report.texts import share
+    from laplacian_metric.report.page import share
 
     ood = list(result.scores[OWN].ood)
     rows = [
@@ -144,3 +149,111 @@ def _refusals(result: ModelEvaluation) -> Table:
     ]
     header = ("refused", "wrong answers", "95 % interval", *(f"refused of {label}" for label in ood))
     return common.table(header, rows)
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="Files of evaluate --out.")],
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name for each file, in their order; files that share a name count as seeds."),
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Show this metric; may be repeated.")] = None,
+    level: Annotated[float, typer.Option(help="Level of the intervals of differences.")] = 0.95,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare evaluations: means and spreads over seeds, and differences from the first, with intervals.
+
+    Differences are paired by seed. With a single seed the intervals come from a bootstrap over queries, which takes the
+    same queries for both files if both were evaluated on the same images.
+
+    Example: lam compare diag.json lowrank.json --metric r_auroc
+    """
+    from laplacian_metric.report import comparing
+
+    groups = comparing.read_results(results, name or [])
+    metrics = comparing.metrics_of(groups, metric or [])
+    differences = comparing.differences(groups, metrics, level)
+    if as_json:
+        common.print_json(
+            {
+                "results": [
+                    {
+                        "name": group.name,
+                        "seeds": group.seeds,
+                        "values": {one: _spread(group, one) for one in metrics},
+                    }
+                    for group in groups
+                ],
+                "differences": [asdict(difference) for difference in differences],
+            }
+        )
+        return
+    rows = [(one, *(_cell(group, one) for group in groups)) for one in metrics]
+    rows.append(("seeds", *(", ".join(map(str, group.seeds)) for group in groups)))
+    common.show(common.table(("", *(group.name for group in groups)), rows))
+    if differences:
+        header = ("", "metric", "difference", f"{100 * level:g} % interval", "over")
+        table = common.table(header, map(_row, differences), slice(2, 4))
+        common.show(f"\nDifferences from {groups[0].name}", table)
+
+
+def _spread(group: Group, metric: str) -> dict[str, float] | None:
+    spread = group.spread(metric)
+    return None if spread is None else {"mean": spread[0], "deviation": spread[1]}
+
+
+def _cell(group: Group, metric: str) -> str:
+    mean, deviation = group.spread(metric) or (None, math.nan)
+    return common.number(mean) + ("" if math.isnan(deviation) else f" ± {deviation:.4f}")
+
+
+def _row(difference: Difference) -> tuple[str, str, str, str, str]:
+    bounds = difference.paired or difference.interval
+    interval = "-" if bounds is None else f"{bounds.low:+.4f} to {bounds.high:+.4f}"
+    over = f"{'seeds' if difference.paired else 'seed'} {', '.join(map(str, difference.seeds))}"
+    if difference.interval is not None:
+        over += ", the same queries" if difference.same_queries else ", queries drawn apart"
+    return difference.name, difference.metric, f"{difference.difference:+.4f}", interval, over
+
+
+def report(
+    model: options.Model,
+    data: Annotated[str, typer.Argument(help=f"Labelled images. {options.DATA}")],
+    out: Annotated[Path, typer.Option(help=f"A new or empty folder; {PAGE} is written into it.")],
+    images: options.LabelledImages,
+    evaluating: options.Evaluating,
+    output: options.Output,
+    gallery: options.Gallery = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    thumbnails: Annotated[
+        bool, typer.Option("--images/--no-images", help="Include small pictures of the images in the page.")
+    ] = True,
+) -> None:
+    """Write one HTML page: how many errors refusing avoids, and which images cannot be trusted.
+
+    Example: lam report model photos:test --gallery photos:train --ood holiday --out photos-report
+    """
+    from laplacian_metric.core.files import output_folder
+
+    with output_folder(out, output.force) as folder:
+        from laplacian_metric.report.model_evaluation import evaluated
+        from laplacian_metric.report.run_report import run_report
+
+        loaded = images.model(model)
+        source = images.open(data, loaded)
+        run = evaluated(
+            loaded,
+            source,
+            evaluating.open_ood(images, loaded),
+            gallery=images.open_gallery(gallery, loaded),
+            title=title,
+            thumbnails=thumbnails,
+            samples=evaluating.samples,
+            seed=evaluating.seed,
+        )
+        page = run_report(run, resamples=evaluating.resamples, seed=evaluating.seed)
+        (folder / PAGE).write_text(page.html(), encoding="utf-8")
+    if output.as_json:
+        common.print_json({"report": str(out / PAGE), "images": len(source)})
+    else:
+        common.show(f"report: {out / PAGE}")

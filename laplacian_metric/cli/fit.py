@@ -113,8 +113,8 @@ def fit(
     from laplacian_metric.core.artifact import check_target
     from laplacian_metric.core.checked import checked
     from laplacian_metric.data.opening import open_both
-    from laplacian_metric.encoder.loading import load_encoder, preparation_for
     from laplacian_metric.encoder.precision import compute_in
+    from laplacian_metric.encoder.zoo import load_encoder, preparation_for
     from laplacian_metric.laplace.fit_model import FitOptions, fit_model
     from laplacian_metric.laplace.model_folder import ModelManifest, check_options
 

@@ -114,7 +114,7 @@ def _encoder(
 ) -> tuple[Encoder, Preparation | None]:
     """Return the encoder of a model folder or of a name, and how images are prepared for it."""
     from laplacian_metric.encoder import Encoder, identity_head
-    from laplacian_metric.encoder.loading import load_encoder, preparation_for
+    from laplacian_metric.encoder.zoo import load_encoder, preparation_for
 
     device = options.checked_device(images.device)
     if Path(source).is_dir():

@@ -31,7 +31,7 @@ __all__ = [
 if TYPE_CHECKING:
     from laplacian_metric.core.dataset import Dataset
     from laplacian_metric.core.images import ImageFiles, Preparation, UnreadableImageError
-    from laplacian_metric.core.splits import Role, Split
+    from laplacian_metric.core.splits import Role, Split, TestDataError, require_selectable
     from laplacian_metric.data.folders import folder
     from laplacian_metric.data.registry import (
         DataSetInfo,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         register,
     )
     from laplacian_metric.data.sample import arrays
-    from laplacian_metric.data.splits import TestDataError, require_selectable
 
 _HOMES = {
     "Dataset": "core.dataset",
@@ -52,10 +51,10 @@ _HOMES = {
     "UnreadableImageError": "core.images",
     "Role": "core.splits",
     "Split": "core.splits",
-    "TestDataError": "data.splits",
+    "TestDataError": "core.splits",
     "arrays": "data.sample",
     "folder": "data.folders",
-    "require_selectable": "data.splits",
+    "require_selectable": "core.splits",
 }
 
 

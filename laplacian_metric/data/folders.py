@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from laplacian_metric.core.arguments import one_of
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.images import EXTENSIONS, ImageFiles, UnreadableImageError
-from laplacian_metric.core.splits import Split
-from laplacian_metric.data.splits import part_of_classes
+from laplacian_metric.core.splits import Split, part_of_classes
 
 if TYPE_CHECKING:
     from laplacian_metric.data.registry import Request

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laplacian_metric.core.arguments import check_known
-from laplacian_metric.core.splits import STANDARD, Split, parse_split
-from laplacian_metric.data.splits import part_of_training
+from laplacian_metric.core.splits import STANDARD, Split, parse_split, part_of_training
 
 if TYPE_CHECKING:
     from laplacian_metric.core.dataset import Dataset

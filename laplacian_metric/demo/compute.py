@@ -21,7 +21,7 @@ from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.files import output_folder
 from laplacian_metric.demo.page import VERDICTS, Queries, Shown, demo_page
 from laplacian_metric.metrics import Evaluation, Uncertainties
-from laplacian_metric.report.texts import number, share
+from laplacian_metric.report.page import number, share
 from laplacian_metric.trust import Answer
 from laplacian_metric.trust.guarantee import NoGuaranteeError
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.metrics import Evaluation
 from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
+from laplacian_metric.report.evaluated import encode
+from laplacian_metric.report.page import number, share
 from laplacian_metric.report.plots import share_bars
 from laplacian_metric.report.sections import (
     diagnostics_table,
@@ -19,8 +21,6 @@ from laplacian_metric.report.sections import (
     reliability_picture,
     scores_section,
 )
-from laplacian_metric.report.texts import number, share
-from laplacian_metric.report.thumbnails import encode
 
 VERDICTS = ("accept", "no reliable match", "unlike anything seen")
 # Accepted and right, accepted and wrong, no reliable match, unlike anything seen.

@@ -6,12 +6,11 @@ any module, from a file of weights, from a name, or from a model that has no lin
 
 from __future__ import annotations
 
-from laplacian_metric.encoder.architecture import ReadyMade
 from laplacian_metric.encoder.checkpoint import save_encoder
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, random_head, train_head, whitening_head
 from laplacian_metric.encoder.sentences import SentenceBackbone
-from laplacian_metric.encoder.zoo import encoder_names, register
+from laplacian_metric.encoder.zoo import ReadyMade, encoder_names, register
 
 __all__ = [
     "Encoder",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,73 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.core import tensor_file
-from laplacian_metric.encoder.weight_files import read_weights
 
 if TYPE_CHECKING:
-    from laplacian_metric.encoder.architecture import Architecture, Target
     from laplacian_metric.encoder.encoder import Encoder
+    from laplacian_metric.encoder.zoo import Architecture, Target
+
+# Where training scripts put the state dictionary beside the optimizer's, the most telling name first.
+WRAPPINGS = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "net",
+    "network",
+    "encoder",
+    "weights",
+)
+# What torch raises for a file that is cut off or something else.
+DAMAGED = (RuntimeError, EOFError, ValueError, KeyError, IndexError, OSError)
+STATE_DICT_REMEDY = "torch.save(model.state_dict(), path)"
+
+
+def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file by name, on the CPU, and what `save_encoder` wrote about the encoder, if it did.
+
+    Files that would have to run code to be read (pickled modules, TorchScript) are refused.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder, a file of weights is needed")
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    with file.open("rb") as opened:
+        start = opened.read(9)
+    if start[8:] == b"{" or file.suffix == ".safetensors":
+        tensors, notes = tensor_file.load(file)
+        return tensors, json.loads(notes.get("encoder", "{}"))
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, *DAMAGED) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise ValueError(
+            f"{file.name} holds no plain weights, but code, something else, or a part of them ({lines[0][:200]}): "
+            f"where you trust it, {STATE_DICT_REMEDY} in the project that it comes from, and use that file"
+        ) from error
+    return _state_dict(content, file.name), {}
+
+
+def _state_dict(content: Any, name: str) -> dict[str, Tensor]:
+    """Return the state dictionary in what a torch file holds, out of its usual wrappings."""
+    for _ in range(3):
+        if not isinstance(content, Mapping):
+            break
+        tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+        wrapped = next((key for key in WRAPPINGS if isinstance(content.get(key), Mapping)), None)
+        if wrapped is None:
+            if tensors:
+                return tensors
+            break
+        content = content[wrapped]
+    listed = (
+        f" with the entries {', '.join(map(str, list(content)[:8]))}" if isinstance(content, Mapping) else ""
+    )
+    raise ValueError(
+        f"{name} holds a {type(content).__name__}{listed} where a state dictionary is needed: {STATE_DICT_REMEDY}"
+    )
+
 
 NAMED = 2  # how many names an error lists
 PARTS = ("all", "backbone")
@@ -88,10 +151,9 @@ def _architecture(
     options: dict[str, Any],
     file: str,
 ) -> Architecture:
-    from laplacian_metric.encoder.architecture import Architecture, Target
     from laplacian_metric.encoder.encoder import Encoder
     from laplacian_metric.encoder.from_module import cut_module
-    from laplacian_metric.encoder.zoo import make
+    from laplacian_metric.encoder.zoo import Architecture, Target, make
 
     if name is None:
         recipe = notes.get("recipe")
@@ -135,7 +197,7 @@ class _Fit:
 
 def load_into(architecture: Architecture, tensors: dict[str, Tensor], part: str, file: str) -> None:
     """Load the tensors into the encoder or the module that they are named after: all that is asked for, or none."""
-    from laplacian_metric.encoder.architecture import Target
+    from laplacian_metric.encoder.zoo import Target
 
     targets = (Target(architecture.encoder, "head"), *architecture.published)
     fits = [

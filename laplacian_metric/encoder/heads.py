@@ -12,8 +12,8 @@ from hessians import ContrastiveLoss, Pairs
 from hessians.checks import check_finite, check_matrix, check_varied
 from laplacian_metric.core.labels import Labels, as_labels
 from laplacian_metric.core.progress import track
+from laplacian_metric.encoder.layers import seeded
 from laplacian_metric.encoder.linear_layers import trial
-from laplacian_metric.encoder.networks.small import seeded
 
 
 def identity_head(num_features: int, *, dtype: torch.dtype | None = None, device: Any = None) -> nn.Linear:

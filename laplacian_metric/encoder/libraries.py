@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-from laplacian_metric.encoder.architecture import Target
 from laplacian_metric.encoder.from_module import cut_module
-from laplacian_metric.encoder.linear_layers import linears, list_linears
-from laplacian_metric.encoder.networks.layers import (
+from laplacian_metric.encoder.layers import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     PixelScaling,
     replace_pooling,
 )
-from laplacian_metric.encoder.weight_files import efficientnet_names
+from laplacian_metric.encoder.linear_layers import linears, list_linears
+from laplacian_metric.encoder.zoo import Target
+
+# Of EfficientNets that were converted from the original TensorFlow files: timm's names and those of the files.
+_OUTSIDE = {
+    "conv_stem": "_conv_stem",
+    "bn1": "_bn0",
+    "conv_head": "_conv_head",
+    "bn2": "_bn1",
+    "classifier": "_fc",
+}
+_BLOCK = {"conv_dw": "_depthwise_conv", "se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
+# A block that expands its channels first, and one that does not.
+_EXPANDING = {
+    **_BLOCK,
+    "conv_pw": "_expand_conv",
+    "bn1": "_bn0",
+    "bn2": "_bn1",
+    "conv_pwl": "_project_conv",
+    "bn3": "_bn2",
+}
+_PLAIN = {**_BLOCK, "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
 
 VISION = 'pip install "laplacian-metric[vision]"'
-LIBRARIES = ("timm", "torchvision")
 
 
 def from_library(
@@ -115,3 +134,36 @@ def _timm_model(name: str, pretrained: bool, options: dict[str, Any]) -> tuple[n
     if channels != len(mean):  # what is known is for colours
         mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
     return model, PixelScaling(mean, std)
+
+
+def efficientnet_names(own: Iterable[str]) -> dict[str, str]:
+    """For each parameter and buffer of timm's ``tf_efficientnet_*``, its name in files of efficientnet_pytorch's form.
+
+    These files count all blocks through, where timm counts them within stages. Forks such as
+    efficientnet_lite_pytorch have kept the names. Empty where the names are those of another kind of network.
+
+    Args:
+        own: the names in the state dictionary of timm's model, in their order.
+
+    Example:
+        >>> names = ["bn1.weight", "blocks.0.0.bn1.weight", "blocks.1.0.bn1.weight", "blocks.1.0.conv_pwl.weight"]
+        >>> efficientnet_names(names)["blocks.1.0.bn1.weight"]
+        '_blocks.1._bn0.weight'
+    """
+    names = list(own)
+    parsed = {name: re.fullmatch(r"(blocks\.\d+\.\d+)\.(.+)\.(\w+)", name) for name in names}
+    blocks = list(dict.fromkeys(match[1] for match in parsed.values() if match))
+    expanding = {match[1] for match in parsed.values() if match and match[2] == "conv_pwl"}
+    renamed = {}
+    for name in names:
+        if (match := parsed[name]) is not None:
+            block, layer, entry = match.groups()
+            known = _EXPANDING if block in expanding else _PLAIN
+            start = f"_blocks.{blocks.index(block)}."
+        else:
+            layer, _, entry = name.rpartition(".")
+            known, start = _OUTSIDE, ""
+        if layer not in known:
+            return {}
+        renamed[name] = f"{start}{known[layer]}.{entry}"
+    return renamed

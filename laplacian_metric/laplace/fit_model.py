@@ -13,11 +13,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
+from laplacian_metric.core.arguments import Positive
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.images import Preparation
-from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder, identity_head, train_head, whitening_head
-from laplacian_metric.encoder.loading import LoadedEncoder
+from laplacian_metric.encoder.zoo import LoadedEncoder
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder, class_labels
 from laplacian_metric.laplace.options import LamOptions

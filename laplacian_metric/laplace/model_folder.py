@@ -26,7 +26,7 @@ from laplacian_metric.core.checked import Strict
 from laplacian_metric.core.dataset import Dataset, shared
 from laplacian_metric.core.images import Preparation
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.networks.layers import PixelScaling
+from laplacian_metric.encoder.layers import PixelScaling
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.trust.trust import Trust
 

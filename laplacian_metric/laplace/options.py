@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from hessians.approximations import Approximation
 from hessians.checks import Choice
-from laplacian_metric.core.options import Count, Draws, NotNegative, Positive
+from laplacian_metric.core.arguments import Count, Draws, NotNegative, Positive
 from laplacian_metric.core.parallel import Reduce
 from laplacian_metric.laplace.layer.base import Structure
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.report.evaluated import Evaluated, Images, Measured
-from laplacian_metric.report.page import Card, Gallery, Neighbour
-from laplacian_metric.report.texts import number, share
+from laplacian_metric.report.page import Card, Gallery, Neighbour, number, share
 
 CARDS = 6
 NEIGHBOURS = 5

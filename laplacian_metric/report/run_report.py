@@ -8,7 +8,7 @@ from laplacian_metric import __version__
 from laplacian_metric.metrics.evaluation import ood_name
 from laplacian_metric.report.cards import known_galleries
 from laplacian_metric.report.evaluated import Evaluated, Measured, measure
-from laplacian_metric.report.page import Page, Paragraph, Section, Table
+from laplacian_metric.report.page import Page, Paragraph, Section, Table, plain, share, without_folders
 from laplacian_metric.report.sections import (
     REFUSED,
     diagnostics_table,
@@ -19,7 +19,6 @@ from laplacian_metric.report.sections import (
     scores_section,
     with_interval,
 )
-from laplacian_metric.report.texts import plain, share, without_folders
 
 MAPPED = 1500  # points of the map
 NUMBERS = {

@@ -16,9 +16,18 @@ from laplacian_metric.metrics.sparsification import Refusal
 from laplacian_metric.report import plots
 from laplacian_metric.report.cards import ood_galleries
 from laplacian_metric.report.evaluated import Evaluated, Measured
-from laplacian_metric.report.page import Block, Paragraph, Picture, Section, Table
-from laplacian_metric.report.texts import interval, number, score_name, share
-from laplacian_metric.report.tsne import tsne_plane
+from laplacian_metric.report.page import (
+    Block,
+    Paragraph,
+    Picture,
+    Section,
+    Table,
+    interval,
+    number,
+    score_name,
+    share,
+)
+from laplacian_metric.report.plots import tsne_plane
 
 REFUSED = 20  # the share that summaries speak of, in percent
 SHARES = (0, 10, 20, 30, 50)  # of refused queries in the table, in percent

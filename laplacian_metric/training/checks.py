@@ -17,7 +17,7 @@ from laplacian_metric import metrics
 from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Keep, Learner
-from laplacian_metric.data.splits import Role, TestDataError
+from laplacian_metric.core.splits import Role, TestDataError
 from laplacian_metric.metrics.ranking import rank_by_distance
 from laplacian_metric.training.options import Sampling, TrainingOptions
 

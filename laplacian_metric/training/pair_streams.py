@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from laplacian_metric.data.randomness import permutation, uniforms
+from laplacian_metric.core.splits import permutation, uniforms
 from laplacian_metric.training.options import Sampling, TrainingOptions
 
 

@@ -23,8 +23,7 @@ from laplacian_metric.core.files import output_folder
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, PointEmbedder, Setup, Start
 from laplacian_metric.core.registry import check_options
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.loading import preparation_for
-from laplacian_metric.encoder.zoo import check_name
+from laplacian_metric.encoder.zoo import check_name, preparation_for
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest
 from laplacian_metric.laplace.model_folder import check_options as check_network_options

@@ -3,7 +3,7 @@
 Densities C_D(kappa) exp(kappa mean . x) for unit vectors x of D dimensions, with kappa from 0 (uniform) to anything
 that a floating point number can tell from a point. docs/von_mises_fisher.md derives the forms that are used.
 
-Names are imported when they are used: the Bessel expansion below this package needs numpy only.
+Names are imported when they are used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
         log_density,
         log_expected_likelihood,
     )
-    from laplacian_metric.vmf.fitting import concentration, fit
+    from laplacian_metric.vmf.fitting import StreamedFit, concentration, fit
     from laplacian_metric.vmf.positivity import log_positivity, log_positivity_matched
     from laplacian_metric.vmf.projected import ProjectedNormal, projected_normal
     from laplacian_metric.vmf.sampling import sample
-    from laplacian_metric.vmf.streaming import StreamedFit
 
 __all__ = [
     "ProjectedNormal",
@@ -58,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     "ProjectedNormal": "projected",
-    "StreamedFit": "streaming",
+    "StreamedFit": "fitting",
     "bhattacharyya": "distribution",
     "cap_probability": "cap",
     "cap_quantile": "cap",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from laplacian_metric.vmf.bessel import evaluate
-from laplacian_metric.vmf.bessel_expansion import log_uniform_density
+from laplacian_metric.vmf.bessel import evaluate, log_uniform_density
 from laplacian_metric.vmf.checks import (
     check_broadcast,
     check_dim,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from laplacian_metric.vmf.bessel import relative_log_normalizer
-from laplacian_metric.vmf.bessel_expansion import log_uniform_density
+from laplacian_metric.vmf.bessel import log_uniform_density, relative_log_normalizer
 from laplacian_metric.vmf.checks import check_entries, check_same_dim, check_unit, precise, result_dtype
 from laplacian_metric.vmf.sampling import sample as sample_vmf
 

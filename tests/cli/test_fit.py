@@ -19,7 +19,7 @@ from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data import Preparation, load
 from laplacian_metric.data.opening import Opening, divided, open_both, open_source
 from laplacian_metric.encoder import Encoder, identity_head, save_encoder, whitening_head
-from laplacian_metric.encoder.loading import preparation_for
+from laplacian_metric.encoder.zoo import preparation_for
 from laplacian_metric.laplace import fit_model as fitting
 from laplacian_metric.laplace.diagnostics import CurvatureWarning
 from laplacian_metric.laplace.layer import Structure

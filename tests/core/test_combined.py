@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.core.combined import at_norm, combine
-from laplacian_metric.core.embedding import StochasticEmbedding
+from laplacian_metric.core.embedding import StochasticEmbedding, at_norm, combine
 from laplacian_metric.core.gaussian import Gaussians
 
 float64 = torch.float64

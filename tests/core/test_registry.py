@@ -16,7 +16,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import methods
 from laplacian_metric.core.registry import Registry
 from laplacian_metric.encoder import Encoder, ReadyMade, encoder_names, register, save_encoder, zoo
-from laplacian_metric.encoder.loading import preparation_for
+from laplacian_metric.encoder.zoo import preparation_for
 from laplacian_metric.methods.pairs.deterministic import Deterministic
 
 

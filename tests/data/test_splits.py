@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from laplacian_metric import data
+from laplacian_metric.core.splits import hold_out, part_of_classes, part_of_training
 from laplacian_metric.data import Role, Split, TestDataError, require_selectable
-from laplacian_metric.data.splits import hold_out, part_of_classes, part_of_training
 
 
 def test_roles() -> None:

@@ -24,7 +24,7 @@ from laplacian_metric.demo.compute import (
 )
 from laplacian_metric.demo.page import EXAMPLES, VERDICTS, demo_page
 from laplacian_metric.report import Gallery
-from laplacian_metric.report.texts import number, share
+from laplacian_metric.report.page import number, share
 
 LOSS = ContrastiveLoss(margin=1.3, negatives="active")
 

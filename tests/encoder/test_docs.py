@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laplacian_metric.encoder import Encoder, encoder_names, zoo
+from laplacian_metric.encoder import Encoder, zoo
 from tests.pages import code_blocks, run_page
 
 
@@ -28,7 +28,7 @@ def test_the_code_on_the_page_runs(root: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_the_page_knows_every_name_and_every_method(root: Path) -> None:
     text = page(root)
-    for name in encoder_names():
+    for name in zoo._ENCODERS._places:
         assert f"| `{name}` |" in text
     for method in ("from_module", "from_name", "from_checkpoint", "with_head"):
         assert f"Encoder.{method}(" in text

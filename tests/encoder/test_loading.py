@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.loading import load_encoder
+from laplacian_metric.encoder.zoo import load_encoder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder, save_encoder
-from laplacian_metric.encoder.networks.layers import GeM, pooling_layer
+from laplacian_metric.encoder.layers import GeM, pooling_layer
 
 IMAGES = torch.rand(2, 3, 64, 64)
 

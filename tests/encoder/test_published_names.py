@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.weight_files import efficientnet_names
+from laplacian_metric.encoder.libraries import efficientnet_names
 from tests.encoder import published
 
 timm = pytest.importorskip("timm", reason="the extra vision")

@@ -14,8 +14,8 @@ from scipy import ndimage
 
 from experiments import corruptions
 from experiments.corruptions import HIDING, KINDS, corrupt, corrupt_some
+from laplacian_metric.core.splits import uniforms
 from laplacian_metric.data import load
-from laplacian_metric.data.randomness import uniforms
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.artifact import ArtifactError
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.data import Preparation
-from laplacian_metric.encoder.networks.layers import PixelScaling
+from laplacian_metric.encoder.layers import PixelScaling
 from laplacian_metric.laplace.model_folder import ModelFolder, ModelManifest
 from laplacian_metric.laplace.storage import TENSORS
 from tests.manifests import content, rewrite, version

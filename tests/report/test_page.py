@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.page import Block
+from laplacian_metric.report.evaluated import as_pixels, encode
+from laplacian_metric.report.page import Block, plain
 from laplacian_metric.report.plots import ACCENT, CLASSES
-from laplacian_metric.report.texts import plain
-from laplacian_metric.report.thumbnails import as_pixels, encode
 from tests.report.reading import HOSTILE, Reader
 
 PNG = b"\x89PNG\r\n\x1a\nrest"

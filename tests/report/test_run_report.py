@@ -17,12 +17,11 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report import Gallery, Page, Picture, Table
 from laplacian_metric.report.cards import known_galleries, ood_galleries
-from laplacian_metric.report.evaluated import Evaluated, Images, Uncertainties, measure
+from laplacian_metric.report.evaluated import Evaluated, Images, Uncertainties, encode, measure
+from laplacian_metric.report.page import number, share
 from laplacian_metric.report.plots import drawable, reliability_bins
 from laplacian_metric.report.run_report import run_report, summary
 from laplacian_metric.report.sections import BAD, FINE, diagnostics_table
-from laplacian_metric.report.texts import number, share
-from laplacian_metric.report.thumbnails import encode
 from tests.report.reading import HOSTILE, Reader
 from tests.report.runs import DIAGNOSTICS, bare, embedding, evaluated, images
 

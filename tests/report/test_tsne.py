@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from laplacian_metric.report.tsne import angles, principal_plane, tsne_plane
+from laplacian_metric.report.plots import angles, principal_plane, tsne_plane
 
 
 def directions(number: int, dim: int, seed: int = 0) -> torch.Tensor:

@@ -40,7 +40,7 @@ from laplacian_metric.core.array_gallery import ArrayGallery
 from laplacian_metric.core.check import unit_rows
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.splits import require_selectable
+from laplacian_metric.core.splits import require_selectable
 from laplacian_metric.metrics.evaluation import OWN
 from laplacian_metric.trust.view import GaussianView
 

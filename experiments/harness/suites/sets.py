@@ -20,7 +20,7 @@ from laplacian_metric import data
 from laplacian_metric.core.batch import Batch
 from laplacian_metric.core.dataset import Dataset, at_even_steps
 from laplacian_metric.core.progress import track as progress_bar
-from laplacian_metric.data.splits import Split
+from laplacian_metric.core.splits import Split
 from laplacian_metric.encoder import Encoder
 
 TRAIN, VALIDATION, SEEN, PEOPLE, CLEAN, CROPPED = "train", "validation", "seen", "people", "clean", "cropped"

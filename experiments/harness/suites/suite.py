@@ -15,8 +15,8 @@ from experiments.harness.sections import LossSection, MethodSection, NetworkSect
 from laplacian_metric import methods
 from laplacian_metric.core.checked import complaint, near, read_yaml
 from laplacian_metric.core.method import Start
+from laplacian_metric.core.splits import Role, parse_split
 from laplacian_metric.data import registry
-from laplacian_metric.data.splits import Role, parse_split
 from laplacian_metric.training import TrainingOptions
 
 FOLDER = "experiments.harness.suites"

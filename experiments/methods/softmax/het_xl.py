@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
+from laplacian_metric.core.arguments import Count, Draws
 from laplacian_metric.core.method import Learner, Method, Setup, only
-from laplacian_metric.core.options import Count, Draws
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 

@@ -15,9 +15,9 @@ from torch.nn.utils import parametrize
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
+from laplacian_metric.core.arguments import Count, NotNegative, Positive
 from laplacian_metric.core.batch import Batch, map_batches
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
-from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.heads import random_head
 

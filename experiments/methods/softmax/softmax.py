@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from experiments.methods.softmax.base import SoftmaxLearner, SoftmaxNetwork, classes_of
 from experiments.methods.softmax.probabilities import Score
+from laplacian_metric.core.arguments import Count, Draws, Positive, Probability
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Learner, Method, Setup, only
-from laplacian_metric.core.options import Count, Draws, Positive, Probability
 from laplacian_metric.encoder import Encoder
+from laplacian_metric.encoder.dropout import Pieces, dropout
 from laplacian_metric.encoder.heads import random_head
-from laplacian_metric.encoder.networks.dropout import Pieces, dropout
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Count, NotNegative, Positive, Real, Variance
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians, symmetric
 from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start, only
-from laplacian_metric.core.options import Count, NotNegative, Positive, Real, Variance
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.small import seeded
-from laplacian_metric.encoder.networks.uncertainty import (
+from laplacian_metric.encoder.layers import seeded
+from laplacian_metric.encoder.uncertainty import (
     LastNorm,
     LinearUncertaintyHead,
     UncertaintyHead,

@@ -11,12 +11,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians import Pairs
+from laplacian_metric.core.arguments import Count, Real
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
-from laplacian_metric.core.options import Count, Real
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.uncertainty import LastNorm, UncertaintyHead
+from laplacian_metric.encoder.uncertainty import LastNorm, UncertaintyHead
 from laplacian_metric.methods.gaussian.mutual_likelihood import (
     equal_variance,
     mutual_likelihood_loss,

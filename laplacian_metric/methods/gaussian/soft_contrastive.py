@@ -9,6 +9,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from laplacian_metric.core.arguments import Positive, Real
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
@@ -22,7 +23,6 @@ from laplacian_metric.core.method import (
     only,
     without_spread,
 )
-from laplacian_metric.core.options import Positive, Real
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.gaussian.match_probability import (
     Balance,

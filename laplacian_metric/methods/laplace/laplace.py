@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
+from laplacian_metric.core.arguments import Positive
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
-from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.frozen_features import features_of
 from laplacian_metric.laplace.options import LamOptions

@@ -10,12 +10,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Count, NotNegative, Positive, Variance
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup
-from laplacian_metric.core.options import Count, NotNegative, Positive, Variance
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance, VarianceHead
+from laplacian_metric.encoder.uncertainty import MeanAndVariance, VarianceHead
 from laplacian_metric.methods.pairs.triplet import NeighbourEmbedder, TripletLearner, TripletMethod
 from laplacian_metric.methods.pairs.triplet_likelihood import (
     Directed,

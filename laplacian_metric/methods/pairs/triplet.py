@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Count, NotNegative, Variance
 from laplacian_metric.core.batch import Batch, Loader, map_batches
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
@@ -29,11 +30,9 @@ from laplacian_metric.core.method import (
     only,
     scores_of,
 )
-from laplacian_metric.core.options import Count, NotNegative, Variance
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.gaussian_heads import MeanAndVariance
-from laplacian_metric.encoder.networks.small import seeded
-from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.encoder.layers import seeded
+from laplacian_metric.encoder.uncertainty import LinearUncertaintyHead, MeanAndVariance
 from laplacian_metric.methods.pairs.triplet_loss import (
     difference_covariance,
     triplet_hinge,

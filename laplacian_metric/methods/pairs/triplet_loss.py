@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from hessians import Pairs
 from hessians.pair_loss import PairBlocks, PairLoss
 from hessians.pairs import LabelPairs
+from laplacian_metric.core.arguments import Count, NotNegative
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.core.options import Count, NotNegative
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, batch_triplets, pairwise
 from laplacian_metric.vmf import length_and_variance
 from laplacian_metric.vmf.checks import precise

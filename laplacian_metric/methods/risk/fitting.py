@@ -12,7 +12,7 @@ import torch
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from laplacian_metric.core.options import Count, NotNegative, Positive
+from laplacian_metric.core.arguments import Count, NotNegative, Positive
 from laplacian_metric.core.progress import track
 from laplacian_metric.methods.risk.head import RiskHead, check_start
 from laplacian_metric.methods.risk.targets import RiskLoss, risk_loss

@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import Positive
 from laplacian_metric.core.method import Embedder, FitData, Learner, Setup, all_pairs, only
-from laplacian_metric.core.options import Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.risk.head import RiskHead
 from laplacian_metric.methods.risk.loss_prediction import RiskEmbedder, RiskMethod

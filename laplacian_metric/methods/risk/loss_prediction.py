@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import Count, Positive
 from laplacian_metric.core.batch import Loader
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, Start, only
-from laplacian_metric.core.options import Count, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.features import collect_features
 from laplacian_metric.laplace.frozen_features import features_of

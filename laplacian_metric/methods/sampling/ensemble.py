@@ -12,10 +12,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Draws, Positive
 from laplacian_metric.core.batch import Batch, device_of, map_batches
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, JointEmbedder, Learner, Method, Setup, Start
-from laplacian_metric.core.options import Draws, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.sampling.soft_neighbours import RandomImages, neighbour_disagreement
 from laplacian_metric.vmf import StreamedFit

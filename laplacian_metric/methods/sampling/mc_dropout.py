@@ -10,12 +10,12 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Draws, Probability
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
 from laplacian_metric.core.modes import evaluating
-from laplacian_metric.core.options import Draws, Probability
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.dropout import Drop, Pieces, dropout
+from laplacian_metric.encoder.dropout import Drop, Pieces, dropout
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
 
 CACHED_BYTES = 2**23

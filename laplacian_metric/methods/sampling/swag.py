@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -13,15 +13,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import parameters_to_vector
 
 from hessians.checks import Choice
+from laplacian_metric.core.arguments import Count, Draws, NotNegative
 from laplacian_metric.core.batch import Batch, Loader, map_batches, repeatable
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Keep, Learner, Method, Setup, Start, only
-from laplacian_metric.core.options import Count, Draws, NotNegative
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.layers import batch_norm_statistics, tracking_layers
+from laplacian_metric.encoder.layers import batch_norm_statistics, tracking_layers
 from laplacian_metric.methods.sampling.samples import DrawnEmbedder
 from laplacian_metric.methods.sampling.weight_moments import WeightMoments
 
@@ -91,6 +90,11 @@ class SWAG(Method):
         return SWAGLearner(only(encoders, self.name), self, setup)
 
 
+def _as_vector(weights: Iterable[Tensor]) -> Tensor:
+    """Return weights one after the other (P,), in the order of their indices; they may be channels-last."""
+    return torch.cat([weight.detach().contiguous().view(-1) for weight in weights])
+
+
 class SWAGLearner(Learner):
     """The pair loss, with a snapshot of the weights now and then."""
 
@@ -107,7 +111,7 @@ class SWAGLearner(Learner):
             raise ValueError(
                 f"no weight of {where} requires a gradient: there is nothing to train or to draw"
             )
-        self.moments = WeightMoments(parameters_to_vector(trained.values()).detach(), method.rank)
+        self.moments = WeightMoments(_as_vector(trained.values()), method.rank)
         self.steps = 0
         self.epochs = 0
 
@@ -148,7 +152,7 @@ class SWAGLearner(Learner):
 
     def collect(self) -> None:
         """Take a snapshot of the weights as they are."""
-        self.moments.add(parameters_to_vector(self.parameters()).detach())
+        self.moments.add(_as_vector(self.parameters()))
 
     def state(self) -> dict[str, Tensor]:
         counters = {"steps": torch.tensor(self.steps), "epochs": torch.tensor(self.epochs)}

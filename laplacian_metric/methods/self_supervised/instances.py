@@ -10,6 +10,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from laplacian_metric.core.arguments import NotNegative, Positive
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import (
@@ -22,7 +23,6 @@ from laplacian_metric.core.method import (
     all_pairs,
     only,
 )
-from laplacian_metric.core.options import NotNegative, Positive
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.self_supervised.set_losses import spread_loss

@@ -10,15 +10,15 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from laplacian_metric.core.arguments import Count, NotNegative, Positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 from laplacian_metric.core.info_nce import info_nce
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, only
-from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.data.views import ImageViews
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.small import seeded
-from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.encoder.layers import seeded
+from laplacian_metric.encoder.uncertainty import LinearUncertaintyHead
 from laplacian_metric.methods.self_supervised.instances import check_pairs
 from laplacian_metric.methods.self_supervised.set_losses import (
     consistency_loss,

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
+from laplacian_metric.core.arguments import Count, NotNegative, Positive
 from laplacian_metric.core.batch import map_batches
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
-from laplacian_metric.core.options import Count, NotNegative, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.spherical.vmf_contrast import log_kernel
 from laplacian_metric.methods.spherical.vmf_head import LARGEST_LOG, VMFEmbedder

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from laplacian_metric import vmf
 from laplacian_metric.core.info_nce import Negatives, info_nce, mean_of_chosen, pair_masks
-from laplacian_metric.vmf.bessel import relative_log_normalizer
-from laplacian_metric.vmf.bessel_expansion import log_uniform_density
+from laplacian_metric.vmf.bessel import log_uniform_density, relative_log_normalizer
 
 ENTRIES_AT_ONCE = 1 << 22
 

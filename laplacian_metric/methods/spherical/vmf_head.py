@@ -13,10 +13,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from laplacian_metric.core.arguments import Count, Positive
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.info_nce import Negatives
 from laplacian_metric.core.method import Embedder, FitData, Learner, Method, Setup, all_pairs, only
-from laplacian_metric.core.options import Count, Positive
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.methods.spherical.vmf_contrast import (
     contrastive_hib,

@@ -19,7 +19,7 @@ from experiments.harness.image_sets import (
 )
 from experiments.harness.sections import DataSection
 from laplacian_metric import data
-from laplacian_metric.data.splits import Role
+from laplacian_metric.core.splits import Role
 from tests.experiments.sets.miniatures import write_image
 
 

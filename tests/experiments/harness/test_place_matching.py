@@ -16,7 +16,7 @@ from experiments.harness.sections import DataSection
 from laplacian_metric import data, metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
-from laplacian_metric.data.splits import Split
+from laplacian_metric.core.splits import Split
 from laplacian_metric.metrics.ranking import rank_by
 from tests.experiments.sets import miniatures
 

@@ -20,7 +20,7 @@ from experiments.published.gaussian import (
 from hessians import Pairs
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Setup
-from laplacian_metric.encoder.networks.uncertainty import UncertaintyHead
+from laplacian_metric.encoder.uncertainty import UncertaintyHead
 from laplacian_metric.methods.gaussian.hib import HIBLearner
 from laplacian_metric.methods.gaussian.match_probability import kl_to_standard_normal
 from laplacian_metric.methods.gaussian.mutual_likelihood import mutual_likelihood_loss

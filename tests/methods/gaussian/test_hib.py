@@ -12,7 +12,7 @@ from torch import Tensor
 
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.encoder.uncertainty import LinearUncertaintyHead
 from laplacian_metric.methods.gaussian.hib import HIBEmbedder, HIBLearner, matched
 from laplacian_metric.methods.gaussian.match_probability import match_probability
 from tests.generators import seeded

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hessians import Pairs
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.uncertainty import (
+from laplacian_metric.encoder.uncertainty import (
     LARGEST_LOG_VARIANCE,
     LinearUncertaintyHead,
     UncertaintyHead,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.uncertainty import LinearUncertaintyHead
+from laplacian_metric.encoder.uncertainty import LinearUncertaintyHead
 from laplacian_metric.methods.gaussian.hib import HIB, HIBLearner
 from laplacian_metric.methods.gaussian.soft_contrastive import (
     SoftContrastiveEmbedder,

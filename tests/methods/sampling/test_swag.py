@@ -16,7 +16,7 @@ from hessians import ContrastiveLoss
 from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.layers import batch_norm_statistics
+from laplacian_metric.encoder.layers import batch_norm_statistics
 from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
 from laplacian_metric.methods.sampling.weight_moments import WeightMoments
@@ -60,6 +60,20 @@ def train(learner: SWAGLearner, epochs: int, start: int = 0) -> list[Tensor]:
 
 def unit(encoder: Encoder, x: Tensor) -> Tensor:
     return nn.functional.normalize(encoder.raw(x).detach())
+
+
+def test_a_channels_last_network_is_drawn_as_another() -> None:
+    images, points = torch.rand(6, 3, 8, 8, generator=seeded(1)), []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            encoder = Encoder(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Linear(144, 3))
+        learner = learner_of(encoder.to(memory_format=layout), rank=2)  # type: ignore[call-overload]
+        for _ in range(3):
+            step(learner, images, torch.arange(6) % 2)
+            learner.end_epoch()
+        points.append(learner.embedder(NOTHING).embed(images).mean)
+    torch.testing.assert_close(points[1], points[0])
 
 
 class TestLearner:

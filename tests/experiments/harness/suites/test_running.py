@@ -16,7 +16,7 @@ from experiments.harness.suites.measuring import chosen_by
 from experiments.harness.suites.running import choice_of
 from experiments.harness.suites.sets import UNSEEN, VALIDATION, TrackSets
 from experiments.harness.work import RunError
-from laplacian_metric.data.splits import TestDataError
+from laplacian_metric.core.splits import TestDataError
 from tests.experiments.harness.suites.tiny import content
 
 TIMES = ("seconds", "ms")

@@ -11,7 +11,7 @@ import torch
 from experiments.harness import suites
 from experiments.harness.suites import suite as files
 from experiments.harness.suites.sets import TrackSets, held_out, rows_per_class
-from laplacian_metric.data.splits import Role
+from laplacian_metric.core.splits import Role
 from tests.experiments.harness.suites.tiny import content
 
 TEST = {"data": "sample-mnist", "split": "test"}

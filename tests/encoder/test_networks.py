@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from laplacian_metric import data
 from laplacian_metric.encoder import Encoder, ReadyMade, whitening_head
-from laplacian_metric.encoder.networks.layers import GeM, PixelScaling
-from laplacian_metric.encoder.networks.resnet import original_v1, trunk
-from laplacian_metric.encoder.networks.small import CIFAR10, FashionMNIST, NDigit
+from laplacian_metric.encoder.layers import GeM, PixelScaling
+from laplacian_metric.encoder.ready_made import CIFAR10, FashionMNIST, NDigit, original_v1, trunk
 
 
 def resnet50() -> nn.Module:

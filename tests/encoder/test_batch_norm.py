@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.encoder.networks.layers import batch_norm_statistics, tracking_layers
+from laplacian_metric.encoder.layers import batch_norm_statistics, tracking_layers
 
 
 def network() -> nn.Sequential:

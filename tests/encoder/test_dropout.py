@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.dropout import Pieces, dropout
+from laplacian_metric.encoder.dropout import Pieces, dropout
 from tests.encoder.dropout_cases import conv_encoder, small_encoder
 from tests.generators import seeded
 

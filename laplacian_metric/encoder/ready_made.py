@@ -1,21 +1,23 @@
-"""Small networks by name: those of the LAM paper (appendix G.2), that of the HIB paper, and four convolutions.
+"""Networks by name: those of the LAM paper (appendix G.2), that of the HIB paper, four convolutions, and ResNet-50 with
+generalised-mean pooling, in torchvision's form and in that of the original weights.
 
-Two things make a step of theirs take two thirds of the time, or half, and change nothing of what they compute: weights
-whose channels are innermost in memory, which convolutions and poolings hand on, and a pooling that comes before the
-ReLU. The largest of some numbers, cut off at 0, is the largest of the same numbers that were cut off one by one.
+Two things make a step of the small ones take two thirds of the time, or half, and change nothing of what they compute:
+weights whose channels are innermost in memory, which convolutions and poolings hand on, and a pooling that comes before
+the ReLU. The largest of some numbers, cut off at 0, is the largest of the same numbers that were cut off one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from laplacian_metric.core.arguments import at_least, one_of
-from laplacian_metric.encoder.architecture import ReadyMade
+from laplacian_metric.encoder.layers import PixelScaling, pooling_layer
+from laplacian_metric.encoder.libraries import torchvision_model
+from laplacian_metric.encoder.zoo import ReadyMade, Target
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,64 @@ def channels_innermost(*layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(*layers).to(memory_format=torch.channels_last)
 
 
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Inside, torch's global generator starts at ``seed``; afterwards it is as it was. Without a seed: no effect."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
+TRUNK = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
+ORIGINAL_EPS = 1.001e-5
+
+
+@dataclass(frozen=True)
+class ResNet50GeMV1(ReadyMade):
+    """RGB images in [0, 1], (N, 3, H, W) -> scaling, trunk, pooling -> (N, 2048), in the form of the original weights.
+
+    Attributes:
+        pooling: "gem" or "average".
+    """
+
+    default_dim = 2048
+    num_features = 2048
+
+    pooling: str = "gem"
+
+    def backbone(self) -> nn.Module:
+        resnet = original_v1(torchvision_model("resnet50", False, {}))
+        return self._around(resnet, PixelScaling.of_original_resnet())
+
+    def published(self, backbone: nn.Module) -> tuple[Target, ...]:
+        return (Target(backbone.get_submodule("trunk"), "fc", complete=False),)
+
+    def _around(self, resnet: nn.Module, scaling: PixelScaling) -> nn.Module:
+        pool = pooling_layer(self.pooling)
+        return nn.Sequential(OrderedDict(scaling=scaling, trunk=trunk(resnet), pool=pool))
+
+
+@dataclass(frozen=True)
+class ResNet50GeM(ResNet50GeMV1):
+    """The same in torchvision's form.
+
+    Attributes:
+        pretrained: with torchvision's weights, which are downloaded.
+    """
+
+    pretrained: bool = False
+
+    def backbone(self) -> nn.Module:
+        return self._around(torchvision_model("resnet50", self.pretrained, {}), PixelScaling.of_imagenet())
+
+
+def trunk(resnet: nn.Module) -> nn.Sequential:
+    """Return everything of a torchvision ResNet before the pooling, with the same names and parameters."""
+    return nn.Sequential(OrderedDict((name, resnet.get_submodule(name)) for name in TRUNK))
+
+
+def original_v1(resnet: nn.Module) -> nn.Module:
+    """Give torchvision's ResNet-50 the form of the original weights, in place, and return it.
+
+    The first block of a stage strides in its first 1x1 convolution, where torchvision's does so in the 3x3
+    convolution, and batch normalisation adds 1.001e-5 to the variance.
+    """
+    for name in ("layer2", "layer3", "layer4"):
+        for layer, stride in (("conv1", (2, 2)), ("conv2", (1, 1))):
+            setattr(resnet.get_submodule(f"{name}.0.{layer}"), "stride", stride)  # noqa: B010
+    for module in resnet.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = ORIGINAL_EPS
+    return resnet

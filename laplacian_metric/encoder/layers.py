@@ -1,8 +1,9 @@
-"""Small layers that several networks share: poolings, input scaling, and batch norm that is recomputed."""
+"""What several networks share: poolings, input scaling, batch norm that is recomputed, and seeded initial weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -184,3 +185,14 @@ class GeM(nn.Module):
 
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}"
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Inside, torch's global generator starts at ``seed``; afterwards it is as it was. Without a seed: no effect."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

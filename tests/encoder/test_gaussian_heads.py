@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.encoder.networks.gaussian_heads import FLOOR, LARGEST, MeanAndVariance, VarianceHead
-from laplacian_metric.encoder.networks.layers import GeM
+from laplacian_metric.encoder.layers import GeM
+from laplacian_metric.encoder.uncertainty import FLOOR, LARGEST, MeanAndVariance, VarianceHead
 
 
 def test_the_variance_is_two_layers_and_softplus() -> None:

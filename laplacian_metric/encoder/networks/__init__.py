@@ -1,1 +1,0 @@
-"""Ready-made backbones, and layers that several networks share."""
