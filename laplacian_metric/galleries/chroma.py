@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,6 +37,8 @@ class ChromaGallery(EngineGallery):
 
     def _open(self, place: str) -> None:
         chromadb = client_of("chromadb", "chroma")
+        # Embedded, a search beside a removal can return an item without its metadata.
+        self._turn: Any = nullcontext() if place.startswith("http") else threading.RLock()
         settings = client_of("chromadb.config", "chroma").Settings(anonymized_telemetry=False)
         if place.startswith("http"):
             parts = urlsplit(place)
@@ -76,21 +80,24 @@ class ChromaGallery(EngineGallery):
 
     def _put(self, batch: Batch) -> None:
         metadatas = rows_of({**({self.fields.id: batch.ids} if self._whole else {}), **batch.columns})
-        self._collection.upsert(
-            [str(id_) for id_ in batch.ids], embeddings=batch.vectors, metadatas=metadatas or None
-        )
+        with self._turn:
+            self._collection.upsert(
+                [str(id_) for id_ in batch.ids], embeddings=batch.vectors, metadatas=metadatas or None
+            )
 
     def _delete(self, ids: list[Any]) -> None:
-        self._collection.delete([str(id_) for id_ in ids])
+        with self._turn:
+            self._collection.delete([str(id_) for id_ in ids])
 
     def _hits(self, queries: NDArray[np.float32], k: int, filters: Filters, native: Native) -> list[Hits]:
-        found = self._collection.query(
-            query_embeddings=queries,
-            n_results=k,
-            where=_where(filters, native.get("filter")),
-            include=["embeddings", "metadatas"],
-            **{name: value for name, value in native.items() if name != "filter"},
-        )
+        with self._turn:
+            found = self._collection.query(
+                query_embeddings=queries,
+                n_results=k,
+                where=_where(filters, native.get("filter")),
+                include=["embeddings", "metadatas"],
+                **{name: value for name, value in native.items() if name != "filter"},
+            )
         parts = zip(found["ids"], found["embeddings"], found["metadatas"], strict=True)
         return [self._as_hits(*part) for part in parts]
 
@@ -101,7 +108,8 @@ class ChromaGallery(EngineGallery):
     def _read(self, filters: Filters, among: list[Any] | None, vectors: bool) -> Hits:
         names = None if among is None else [str(id_) for id_ in among]
         include = ["embeddings", "metadatas"] if vectors else []
-        found = self._collection.get(names, where=_where(filters), include=include)
+        with self._turn:
+            found = self._collection.get(names, where=_where(filters), include=include)
         return self._as_hits(found["ids"], found["embeddings"], found["metadatas"])
 
     def _count(self, filters: Filters) -> int:
