@@ -155,7 +155,7 @@ def page(themes: list[dict[str, Any]], folder: Path) -> str:
     lines = [
         "# Evidence",
         "",
-        "This page is for sceptics: each claim of the documentation that compares two things, with the paired "
+        "Each claim of the documentation that compares two things, with the paired "
         "difference behind it, its command, and what would show that it is wrong. Differences are of two scores or "
         "methods on the same seeds, settings or situations, with Student's 95 % interval, which is wide for three "
         "seeds. Settings and situations share data sets and encoders, so that they are not independent and their "
@@ -169,9 +169,12 @@ def page(themes: list[dict[str, Any]], folder: Path) -> str:
         files = ", ".join(f"`{name.strip()}`" for name in theme["files"].split(","))
         table = theme["table"]
         lines += ["", f"## {theme['theme']}", ""]
-        lines.append(
-            f"Made by `{theme['command']}`; files: {files}; table: [{Path(table).stem}](../{table})."
+        made_by = (
+            f"Made by `{theme['command']}`"
+            if theme["command"]
+            else "Made by an earlier version, not to be made again"
         )
+        lines.append(f"{made_by}; files: {files}; table: [{Path(table).stem}](../{table}).")
         for claim in theme["claims"]:
             lines += entry(claim, results, folder)
     made_by = "Made by `python -m experiments.claims --results figures/results --out docs/evidence.md`."

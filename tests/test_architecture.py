@@ -39,7 +39,7 @@ def test_no_import_goes_the_wrong_way(root: Path) -> None:
 
 
 def test_the_drawing_of_the_house_is_current(root: Path) -> None:
-    page = (root / "docs" / "contributing" / "house.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
     assert f"```text\n{drawing(root)}\n```" in page, "replace the drawing: python -m tests.imports prints it"
 
 

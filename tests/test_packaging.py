@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,31 +82,24 @@ def test_the_readme_has_two_commands_of_one_line(root: Path) -> None:
         assert command.startswith("python3.11 -m venv ")
 
 
-def test_the_readme_has_a_picture_and_says_whom_to_cite(root: Path) -> None:
+def test_the_readme_has_a_picture_and_the_papers_are_cited(root: Path) -> None:
     text = (root / "README.md").read_text(encoding="utf-8")
     pictures = re.findall(r"!\[([^\]]{40,})\]\(([^)]+)\)", text)  # with words for whoever does not see it
     assert pictures
     assert all((root / path).is_file() for _, path in pictures)
-    cited = " ".join(code_blocks(root / "README.md", "bibtex"))
+    cited = " ".join(code_blocks(root / "docs" / "methods.md", "bibtex"))
     for title in ("Bayesian Metric Learning", "Hedged Instance Embedding", "Bayesian Triplet Loss"):
         assert title in cited
 
 
-def test_the_first_code_is_short_and_prints_what_the_page_says(
+def test_the_code_in_the_readme_prints_what_the_readme_shows(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten lines; 77 % right, 97 % of the surest, and 91 % of the digits flagged, as the README states."""
-    first = [code_blocks(root / page)[0] for page in ("README.md", "docs/index.md")]
-    assert first[0] == first[1]
-    tutorial = code_blocks(root / "docs" / "tutorials" / "posthoc.md")[1]
-    for code in (first[0], tutorial):
-        assert len([line for line in code.splitlines() if line.strip()]) == 10
-    exec(first[0], {})
-    shown = [float(number) for number in re.findall(r": (0\.\d\d)", capsys.readouterr().out)]
-    assert shown == pytest.approx([0.77, 0.97, 0.91], abs=0.015)
-    text = (root / "README.md").read_text(encoding="utf-8")
-    assert "right for 77 % of the clothes, and for 97 % of those" in text
-
-
-def test_the_code_in_the_readme_runs(root: Path) -> None:
-    assert {"answer", "known", "unknown", "w", "b", "diagonal"} <= set(run_page(root / "README.md"))
+    names: Any = run_page(root / "README.md")
+    assert names["e"].kappa.shape == (1000,)
+    shown, printed = code_blocks(root / "README.md", "text")[0], capsys.readouterr().out
+    numbers = [
+        [float(number) for number in re.findall(r"\d+\.?\d*", text)]
+        for text in (shown, printed[: len(shown)])
+    ]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1.1)  # percent; other processors round otherwise

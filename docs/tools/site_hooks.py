@@ -64,8 +64,9 @@ def _nav_entry(root: Path, path: str) -> dict[str, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the reference, and what pages link to outside of docs/."""
+    """Add the first page, which is README.md, the reference, and what pages link to outside of docs/."""
     root = _root(config)
+    files.append(File.generated(config, HOME, abs_src_path=str(root / "README.md")))
     for uri, text in reference(root).items():
         files.append(File.generated(config, uri, content=text))
     for path in linked_files(root):
@@ -92,7 +93,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: An
     inside = root / DOCS / uri
     if uri.startswith("reference/"):
         return markdown
-    path = f"{DOCS}/{uri}" if inside.is_file() else uri
+    path = f"{DOCS}/{uri}" if inside.is_file() else "README.md" if uri == HOME else uri
     return rewrite(path, markdown, lambda target: (root / target).is_dir())
 
 

@@ -113,9 +113,10 @@ def rewrite(page: str, text: str, is_folder: Callable[[str], bool]) -> str:
 
 
 def linked_files(root: Path) -> list[str]:
-    """Files and folders outside of docs/ that the pages of docs/ lead to, by way of each other's pages too."""
+    """Files and folders outside of docs/ that README.md and the pages of docs/ lead to, directly or by other pages."""
     found: list[str] = []
     waiting = [path.relative_to(root).as_posix() for path in sorted((root / DOCS).rglob("*.md"))]
+    waiting += ["README.md"] * (root / "README.md").is_file()  # the first page
     while waiting:
         page = waiting.pop(0)
         for link in links((root / page).read_text(encoding="utf-8")):

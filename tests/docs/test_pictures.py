@@ -11,7 +11,7 @@ from experiments import explain
 
 
 @pytest.mark.slow
-def test_the_picture_is_drawn(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_picture_is_drawn(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["explain", "--out", str(tmp_path)])
     explain.main()
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

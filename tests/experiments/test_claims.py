@@ -15,7 +15,7 @@ from laplacian_metric.metrics.resampling import PairedComparison
 
 COMPARISON = re.compile(r"\b(ahead of|behind|better than|worse than|outperforms?|beats)\b")
 MEASURED = re.compile(r"\]\([^)]*(figures/|evidence\.md)[^)]*\)")
-PAGES = ("README.md", "docs/index.md", "docs/results.md", "docs/trust.md", "docs/ancestors.md")
+PAGES = ("README.md", "docs/results.md", "docs/trust.md", "docs/ancestors.md")
 
 
 def blocks(text: str) -> list[str]:
