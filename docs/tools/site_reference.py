@@ -92,6 +92,12 @@ def _shown(root: Path) -> set[tuple[str, str]]:
     return {(str(node.module), alias.name) for node in nodes for alias in node.names}
 
 
+def _passed_on(packages: dict[str, Path]) -> set[tuple[str, str]]:
+    """The modules and names that a package lists as its own."""
+    trees = [_parsed(folder / "__init__.py") for folder in packages.values()]
+    return {_imported(tree)[name] for tree in trees for name in _listed(tree) if name in _imported(tree)}
+
+
 def _packages(root: Path) -> Iterator[tuple[str, Path]]:
     for top in PACKAGES:
         for init in sorted((root / top).rglob("__init__.py")):
@@ -102,7 +108,8 @@ def _packages(root: Path) -> Iterator[tuple[str, Path]]:
 
 def package_pages(root: Path) -> list[PackagePage]:
     """The page of every package that has public names."""
-    packages, shown = dict(_packages(root)), _shown(root)
+    packages = dict(_packages(root))
+    shown = _shown(root) | _passed_on(packages)
     pages = []
     for package, folder in packages.items():
         tree = _parsed(folder / "__init__.py")
