@@ -90,7 +90,7 @@ def test_a_method_of_your_own(page: Any) -> None:
 
 def test_data_of_your_own(page: Any) -> None:
     names = page("tutorials/data_set")
-    assert len(names["photos"]) == 48
+    assert len(names["photos"]) == 60
     assert np.bincount(names["insects"].labels).tolist() == [2, 2, 2, 2]
 
 

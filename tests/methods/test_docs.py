@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from laplacian_metric import methods
-from laplacian_metric.core.embedding import StochasticEmbedding
 from tests.pages import run_page
 
 
 def test_the_code_on_the_page_runs(root: Path) -> None:
     names = run_page(root / "docs" / "methods.md")
-    both, e = names["both"], names["e"]
+    both: Any = names["both"]
     assert (int(both.aleatoric.argmax()), int(both.epistemic.argmax())) == (1, 2)
-    assert isinstance(e, StochasticEmbedding)
-    assert e.samples is not None
-    assert tuple(e.samples.shape) == (3, 8, 3)
 
 
 def test_every_method_is_in_the_table(root: Path) -> None:
