@@ -126,11 +126,6 @@ def test_a_manifest_says_what_wrote_it(tmp_path: Path) -> None:
     assert whole(tmp_path / "n")
 
 
-def test_torch_is_not_needed(root: Path) -> None:
-    code = "import sys, laplacian_metric.core.artifact; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
-
-
 def test_what_is_read_stays(tmp_path: Path) -> None:
     write(tmp_path / "n", 1)
     with load(tmp_path / "n", Numbers) as opened:

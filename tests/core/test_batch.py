@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,34 +54,6 @@ def test_labels_come_with_the_inputs_where_they_are_needed(labels: Any) -> None:
     assert as_batch({**words, "labels": labels}).inputs == words
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        (X, "batch 3 of the loader is a Tensor: a loader that yields .inputs, labels. is needed"),
-        ((X, Y, Y), "batch 3 of the loader is a tuple of 3"),
-        ((), "batch 3 of the loader is a tuple of 0"),
-        ({"words": X}, "batch 3 of the loader is a dict"),
-        ((X, 4), "entry 3 of the loader has a single label"),
-        ((X, "ant"), "entry 3 of the loader has a single label"),
-        ((X, Y.float()), "batch 3 of the loader: labels has dtype torch.float32"),
-        ((X, Y[:, None]), r"batch 3 of the loader: labels has shape \(2, 1\)"),
-        ((X, [[1], [2]]), r"has shape \(2, 1\)"),
-        ((X, [[], {}]), "batch 3 of the loader: labels has"),
-        ((3.0, Y), "the inputs of batch 3 of the loader are a float"),
-    ],
-)
-def test_batches_without_labels_are_refused_where_these_are_needed(item: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        as_batch(item, 3, labelled=True)
-
-
-def test_as_many_labels_as_images_are_needed() -> None:
-    with pytest.raises(ValueError, match="batch 0 of the loader has 2 labels for 3 images"):
-        as_batch((torch.zeros(3, 1), Y), labelled=True)
-    with pytest.raises(TypeError, match="tuple of 0"):
-        as_batch(())
-
-
 def test_one_batch_a_data_set_and_loaders_are_told_apart() -> None:
     for single in (X, X.numpy(), (X, X), {"words": X}, UserDict(words=X), Batch(X)):
         assert is_single(single)
@@ -88,12 +61,6 @@ def test_one_batch_a_data_set_and_loaders_are_told_apart() -> None:
     for loader in ([X, X], iter([X, X]), DataLoader(TensorDataset(X, Y), batch_size=1)):
         assert not is_single(loader)
         assert len(list(read(loader))) == 2
-    with pytest.raises(TypeError, match="two tensors are no loader"):
-        list(read((X, Y), labelled=True))
-    with pytest.raises(TypeError, match=r"a TensorDataset yields images and no batches: .*DataLoader"):
-        list(read(TensorDataset(X, Y)))
-    with pytest.raises(TypeError, match="a float is no loader"):
-        list(read(0.5))
 
 
 def test_a_loader_is_read_once_in_evaluation_mode_and_without_gradients() -> None:
@@ -117,12 +84,6 @@ def test_a_loader_is_read_once_in_evaluation_mode_and_without_gradients() -> Non
     torch.testing.assert_close(torch.cat(parts), module[0](torch.cat([X, X + 1])).detach())
     labels = map_batches(lambda batch: batch.labels, [(X, Y), (X, ["ant", "bee"])], module, labelled=True)
     assert [len(part) for part in labels if part is not None] == [2, 2]
-
-
-@pytest.mark.parametrize("loader", [[], iter([]), DataLoader(TensorDataset(X[:0], Y[:0]))])
-def test_an_empty_loader_is_refused(loader: Any) -> None:
-    with pytest.raises(ValueError, match="the loader is empty"):
-        map_batches(len, loader, nn.Identity())
 
 
 def test_what_is_read_once_only_is_kept_to_be_read_again() -> None:
@@ -179,3 +140,40 @@ def test_a_stream_without_a_length_is_read(progress: bool | None) -> None:
     loader = DataLoader(Stream(), batch_size=2)
     (batch,) = read(loader, labelled=True, progress=progress)
     assert torch.equal(batch.inputs, X)
+
+
+BATCHES: list[tuple[Any, str]] = [
+    (X, "batch 3 of the loader"),
+    ((X, Y, Y), "batch 3 of the loader"),
+    ((), "batch 3 of the loader"),
+    ({"words": X}, "batch 3 of the loader"),
+    ((X, 4), "entry 3 of the loader"),
+    ((X, "ant"), "entry 3 of the loader"),
+    ((X, Y.float()), "batch 3 of the loader: labels"),
+    ((X, Y[:, None]), "batch 3 of the loader: labels"),
+    ((X, [[1], [2]]), "batch 3 of the loader: labels"),
+    ((X, [[], {}]), "batch 3 of the loader: labels"),
+    ((3.0, Y), "inputs of batch 3 of the loader"),
+    ((torch.zeros(3, 1), Y), "batch 3 of the loader has 2 labels"),
+]
+LOADERS: list[tuple[Any, str]] = [
+    ((X, Y), "loader"),
+    (TensorDataset(X, Y), "DataLoader"),
+    (0.5, "loader"),
+    ([], "loader is empty"),
+    (iter([]), "loader is empty"),
+    (DataLoader(TensorDataset(X[:0], Y[:0])), "loader is empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("use", "named"),
+    [
+        *((partial(as_batch, item, 3, labelled=True), named) for item, named in BATCHES),
+        *((partial(map_batches, len, item, nn.Identity(), labelled=True), named) for item, named in LOADERS),
+        (partial(as_batch, ()), "tuple"),
+    ],
+)
+def test_what_is_no_batch_or_no_loader_is_refused(use: Any, named: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=named):
+        use()

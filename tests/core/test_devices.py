@@ -13,10 +13,7 @@ from hessians import ContrastiveLoss, checks
 from hessians.checks import exact_device
 from laplacian_metric import LAM, Encoder
 from laplacian_metric.cli.options import checked_device
-from laplacian_metric.core import dataset
-from laplacian_metric.core.batch import best_device, to_device
-from laplacian_metric.data import from_arrays
-from laplacian_metric.laplace.features import collect_features
+from laplacian_metric.core.batch import best_device
 from laplacian_metric.training import loop
 from laplacian_metric.vmf.checks import precise
 from tests.training.cases import Case
@@ -64,59 +61,6 @@ def test_concentrations_are_computed_in_float32_where_there_is_nothing_wider(
     assert precise(torch.ones(2)).dtype == torch.float32
     loss = ContrastiveLoss(power=1, distance="euclidean")
     assert loss._centre(torch.randn(4, 3)).dtype == torch.float32
-
-
-def test_features_leave_the_device_as_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[int] = []
-    own = torch.Tensor.cpu
-
-    def noted(self: torch.Tensor, *options: Any) -> torch.Tensor:
-        if self.shape == (5, 4):
-            moved.append(len(self))
-        return own(self, *options)
-
-    monkeypatch.setattr(torch.Tensor, "cpu", noted)
-    encoder = Encoder(torch.nn.Identity(), torch.nn.Linear(4, 3)).eval()
-    batches = [(torch.randn(5, 4), torch.arange(5) % 2) for _ in range(3)]
-    assert len(collect_features(encoder, batches)) == 15
-    assert moved == [5, 5, 5]
-
-
-def test_batches_are_pinned_where_there_is_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: list[bool] = []
-
-    class Loader(dataset.DataLoader[Any]):
-        def __init__(self, *arguments: Any, pin_memory: bool, **named: Any) -> None:
-            options.append(pin_memory)
-            super().__init__(*arguments, **named)
-
-    images = from_arrays(torch.zeros(4, 8, 8, dtype=torch.uint8), [0, 0, 1, 1], split="train")
-    augmented = images.prepared(augment=lambda image: image)
-    monkeypatch.setattr(dataset, "DataLoader", Loader)
-    for available in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert len(list(augmented.batches([torch.arange(4)]))) == 1
-    assert options == [False, True]
-    pinned: list[int] = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(len(self)) or self)
-    assert len(next(iter(images.batches()))) == 4
-    assert pinned == [4]
-
-
-@pytest.mark.parametrize(("pinned", "cuda"), [(True, True), (False, True), (True, False)])
-def test_only_pinned_batches_are_copied_while_a_gpu_computes(pinned: bool, cuda: bool) -> None:
-    class Inputs(torch.Tensor):
-        def is_pinned(self, device: Any = None) -> bool:
-            return pinned
-
-        def to(self, device: Any, non_blocking: bool = False) -> Any:  # type: ignore[override]
-            return non_blocking
-
-    class Parameter(torch.Tensor):
-        is_cuda = cuda
-
-    like = torch.ones(1).as_subclass(Parameter)
-    assert to_device(torch.ones(2).as_subclass(Inputs), like) == (pinned and cuda)
 
 
 def test_losses_that_are_read_later_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What every method returns: made from Gaussians or from samples, cut, joined, moved and sampled."""
+"""What every method returns: made from Gaussians or from samples, cut, joined, sampled, and two combined."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from laplacian_metric import vmf
-from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
+from laplacian_metric.core.embedding import StochasticEmbedding, at_norm, combine, unit_rows
 from laplacian_metric.core.gaussian import Gaussians
 
 float64 = torch.float64
@@ -167,9 +169,6 @@ def test_rows(make: Make) -> None:
             samples=None if e.samples is None else e.samples[:, images],
         )
         assert_same(some, expected)
-    for beyond in (4, -5):
-        with pytest.raises(IndexError, match=f"image {beyond} of 4 images"):
-            e[beyond]
     assert_same(StochasticEmbedding.cat(list(e)), e)
 
 
@@ -187,23 +186,6 @@ def test_cat_and_to(make: Make) -> None:
     assert_same(e.to(), e)
 
 
-def test_what_cannot_be_joined() -> None:
-    for parts in (
-        [_closed_form(2), _sampled(2)],
-        [_both(2), _closed_form(2)],
-        [_scored(2), _both(2)],
-    ):
-        with pytest.raises(ValueError, match="some parts have Gaussians or samples and some have not"):
-            StochasticEmbedding.cat(parts)
-    with pytest.raises(ValueError, match="no parts"):
-        StochasticEmbedding.cat([])
-    draws = [StochasticEmbedding.from_samples(joint_samples(2, draws=draws)) for draws in (4, 5)]
-    with pytest.raises(ValueError, match="different numbers of joint samples, 4 and 5"):
-        StochasticEmbedding.cat(draws)
-    with pytest.raises(ValueError, match="different numbers of dimensions, 2 and 3"):
-        StochasticEmbedding.cat([StochasticEmbedding.from_gaussians(gaussians(2, dim)) for dim in (3, 2)])
-
-
 @every_kind
 def test_no_images(make: Make) -> None:
     none = make(0)
@@ -212,14 +194,9 @@ def test_no_images(make: Make) -> None:
     assert_same(none[:], none)
     assert_same(StochasticEmbedding.cat([none, make(3)]), make(3))
     assert none.to(dtype=torch.float32).kappa.dtype == torch.float32
-    with pytest.raises(IndexError, match="image 0 of 0 images"):
-        none[0]
 
 
 def test_the_variance_before_the_norm() -> None:
-    for make in (_sampled, _scored):
-        with pytest.raises(ValueError, match="no Gaussian of u, so there is no variance before the norm"):
-            _ = make(2).variance
     axes = torch.linalg.qr(normal(3, 3, seed=7)).Q
     turned = Gaussians(normal(2, 3, seed=0), normal(2, 3, seed=1).square(), axes)
     e = StochasticEmbedding.from_gaussians(turned)
@@ -233,40 +210,11 @@ def test_another_score(make: Make) -> None:
     scored = e.with_uncertainty(score)
     assert scored.uncertainty is score
     assert_same(scored.with_uncertainty(e.uncertainty), e)
-    with pytest.raises(ValueError, match=r"uncertainty has shape \(2,\), \(3,\) is needed"):
-        e.with_uncertainty(score[:2])
 
 
 def test_joint_samples_beside_the_distribution() -> None:
     e, samples = _closed_form(3), joint_samples(3)
     assert_same(e.with_samples(samples), _both(3))
-    with pytest.raises(ValueError, match=r"samples has shape \(6, 2, 3\), \(S, 3, 3\) is needed"):
-        e.with_samples(samples[:, :2])
-
-
-@pytest.mark.parametrize(("wrong", "norm"), [(0.0, "0"), (math.nan, "nan"), (math.inf, "inf")])
-def test_embeddings_without_a_direction_are_named(wrong: float, norm: str) -> None:
-    u = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
-    u[[1, 3]] = wrong
-    message = f"2 of 4 embeddings have no direction, the first is row 1 with norm {norm}"
-    with pytest.raises(ValueError, match=message):
-        unit_rows(u)
-    with pytest.raises(ValueError, match=message):
-        StochasticEmbedding.from_gaussians(Gaussians(u, torch.ones(4, 2)))
-
-
-def test_shapes_are_checked() -> None:
-    point, one = torch.eye(3), torch.ones(3)
-    with pytest.raises(ValueError, match=r"mean has shape \(2, 3\), \(3, 3\) is needed"):
-        StochasticEmbedding(point, point[:2], one, one)
-    with pytest.raises(ValueError, match=r"kappa has shape \(3, 1\), \(3,\) is needed"):
-        StochasticEmbedding(point, point, one[:, None], one)
-    with pytest.raises(ValueError, match=r"gaussians are \(2, 3\), \(3, 3\) is needed"):
-        StochasticEmbedding(point, point, one, one, gaussians(2))
-    with pytest.raises(ValueError, match=r"point has shape \(3,\), two dimensions are needed"):
-        StochasticEmbedding(one, point, one, one)
-    with pytest.raises(ValueError, match="k is 0, at least one sample"):
-        _closed_form(2).sample(0)
 
 
 @every_kind
@@ -280,5 +228,164 @@ def test_the_posterior_it_comes_from_stays_with_it(make: Make) -> None:
         == "one"
     )
     assert StochasticEmbedding.cat([e, e[:2]]).source == "one"
-    with pytest.raises(ValueError, match="different posteriors"):
-        StochasticEmbedding.cat([e, make(4)])
+
+
+def around(kappa: Tensor, dim: int = 5, seed: int = 0) -> StochasticEmbedding:
+    generator = torch.Generator().manual_seed(seed)
+    mean = F.normalize(torch.randn(len(kappa), dim, dtype=float64, generator=generator), dim=1).to(
+        kappa.dtype
+    )
+    return StochasticEmbedding(mean, mean, kappa, kappa.reciprocal())
+
+
+def test_samples_of_both_have_its_kappa_and_variance() -> None:
+    generator = torch.Generator().manual_seed(1)
+    aleatoric = around(torch.tensor([4.0, 50.0, 10.0], dtype=float64))
+    epistemic = around(torch.tensor([30.0, 6.0, 10.0], dtype=float64))
+    combined = combine(aleatoric, epistemic)
+    count = 100_000
+    directions = vmf.sample(epistemic.mean, epistemic.kappa, count, generator=generator)
+    flat = directions.reshape(-1, 5)
+    drawn = vmf.sample(flat, aleatoric.kappa.repeat(count), 1, generator=generator)[0].reshape(count, 3, 5)
+    mean = drawn.mean(0)
+    variance = 1 - mean.square().sum(1)
+    torch.testing.assert_close(combined.total.uncertainty, variance, rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        combined.total.kappa, vmf.concentration(mean.norm(dim=1), 5), rtol=0.01, atol=0
+    )
+    # What the network leaves open is the variance of the mean directions that images with its weights would have.
+    torch.testing.assert_close(
+        combined.epistemic,
+        vmf.mean_resultant_length(aleatoric.kappa, 5).square() * (1 - directions.mean(0).square().sum(1)),
+        rtol=0.01,
+        atol=0,
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    one=st.floats(0, 1e9),
+    other=st.floats(0, 1e9),
+    dim=st.sampled_from([2, 3, 16, 512]),
+    seed=st.integers(0, 9),
+)
+def test_shares_add_up_and_the_total_is_no_surer_than_either(
+    one: float, other: float, dim: int, seed: int
+) -> None:
+    kappas = [torch.tensor([value], dtype=float64) for value in (one, other)]
+    combined = combine(around(kappas[0], dim, seed), around(kappas[1], dim, seed))
+    torch.testing.assert_close(combined.aleatoric + combined.epistemic, combined.total.uncertainty)
+    lengths = [vmf.mean_resultant_length(kappa, dim) for kappa in kappas]
+    torch.testing.assert_close(
+        1 - (lengths[0] * lengths[1]).square(), combined.total.uncertainty, rtol=1e-6, atol=1e-12
+    )
+    assert (combined.total.kappa <= torch.minimum(*kappas) * (1 + 1e-6)).all()
+
+
+def test_the_total_tells_images_apart_of_which_little_is_known() -> None:
+    kappa = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0])
+    total = combine(around(kappa, 512), around(kappa, 512)).total
+    assert (total.uncertainty.diff() < 0).all()
+    assert total.kappa.dtype == torch.float32
+
+
+def test_certainty_of_one_leaves_the_other() -> None:
+    kappa = torch.tensor([0.0, 3.0, 1e4], dtype=float64)
+    certain = torch.full_like(kappa, math.inf)
+    by_image, by_network = combine(around(kappa), around(certain)), combine(around(certain), around(kappa))
+    for combined in (by_image, by_network):
+        torch.testing.assert_close(combined.total.kappa, kappa, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(by_image.epistemic, torch.zeros(3, dtype=float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(by_network.aleatoric, torch.zeros(3, dtype=float64), rtol=0, atol=1e-12)
+
+
+def test_small_concentrations_add_their_reciprocals_where_both_are_large() -> None:
+    """In the plane around a direction both are Gaussians, whose variances add up."""
+    one, other = torch.tensor([1e7], dtype=float64), torch.tensor([3e7], dtype=float64)
+    kappa = combine(around(one), around(other)).total.kappa
+    torch.testing.assert_close(kappa, 1 / (1 / one + 1 / other), rtol=1e-6, atol=0)
+
+
+def test_spaces_may_differ_and_directions_are_the_networks() -> None:
+    aleatoric, epistemic = (
+        around(torch.tensor([4.0, 9.0]), dim=3),
+        around(torch.tensor([4.0, 9.0]), dim=8, seed=5),
+    )
+    combined = combine(aleatoric, epistemic)
+    assert torch.equal(combined.total.point, epistemic.point)
+    assert combined.total.kappa.dtype == torch.float32
+    assert len(combined) == 2
+    assert len(combine(aleatoric[:0], epistemic[:0])) == 0
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_at_one_norm_only_the_covariance_counts(whole: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    mean = torch.randn(6, 4, dtype=float64, generator=generator)
+    variance = 0.01 * torch.rand(6, 4, dtype=float64, generator=generator)
+    covariance = torch.diag_embed(variance) if whole else variance
+    e = StochasticEmbedding.from_gaussians(Gaussians(mean, covariance))
+    scaled = StochasticEmbedding.from_gaussians(Gaussians(7 * mean, covariance))
+    placed, other = at_norm(e, 2.0), at_norm(scaled, 2.0)
+    torch.testing.assert_close(placed.kappa, other.kappa)
+    torch.testing.assert_close(placed.point, e.point)
+    assert placed.gaussians is not None
+    torch.testing.assert_close(placed.gaussians.mean.norm(dim=1), torch.full((6,), 2.0, dtype=float64))
+    assert torch.equal(placed.variance, e.variance)
+    # Where a mean has the norm already, nothing changes.
+    norm = float(mean[0].norm())
+    torch.testing.assert_close(at_norm(e, norm).kappa[0], e.kappa[0])
+
+
+EYE, ONES = torch.eye(3), torch.ones(3)
+LOST = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+join = StochasticEmbedding.cat
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "named"),
+    [
+        (lambda: join([_closed_form(2), _sampled(2)]), ValueError, "parts"),
+        (lambda: join([_both(2), _closed_form(2)]), ValueError, "parts"),
+        (lambda: join([_scored(2), _both(2)]), ValueError, "parts"),
+        (lambda: join([]), ValueError, "parts"),
+        (
+            lambda: join([StochasticEmbedding.from_samples(joint_samples(2, draws=k)) for k in (4, 5)]),
+            ValueError,
+            "samples, 4 and 5",
+        ),
+        (
+            lambda: join([StochasticEmbedding.from_gaussians(gaussians(2, dim)) for dim in (3, 2)]),
+            ValueError,
+            "dimensions, 2 and 3",
+        ),
+        (lambda: join([_closed_form(2).with_source("one"), _closed_form(2)]), ValueError, "posteriors"),
+        (lambda: StochasticEmbedding(EYE, EYE[:2], ONES, ONES), ValueError, "mean"),
+        (lambda: StochasticEmbedding(EYE, EYE, ONES[:, None], ONES), ValueError, "kappa"),
+        (lambda: StochasticEmbedding(EYE, EYE, ONES, ONES, gaussians(2)), ValueError, "gaussians"),
+        (lambda: StochasticEmbedding(ONES, EYE, ONES, ONES), ValueError, "point"),
+        (lambda: _closed_form(2).sample(0), ValueError, "k is 0"),
+        (lambda: _sampled(2).variance, ValueError, "variance"),
+        (lambda: _scored(2).variance, ValueError, "variance"),
+        (lambda: _closed_form(3).with_uncertainty(ONES[:2]), ValueError, "uncertainty"),
+        (lambda: _closed_form(3).with_samples(joint_samples(2)), ValueError, "samples"),
+        (lambda: _both(4)[4], IndexError, "image 4 of 4"),
+        (lambda: _sampled(4)[-5], IndexError, "image -5 of 4"),
+        (lambda: _scored(0)[0], IndexError, "image 0 of 0"),
+        (lambda: unit_rows(LOST), ValueError, "row 1 with norm 0"),
+        (lambda: unit_rows(LOST / LOST.norm(dim=1, keepdim=True)), ValueError, "row 1 with norm nan"),
+        (lambda: unit_rows(LOST + torch.tensor([[0.0], [math.inf], [0.0], [0.0]])), ValueError, "norm inf"),
+        (
+            lambda: StochasticEmbedding.from_gaussians(Gaussians(LOST, torch.ones(4, 2))),
+            ValueError,
+            "2 of 4 embeddings",
+        ),
+        (lambda: combine(around(ONES[:2]), around(ONES)), ValueError, "aleatoric"),
+        (lambda: combine(around(torch.tensor([1.0, math.nan])), around(ONES[:2])), ValueError, "kappa"),
+        (lambda: at_norm(around(ONES), 1.0), ValueError, "norm"),
+        (lambda: at_norm(_closed_form(2), 0.0), ValueError, "norm"),
+    ],
+)
+def test_bad_input_is_named(use: Callable[[], object], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        use()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -15,7 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric import LAM, Encoder, OnlineLAM, metrics
 from laplacian_metric.core.labels import as_labels
 
 
@@ -50,6 +53,7 @@ NUMBERS = (
     np.array([3, 0, 3], dtype=object),
     Column([3, 0, 3]),
     [True, False],
+    [],
 )
 
 
@@ -102,18 +106,51 @@ def test_numbers_are_the_same_in_another_process(root: Path) -> None:
         (iter("ant"), "labels is a str_"),
         (np.array(["ant", None]), "labels has at 1 None"),
         (torch.tensor([1 + 1j]), "labels has dtype torch.complex64"),
+        (torch.zeros(2, 1).long(), "labels"),
+        ([[1, 2]], "labels"),
+        (np.array([["a", "b"]]), "labels"),
+        (3, "labels"),
     ],
 )
 def test_what_names_no_class_is_refused(labels: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         as_labels("labels", labels)
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(2, 1).long(), [[1, 2]], np.array([["a", "b"]]), 3])
-def test_one_label_for_each_image_is_needed(labels: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="labels"):
-        as_labels("labels", labels)
+CLASSES = np.arange(60) % 3
+FEATURES = (np.eye(6)[CLASSES] + 0.2 * np.random.default_rng(0).normal(size=(60, 6))).astype(np.float32)
+NAMES = np.array(["cat", "dog", "eel"])[CLASSES]
 
 
-def test_no_labels_are_no_labels() -> None:
-    assert as_labels("labels", []).dtype == torch.int64
+def fitted(features: Any, labels: Any) -> LAM:
+    torch.manual_seed(0)
+    return LAM(Encoder(nn.Identity(), nn.Linear(6, 3)), ContrastiveLoss()).fit_features(
+        features, labels, check_mode=False
+    )
+
+
+def online(labels: Any) -> float:
+    torch.manual_seed(0)
+    encoder = Encoder(nn.Identity(), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    trained = OnlineLAM(encoder, optimizer, ContrastiveLoss(), num_images=60, generator=generator)
+    return trained.step(torch.from_numpy(FEATURES), labels)
+
+
+USES: dict[str, Callable[[Any], float]] = {
+    "pairs": lambda labels: float(Pairs.from_labels(labels).num_positives),
+    "fit": lambda labels: fitted(FEATURES, labels).log_marginal_likelihood(),
+    "embed": lambda labels: float(fitted(FEATURES, labels).embed_features(FEATURES).kappa.sum()),
+    "online": online,
+    "recall": lambda labels: metrics.recall_at_k(
+        FEATURES / np.linalg.norm(FEATURES, axis=1, keepdims=True), labels
+    ),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_text_and_arrays_give_what_numbers_in_tensors_give(use: str) -> None:
+    expected = USES[use](torch.from_numpy(CLASSES))
+    for labels in (CLASSES, NAMES, NAMES.tolist()):
+        assert USES[use](labels) == pytest.approx(expected)

@@ -1,13 +1,15 @@
-"""Progress bars: nothing of them changes what is iterated, and nothing is shown where nobody looks."""
+"""Progress: what is iterated stays, long work says how long it takes, and nothing is shown where nobody looks."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from laplacian_metric.core.progress import track
+from laplacian_metric.core import progress
+from laplacian_metric.core.progress import Bar, Pace, track
 
 
 def unsized() -> Iterator[int]:
@@ -30,16 +32,6 @@ def test_without_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(track([1, 2], "counting")) == [1, 2]
 
 
-def test_an_error_passes_through() -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        raise RuntimeError("broken loader")
-
-    for show in (True, False):
-        with pytest.raises(RuntimeError, match="broken loader"):
-            list(track(failing(), "counting", show=show))
-
-
 def test_items_are_taken_when_they_are_asked_for() -> None:
     taken = []
 
@@ -50,3 +42,59 @@ def test_items_are_taken_when_they_are_asked_for() -> None:
 
     bar = track(items(), "counting", show=False)
     assert (next(bar), next(bar), taken) == (0, 1, [0, 1])
+
+
+def clock(seconds_per_call: float) -> Callable[[], float]:
+    now = [0.0]
+
+    def read() -> float:
+        now[0] += seconds_per_call
+        return now[0]
+
+    return read
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Every look at the clock takes 6 seconds."""
+    monkeypatch.setattr(progress.time, "monotonic", clock(6.0))
+    monkeypatch.setattr(Pace.__init__, "__kwdefaults__", {"unit": "steps", "clock": progress.time.monotonic})
+    caplog.set_level(logging.INFO, "laplacian_metric.progress")
+    return caplog
+
+
+def test_an_estimate_comes_first_and_then_how_far_it_is(slow: pytest.LogCaptureFixture) -> None:
+    assert list(track(range(10), "features")) == list(range(10))
+    assert slow.messages == [
+        "features: 10 batches, about 60 s",
+        "features: 6 of 10 batches, about 24 s left",
+    ]
+
+
+def test_a_bar_shows_how_far_it_is_itself(slow: pytest.LogCaptureFixture) -> None:
+    list(track(range(10), "features", show=True))
+    assert slow.messages == ["features: 10 batches, about 60 s"]
+
+
+def test_of_unknown_length_only_what_is_done_is_said(slow: pytest.LogCaptureFixture) -> None:
+    list(track(iter(range(6)), "reading"))
+    assert slow.messages == ["reading: 4 batches"]
+
+
+def test_nothing_is_said_of_quick_work_and_where_nobody_wants_it(
+    slow: pytest.LogCaptureFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    list(track(range(10), "features", show=False))
+    quick = Pace("features", 5, lines=True, clock=clock(0.5))
+    assert [quick.advance(done) for done in range(1, 6)] == [None] * 5
+    assert caplog.messages == []
+
+
+def test_a_training_says_how_long_all_its_epochs_take(slow: pytest.LogCaptureFixture) -> None:
+    with Bar(3) as bar:
+        for epoch in (1, 2, 3):
+            bar.begin(epoch, steps=4)
+            for _ in range(4):
+                bar.step(0.5)
+    assert slow.messages[0] == "training: 12 steps, about 72 s"
+    assert len(slow.messages) == 3

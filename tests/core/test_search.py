@@ -16,7 +16,6 @@ from torch.nn.functional import normalize
 
 from laplacian_metric.core import search as neighbours
 from laplacian_metric.core.search import Nearest, best_by_score, search, search_blocks
-from laplacian_metric.data import load
 
 ROW = neighbours.BYTES_PER_SIMILARITY * neighbours.GROUP  # memory for one query of a gallery of one group
 
@@ -113,12 +112,12 @@ def test_faiss_finds_the_same(dim: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 5, 99])
-@pytest.mark.parametrize("rows", [1, 7, 64, 10_000])
+@pytest.mark.parametrize("rows", [0, 1, 7, 64, 10_000])
 def test_one_block_and_many_give_the_same(rows: int, k: int) -> None:
     z = unit(150, 3)
     z[100:] = z[:50]
     whole = search(z, k)
-    parts = search(z, k, memory=ROW * 3 * rows)
+    parts = search(z, k, memory=max(1, ROW * 3 * rows))
     assert_same(whole, parts)
 
 
@@ -174,13 +173,6 @@ def test_half_precision_is_taken() -> None:
     assert torch.equal(search(half, 3).indices, search(normalize(half.double(), dim=1), 3).indices)
 
 
-def test_neighbours_of_real_images() -> None:
-    images = load("sample-fashion-mnist", "test").images[:300].flatten(1).double()
-    z = normalize(images - images.mean(0), dim=1)
-    similarity = (z @ z.T).fill_diagonal_(-2)
-    assert torch.equal(search(z.float(), 1).indices[:, 0], similarity.argmax(1))
-
-
 def test_blocks_are_as_deep_as_their_deepest_query() -> None:
     z = unit(6, 3)
     depth = torch.tensor([1, 3, 1, 2, 5, 1])
@@ -193,10 +185,6 @@ def test_blocks_are_as_deep_as_their_deepest_query() -> None:
     full = search(z, 5).indices
     for rows, block in blocks:
         assert torch.equal(block.indices, full[rows, : block.indices.shape[1]])
-
-
-def test_every_memory_budget_holds_at_least_one_query() -> None:
-    assert search(unit(5, 2), 2, memory=1).indices.shape == (5, 2)
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,6 @@ def test_the_backbone_alone(tmp_path: Path) -> None:
         Encoder.from_checkpoint(tmp_path / "a.pt", network(2))
 
 
-def test_a_named_head_of_any_module(tmp_path: Path) -> None:
-    trained = models.Residual().eval()
-    torch.save(trained.state_dict(), tmp_path / "a.pt")
-    images = torch.rand(2, 3, 7, 7)
-    encoder = Encoder.from_checkpoint(tmp_path / "a.pt", models.Residual, head="fc", example_inputs=images)
-    torch.testing.assert_close(encoder.eval().raw(images), trained(images))
-
-
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar-10"])
 def test_what_is_saved_says_what_it_is(tmp_path: Path, name: str, normalize: bool) -> None:
@@ -248,27 +240,3 @@ def test_files_of_code_and_of_something_else_are_refused(
     (tmp_path / name).write_bytes(content())
     with pytest.raises(ValueError, match=name):
         Encoder.from_checkpoint(tmp_path / name, network)
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent"):
-        Encoder.from_checkpoint(tmp_path / "absent.pt", network)
-    with pytest.raises(IsADirectoryError):
-        Encoder.from_checkpoint(tmp_path, network)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "error", "named"),
-    [
-        (network, {"dim": 3}, TypeError, "dim"),
-        ("cifar-10", {"head": "2"}, TypeError, "head"),
-        ("cifar", {}, ValueError, "'cifar'"),
-        (network, {"part": "body"}, ValueError, "part"),
-    ],
-)
-def test_options_that_do_not_fit(
-    name: Any, options: dict[str, Any], error: type[Exception], named: str, tmp_path: Path
-) -> None:
-    torch.save(network().state_dict(), tmp_path / "a.pt")
-    with pytest.raises(error, match=named):
-        Encoder.from_checkpoint(tmp_path / "a.pt", name, **options)

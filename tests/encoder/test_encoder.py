@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -86,87 +84,6 @@ def test_many_weights_at_once_by_vmap() -> None:
     h = encoder.features(images)
     expected = F.normalize(torch.einsum("szh,nh->snz", weights, h) + encoder.head.bias, dim=2)
     torch.testing.assert_close(torch.func.vmap(embed)(weights), expected)
-
-
-def test_a_zero_vector_has_no_direction() -> None:
-    encoder = Encoder(nn.Identity(), nn.Linear(2, 2, bias=False))
-    h = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    with pytest.raises(ValueError, match="row 1"):
-        encoder(h)
-    h[1] = torch.nan
-    with pytest.raises(ValueError, match=r"row 1.*NaN"):
-        encoder(h)
-    assert encoder.raw(h).shape == (3, 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
-def test_whole_numbers_are_no_images(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match="images"):
-        make()(torch.ones(2, 12, dtype=dtype))
-
-
-class Returns(nn.Module):
-    def __init__(self, make: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: Tensor) -> object:
-        return self.make(x)
-
-
-@pytest.mark.parametrize(
-    ("backbone", "message"),
-    [
-        (lambda x: (x, x), "tuple"),
-        (lambda x: x[:, :5], r"\(4, 5\)"),
-        (lambda x: x[:, :, None], r"\(4, 6, 1\)"),
-        (lambda x: x[0], r"\(6,\)"),
-        (lambda x: x[:3], "3 rows"),
-        (lambda x: x.long(), "int64"),
-    ],
-)
-def test_features_that_do_not_fit_the_head(backbone: Callable[[Tensor], object], message: str) -> None:
-    encoder = Encoder(Returns(backbone), nn.Linear(6, 3))
-    with pytest.raises((TypeError, ValueError), match=message):
-        encoder.features(torch.randn(4, 6))
-
-
-class LowRank(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + 0.1 * x[:, :2]
-
-
-def hooked() -> nn.Linear:
-    head = nn.Linear(4, 2)
-    head.register_forward_hook(lambda _, __, output: 2 * output)
-    return head
-
-
-BACKBONE = nn.Linear(4, 4)
-
-
-def tied() -> nn.Linear:
-    head = nn.Linear(4, 4)
-    head.weight = nn.Parameter(BACKBONE.weight.T)  # the same memory, another tensor
-    return head
-
-
-@pytest.mark.parametrize(
-    ("backbone", "head", "named"),
-    [
-        (BACKBONE, nn.Conv1d(4, 2, 1), "Conv1d"),
-        (torch.relu, nn.Linear(4, 2), "backbone"),
-        (BACKBONE, nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), "remove_parametrizations"),
-        (BACKBONE, nn.LazyLinear(2), "shape"),
-        (BACKBONE, BACKBONE, "weight, bias"),
-        (BACKBONE, tied(), r"\(weight\)"),
-        (nn.Identity(), LowRank(4, 2), "LowRank"),
-        (nn.Identity(), hooked(), "hooks"),
-    ],
-)
-def test_heads_that_a_posterior_cannot_be_over(backbone: Any, head: Any, named: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=named):
-        Encoder(backbone, head)
 
 
 def test_a_head_with_a_forward_pass_of_its_own_may_compute_the_same() -> None:

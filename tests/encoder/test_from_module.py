@@ -35,6 +35,7 @@ def flat() -> Tensor:
 
 
 CASES: dict[str, tuple[nn.Module, str | None, str, Tensor]] = {
+    "a linear layer": (nn.Linear(12, 3), None, "", flat()),
     "chain": (models.small_chain(), None, "1.1", flat()),
     "chain with identity and torch's norm": (
         models.small_chain(nn.Identity(), models.L2Norm()),
@@ -168,50 +169,6 @@ def test_gradients_and_training_go_through() -> None:
     assert int(batches) == 2  # one forward pass a call, the first one too
 
 
-def test_a_linear_layer_is_all_head() -> None:
-    layer = nn.Linear(4, 2)
-    encoder = Encoder.from_module(layer)
-    assert encoder.head is layer
-    assert isinstance(encoder.backbone, nn.Identity)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "inputs", "message"),
-    [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), None, None, "with_head"),
-        (models.small_chain(), "2.1", None, r"'2\.1'.*0\.0"),
-        (models.small_chain(), "1.0", None, "Dropout"),
-        (models.small_chain(), "0.0", None, "Sequential"),
-        (models.small_chain(nn.ReLU()), None, None, "ReLU"),
-        (models.small_chain(nn.ReLU(inplace=True)), None, None, "ReLU"),
-        (models.small_chain(nn.Hardtanh(-5, 5)), None, None, "Hardtanh"),
-        (
-            models.JacobianSequential(nn.Linear(6, 3), nn.ReLU(inplace=True)),
-            None,
-            torch.randn(4, 6),
-            "output",
-        ),
-        (models.small_chain(models.Scaled()), None, None, "Scaled"),
-        (models.small_chain(nn.BatchNorm1d(3)), None, None, "BatchNorm1d"),
-        (models.small_chain(nn.Dropout()), None, None, "Dropout"),
-        (models.Twice(), None, torch.randn(2, 6), "2 times"),
-        (models.MoreAfter(), None, torch.randn(2, 6), "'last'"),
-        (models.ByFunction(), "last", torch.randn(2, 6), "did not run"),
-        (models.ByFunction(), None, torch.randn(2, 6), "ran none"),
-        (models.Attention(), None, None, "out_proj"),
-        (models.TwoOutputs(), None, torch.randn(2, 6), "tuple"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)), None, None, "parameter"),
-        (nn.DataParallel(models.small_chain()), None, None, r"module\.module"),
-        (torch.compile(models.small_chain()), None, None, "_orig_mod"),
-        (nn.Sequential(layer := nn.Linear(4, 4), nn.ReLU(), layer), None, None, "0 = 2"),
-        (models.Shared(), None, None, r"words\.weight"),
-    ],
-)
-def test_refusals(module: nn.Module, name: str | None, inputs: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        Encoder.from_module(module, name, example_inputs=inputs)
-
-
 class PoolAttention(nn.Module):
     """Some models end in an attention layer of their own, whose last step is a linear layer like any other."""
 
@@ -241,14 +198,3 @@ def test_an_encoder_is_a_module_too() -> None:
     assert again.backbone is encoder.backbone
     assert again.head is encoder.head
     assert not again.normalize
-
-
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
-def test_models_of_torchvision(name: str) -> None:
-    models_of = pytest.importorskip("torchvision.models", reason="comes with the extra vision")
-    module = models_of.get_model(name, weights=None, num_classes=5).eval()
-    encoder = Encoder.from_module(module)
-    size = 224 if name.startswith("vit") else 32
-    inputs = torch.rand(2, 3, size, size)
-    with torch.no_grad():
-        torch.testing.assert_close(encoder.raw(inputs), module(inputs))

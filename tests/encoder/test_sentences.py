@@ -79,35 +79,6 @@ def test_the_models_weights_are_part_of_the_encoder() -> None:
     assert encoder.fingerprint() != before
 
 
-class Listing:
-    """Not a module, and it gives no tensors."""
-
-    def encode(self, sentences: list[str], convert_to_tensor: bool) -> list[list[float]]:
-        return [[float(len(s)), 1.0] for s in sentences]
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "sentences", "named"),
-    [
-        (Counting(), {}, "the cat sat", "sentences"),
-        (Counting(), {}, torch.zeros(2, 3), "sentences"),
-        (nn.Linear(2, 2), {}, ["one"], "encode"),
-        (Listing(), {"differentiable": True}, ["one"], "tokenize"),
-        (Counting(), {"differentiable": True, "batch_size": 2}, ["one"], "batch_size"),
-        (Listing(), {}, ["one"], "list"),
-    ],
-)
-def test_refusals(model: Any, options: dict[str, Any], sentences: Any, named: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=named):
-        SentenceBackbone(model, **options)(sentences)
-
-
-def test_without_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
-    with pytest.raises(ImportError, match=r"laplacian-metric\[text\]"):
-        SentenceBackbone.from_name("all-MiniLM-L6-v2")
-
-
 @pytest.mark.slow
 def test_a_real_sentence_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -42,19 +42,6 @@ def test_weights_come_from_the_seed() -> None:
     assert not torch.equal(one.first.weight, other.first.weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"hidden": 0}, "hidden is 0"),
-        ({"variance": 0.0}, "variance is 0.0"),
-        ({"variance": 1e-7}, "above 1e-06"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        VarianceHead(5, **{"hidden": 4, "variance": 1.0, **options})  # type: ignore[arg-type]
-
-
 def test_a_generalised_mean_is_pooled_anew_for_the_variance() -> None:
     trunk = nn.Conv2d(1, 6, 3)
     encoder = Encoder(nn.Sequential(trunk, nn.ReLU(), GeM()), nn.Linear(6, 2))
