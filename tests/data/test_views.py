@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,45 +112,7 @@ def test_blur_is_a_convolution_with_a_gaussian() -> None:
     torch.testing.assert_close(viewed, expected, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"flip": 1.5},
-        {"hue": 0.6},
-        {"area": (0.0, 1.0)},
-        {"area": (0.5, 1.5)},
-        {"ratio": (2.0, 1.0)},
-        {"grey": -0.1},
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ImageViews(**options)  # type: ignore[arg-type]
-
-
-HALF = torch.full((2, 3, 8, 8), 0.5)
-
-
 def test_views_of_a_batch() -> None:
     batch = views_of(_images(5, 3, 8, 8), generator=_generator(), count=3)
     assert len(batch.views) == 2
     assert not torch.equal(batch.inputs, batch.views[0])
-
-
-@pytest.mark.parametrize(
-    ("inputs", "options", "named"),
-    [
-        (torch.full((2, 3, 4, 4), torch.nan), {}, "images"),
-        (torch.tensor([0.0, 255.0]).expand(2, 3, 4, 2), {}, "255"),
-        (torch.zeros(2, 5), {}, "images"),
-        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), {}, "uint8"),
-        ((HALF, HALF), {}, "tuple"),
-        (HALF, {"augmentation": lambda x, g: x[:1]}, "augmentation"),
-        (HALF, {"augmentation": lambda x, g: x[:, :, : int(torch.randint(2, 8, ()))]}, "augmentation"),
-        (HALF, {"count": 1}, "count"),
-    ],
-)
-def test_bad_inputs_are_named(inputs: object, options: dict[str, object], named: str) -> None:
-    torch.manual_seed(0)
-    with pytest.raises(ValueError, match=named):
-        views_of(inputs, **options)  # type: ignore[arg-type]

@@ -50,18 +50,16 @@ def test_a_terminal_shows_loss_and_recall(
 
 
 @pytest.mark.parametrize(
-    ("stream", "show"), [(io.StringIO(), None), (Terminal(), False), (io.StringIO(), False)]
+    ("stream", "show", "shown"),
+    [
+        (io.StringIO(), None, False),
+        (Terminal(), False, False),
+        (io.StringIO(), False, False),
+        (io.StringIO(), True, True),
+    ],
 )
-def test_nothing_is_shown_elsewhere(
-    stream: io.StringIO, show: bool | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_elsewhere_it_is_shown_only_if_asked_for(
+    stream: io.StringIO, show: bool | None, shown: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert written(monkeypatch, stream, tmp_path, show) == ""
-
-
-def test_it_is_shown_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "validation recall@1" in written(monkeypatch, io.StringIO(), tmp_path, True)
-
-
-def test_a_program_without_a_console(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    assert len(Case().run(tmp_path).history) == 3
+    output = written(monkeypatch, stream, tmp_path, show)
+    assert ("validation recall@1" in output) == bool(output) == shown

@@ -67,14 +67,6 @@ def test_the_best_epoch_is_loaded_to_the_bit(finished: Path) -> None:
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
 
 
-def test_nothing_to_load(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"best\.safetensors",
-    ):
-        load_best(CASE.learner(), tmp_path)
-
-
 def spoil(file: Path, how: str) -> None:
     content = file.read_bytes()
     file.unlink()
@@ -144,21 +136,26 @@ def test_another_seed_or_identity_is_refused(tmp_path: Path) -> None:
         case.run(tmp_path, identity={"tensor": torch.ones(1)})
 
 
-def test_other_images_are_refused(tmp_path: Path) -> None:
-    case = Case(options={"epochs": 1})
-    case.run(tmp_path)
-    fewer = replace(case, images=lambda: clusters(40))
-    with pytest.raises(OtherRunError, match="images"):
-        fewer.run(tmp_path)
-    turned = replace(case, images=lambda: clusters().select(torch.arange(44).flip(0)))
-    with pytest.raises(OtherRunError, match="images"):
-        turned.run(tmp_path)
+FEW = Case(options={"epochs": 1})
 
 
-def test_where_images_are_chosen_checkpoints_are_part_of_the_training(tmp_path: Path) -> None:
-    Case("triplet", options={"checkpoint_every": 3}).run(tmp_path)
-    with pytest.raises(OtherRunError, match="checkpoint_every"):
-        Case("triplet", options={"checkpoint_every": None}).run(tmp_path)
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (FEW, replace(FEW, images=lambda: clusters(40)), "images"),
+        (FEW, replace(FEW, images=lambda: clusters().select(torch.arange(44).flip(0))), "images"),
+        # Where images are chosen, checkpoints are part of the training.
+        (
+            Case("triplet", options={"checkpoint_every": 3}),
+            Case("triplet", options={"checkpoint_every": None}),
+            "checkpoint_every",
+        ),
+    ],
+)
+def test_another_training_is_refused(before: Case, after: Case, named: str, tmp_path: Path) -> None:
+    before.run(tmp_path)
+    with pytest.raises(OtherRunError, match=named):
+        after.run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -287,12 +284,3 @@ def test_tied_weights_and_odd_buffers(tmp_path: Path, optimizer: str) -> None:
     again = OddLearner(Odd())
     load_best(again, tmp_path / "parts")
     assert again.module.tied.weight is again.module.first.weight
-
-
-def test_parameters_outside_of_the_module_are_refused(tmp_path: Path) -> None:
-    class Outside(Plain):
-        def parameters(self) -> list[nn.Parameter]:
-            return [*super().parameters(), nn.Parameter(torch.ones(1))]
-
-    with pytest.raises(ValueError, match="Outside"):
-        train(Outside(plain().module), clusters(), clusters(20), Case().training_options(), tmp_path)

@@ -79,37 +79,6 @@ def test_optimizers_are_those_of_torch(name: str, kind: type, momentum: float | 
     assert [id(p) for p in group["params"]] == [id(p) for p in trained]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"optimizer": "adamm"}, "optimizer"),
-        ({"schedule": "cosin"}, "schedule"),
-        ({"sampling": "random"}, "sampling"),
-        ({"precision": "float16"}, "precision"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"learning_rate": math.nan}, "learning_rate"),
-        ({"clip_norm": -1.0}, "clip_norm"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"momentum": math.inf}, "momentum"),
-        ({"epochs": -1}, "epochs"),
-        ({"batch_size": 1}, "batch_size"),
-        ({"warmup_epochs": -1}, "warmup_epochs"),
-        ({"patience": 0}, "patience"),
-        ({"checkpoint_every": 0}, "checkpoint_every"),
-        ({"images_per_class": 1}, "images_per_class"),
-        (
-            {"sampling": "balanced", "batch_size": 10},
-            "batch_size",
-        ),
-    ],
-)
-def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        TrainingOptions(**options)
-
-
-# --- miners ---
-
 MINERS: list[tuple[str, dict[str, Any]]] = [
     ("MultiSimilarityMiner", {"epsilon": 0.3}),
     ("TripletMarginMiner", {"margin": 0.2, "type_of_triplets": "semihard"}),
@@ -153,16 +122,3 @@ def test_a_miner_that_finds_nothing_stops_no_training(method: str, tmp_path: Any
         history = train(learner, clusters(), clusters(20), case.training_options(), tmp_path).history
     assert [entry["loss"] for entry in history] == [0.0, 0.0]
     assert all(torch.equal(a, b) for a, b in zip(before, learner.module.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("miner", "options", "named"),
-    [
-        ("MultiSimilarityMinr", (), "'MultiSimilarityMiner'"),
-        ("BaseMiner", (), "'BaseMiner'"),
-        ("MultiSimilarityMiner", (("margin", 0.2),), "margin"),
-    ],
-)
-def test_miners_that_cannot_be_made(miner: str, options: tuple[Any, ...], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        pair_choice(TrainingOptions(miner=miner, miner_options=options))

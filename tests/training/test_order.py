@@ -1,7 +1,8 @@
-"""Batches: every image once, another order in every epoch, as many for every process, classes in equal parts."""
+"""Batches: every image once, in another order in every epoch, classes in equal parts, pairs with their probability."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from laplacian_metric.training import TrainingOptions
-from laplacian_metric.training.pair_streams import epoch_batches
+from hessians import ContrastiveLoss, Pairs
+from laplacian_metric.core.method import Keep, Learner
+from laplacian_metric.training import TrainingOptions, pair_choice, validate
+from laplacian_metric.training.options import dealt_pairs
+from laplacian_metric.training.pair_streams import (
+    balanced_pairs,
+    differing_pairs,
+    epoch_batches,
+    matching_pairs,
+    random_pairs,
+)
+from tests.training.cases import clusters, plain
 
 LABELS = torch.arange(40) % 5
 
@@ -64,12 +75,6 @@ def test_processes_share_the_batches_of_one(count: int, sampling: str) -> None:
     assert dealt == whole[: len(dealt)]
 
 
-@pytest.mark.parametrize(("images", "processes"), [(1, 1), (9, 2), (0, 1)])
-def test_too_few_images(images: int, processes: int) -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        epoch_batches(torch.zeros(images), TrainingOptions(batch_size=8), 0, 0, 0, processes)
-
-
 @pytest.mark.parametrize(("size", "each"), [(8, 2), (8, 4), (10, 2), (6, 3)])
 def test_a_balanced_batch_has_as_many_images_of_each_class(size: int, each: int) -> None:
     batches = balanced(size=size, each=each)
@@ -100,6 +105,132 @@ def test_balanced_batches_depend_on_seed_and_epoch_alone_and_leave_numpy_alone()
     assert not torch.equal(torch.stack(balanced(seed=2, epoch=2)), first)
 
 
-def test_too_few_classes() -> None:
-    with pytest.raises(ValueError, match="batch_size"):
-        balanced(size=16)
+SOME_LABELS = st.lists(st.integers(-2, 4), min_size=3, max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SOME_LABELS, st.integers(1, 40), st.integers(0, 2**63 - 1))
+def test_half_of_the_pairs_match_and_none_is_of_one_image(labels: list[int], half: int, seed: int) -> None:
+    given_labels = torch.tensor(labels)
+    classes = Counter(labels)
+    if len(classes) < 2 or max(classes.values()) < 2:
+        with pytest.raises(ValueError, match="cannot be drawn"):
+            balanced_pairs(given_labels, 2 * half, (seed,))
+        return
+    pairs = balanced_pairs(given_labels, 2 * half, (seed,))
+    assert pairs.shape == (2 * half, 2)
+    assert int(pairs.min()) >= 0
+    assert int(pairs.max()) < len(labels)
+    assert bool((pairs[:, 0] != pairs[:, 1]).all())
+    same = given_labels[pairs[:, 0]] == given_labels[pairs[:, 1]]
+    assert same.tolist() == [True] * half + [False] * half
+    again = balanced_pairs(given_labels, 2 * half, (seed,))
+    assert torch.equal(pairs, again)
+
+
+def expected_matching(labels: list[int]) -> dict[tuple[int, int], float]:
+    """Any image that has a partner, and any of its partners."""
+    size = Counter(labels)
+    able = [i for i, label in enumerate(labels) if size[label] > 1]
+    return {
+        (i, j): 1 / len(able) / (size[labels[i]] - 1)
+        for i in able
+        for j, label in enumerate(labels)
+        if j != i and label == labels[i]
+    }
+
+
+def expected_differing(labels: list[int]) -> dict[tuple[int, int], float]:
+    return {
+        (i, j): 1 / len(labels) / (len(labels) - Counter(labels)[labels[i]])
+        for i in range(len(labels))
+        for j, label in enumerate(labels)
+        if label != labels[i]
+    }
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("kind", ["matching", "differing", "random"])
+def test_every_pair_is_as_likely_as_it_should_be(kind: str) -> None:
+    labels = [5, 2, 5, 9, 2, 5, 7]
+    count = 200_000
+    if kind == "random":
+        pairs = random_pairs(7, count, (3,))
+        expected = {(i, j): 1 / 42 for i in range(7) for j in range(7) if i != j}
+    else:
+        draw, table = {
+            "matching": (matching_pairs, expected_matching),
+            "differing": (differing_pairs, expected_differing),
+        }[kind]
+        pairs, expected = draw(torch.tensor(labels), count, (3,)), table(labels)
+    counted = Counter(map(tuple, pairs.tolist()))
+    assert set(counted) == set(expected)
+    assert sum(expected.values()) == pytest.approx(1)
+    for pair, share in expected.items():
+        # Five standard errors of a share.
+        assert counted[pair] / count == pytest.approx(share, abs=5 * (share / count) ** 0.5), pair
+
+
+def test_seeds_and_kinds_have_streams_of_their_own() -> None:
+    labels = torch.arange(200) % 10
+    drawn = [balanced_pairs(labels, 40, seed) for seed in ((0,), (1,), (0, 0), (0, 1))]
+    assert len({tuple(pairs.flatten().tolist()) for pairs in drawn}) == 4
+    first = [draw(labels, 40, (0,))[:, 0] for draw in (matching_pairs, differing_pairs)]
+    assert not torch.equal(first[0], first[1])
+    before = torch.get_rng_state()
+    balanced_pairs(labels, 40, (0,))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def pair_options(**more: Any) -> TrainingOptions:
+    return TrainingOptions(**{"sampling": "pairs", "batch_size": 6, "steps_per_epoch": 7, **more})
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 10), st.integers(1, 12), st.integers(0, 2**63 - 1), st.integers(0, 3))
+def test_half_of_every_batch_matches(half: int, steps: int, seed: int, epoch: int) -> None:
+    chosen = pair_options(batch_size=2 * half, steps_per_epoch=steps)
+    batches = epoch_batches(LABELS, chosen, seed, epoch)
+    assert len(batches) == steps
+    for rows in batches:
+        assert rows.shape == (4 * half,)
+        first, second = rows.view(-1, 2).unbind(1)
+        assert bool((first != second).all())
+        assert int((LABELS[first] == LABELS[second]).sum()) == half
+        pairs = dealt_pairs(torch.zeros(len(rows), 2), LABELS[rows])
+        assert (pairs.num_positives, pairs.num_negatives) == (half, half)
+
+
+def test_an_epoch_has_places_for_all_images_unless_its_steps_are_given() -> None:
+    assert len(epoch_batches(LABELS, pair_options(steps_per_epoch=None, batch_size=4), 0, 0)) == 5
+    assert len(epoch_batches(LABELS, pair_options(steps_per_epoch=None, batch_size=100), 0, 0)) == 1
+
+
+def test_the_dealt_pairs_alone_are_trained_on() -> None:
+    choose = pair_choice(pair_options())
+    labels = torch.tensor([3, 3, 1, 3, 1, 2])
+    u = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    loss = ContrastiveLoss(margin=0.7)
+    listed = Pairs.from_indices(
+        (torch.tensor([0]), torch.tensor([1]), torch.tensor([2, 4]), torch.tensor([3, 5])), 6
+    )
+    assert float(loss(u, choose(u, labels))) == float(loss(u, listed))
+    assert float(loss(u, choose(u, labels))) != float(loss(u, Pairs.from_labels(labels)))
+
+
+def test_euclidean_points_are_validated_by_their_distance() -> None:
+    validation = clusters(20, seed=1)
+
+    def measured(euclidean: bool, scale: float) -> dict[str, float]:
+        learner: Learner = plain(norm=False)
+        learner.euclidean = euclidean
+        away = torch.tensor([scale, 0.0, 0.0])
+        with torch.no_grad():
+            learner.module[1].bias += away
+        return validate(learner, validation)
+
+    assert Learner.keep is Keep.RETRIEVAL
+    here, far = measured(True, 0.0), measured(True, 1e3)
+    # Distances do not depend on where the origin is; directions do.
+    assert far["map@5"] == pytest.approx(here["map@5"], abs=0.02)
+    assert measured(False, 0.0)["map@5"] != here["map@5"]
