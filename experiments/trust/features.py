@@ -32,7 +32,7 @@ def cached(path: Path, compute: Callable[[], Arrays]) -> Arrays:
         path.parent.mkdir(parents=True, exist_ok=True)
         arrays = compute()
         with atomic_write(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays)
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # its stubs take the names for options
     with np.load(path) as content:
         return dict(content)
 
@@ -67,7 +67,8 @@ def lite0(root: Path) -> nn.Module:
             self.network = network
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.network.extract_features((x * 255 - 127) / 128).mean((2, 3))
+            features: Tensor = self.network.extract_features((x * 255 - 127) / 128).mean((2, 3))
+            return features
 
     return Features().to(memory_format=torch.channels_last)  # takes half of the time
 

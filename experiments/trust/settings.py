@@ -110,9 +110,11 @@ def of_network(model: nn.Sequential, x: Tensor) -> NDArray[np.float16]:
     return torch.cat([model[0](block).half() for block in x.split(250)]).numpy()
 
 
-def saved_head(head: nn.Linear) -> Arrays:
+def saved_head(head: nn.Module) -> Arrays:
     """Return the arrays of a head."""
-    return {"head:weight": head.weight.detach().numpy(), "head:bias": head.bias.detach().numpy()}
+    linear = Head.of(head)
+    assert linear is not None
+    return {"head:weight": linear.weight.astype(np.float32), "head:bias": linear.bias.astype(np.float32)}
 
 
 def at(x: Tensor, side: int, channels: int) -> Tensor:
@@ -198,7 +200,8 @@ def frozen_setting(
 
 def spaced(rows: NDArray[Any], most: int) -> NDArray[Any]:
     """Return at most so many rows, evenly spaced."""
-    return rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+    chosen: NDArray[Any] = rows[np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int))]
+    return chosen
 
 
 def halves(labels: NDArray[Any], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

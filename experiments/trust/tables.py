@@ -194,7 +194,8 @@ def queries_table(settings: Settings) -> str:
                         spreads[key].append(float(np.std(values)))
             if cells:
                 numbers = [
-                    f"{shown(np.mean(cells[k]))} ± {np.mean(spreads[k]):.3f}" for k in ("R", "O", "ECE")
+                    f"{shown(float(np.mean(cells[k])))} ± {np.mean(spreads[k]):.3f}"
+                    for k in ("R", "O", "ECE")
                 ]
                 rows.append([size, str(len(cells["R"])), name, *numbers])
     head = ["validation queries", "settings", "score", "R", "O", "ECE"]

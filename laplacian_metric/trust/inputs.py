@@ -141,7 +141,8 @@ def unit_vectors(vectors: NDArray[Any]) -> NDArray[Any]:
     norms = norms_of("vectors", flat)
     if vectors.dtype != np.float32 or norms.min() < SMALLEST_FLOAT32 or norms.max() > LARGEST_FLOAT32:
         flat = np.asarray(flat, dtype=np.float64)
-    return (flat / norms[:, None].astype(flat.dtype)).reshape(vectors.shape)
+    units: NDArray[Any] = (flat / norms[:, None].astype(flat.dtype)).reshape(vectors.shape)
+    return units
 
 
 def log_distance(distances: Floats) -> Floats:

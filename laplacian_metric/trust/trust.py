@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -305,7 +305,7 @@ class Trust:
             raise ValueError("add or remove is needed: there is nothing to update")
         with self._lock:
             gallery, features = self.spaces.gallery, self.spaces.features
-            if not isinstance(gallery, ArrayGallery) or not isinstance(features, (ArrayGallery, type(None))):
+            if not _of_arrays(gallery) or not (features is None or _of_arrays(features)):
                 raise TypeError(
                     "update is for galleries of arrays: add to other galleries themselves, then refresh()"
                 )
@@ -510,6 +510,11 @@ def left_out(spaces: Spaces, most: int) -> tuple[NDArray[np.int64], list[Any], O
             order.append(some)
     rows = np.concatenate(order)
     return rows, [listed[row] for row in rows], Observed.joined(parts)
+
+
+def _of_arrays(gallery: object) -> TypeGuard[ArrayGallery]:
+    """Return whether a gallery is one of arrays, and not an index that is kept beside them."""
+    return type(gallery) is ArrayGallery
 
 
 def _searches(gallery: Any) -> bool:

@@ -89,7 +89,8 @@ class PFENetwork(nn.Module):
 
     def variances(self, features: Tensor, z: Tensor) -> Tensor:
         """Return sigma^2 (N, Z) in the dtype of z."""
-        return self.uncertainty(features).to(z.dtype).exp()
+        variances: Tensor = self.uncertainty(features).to(z.dtype).exp()
+        return variances
 
     @torch.no_grad()
     def frozen(self, inputs: Any) -> tuple[Tensor, Tensor]:
