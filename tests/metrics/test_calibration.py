@@ -142,44 +142,11 @@ def test_the_reliability_of_a_probability_is_its_definition(number: int, seed: i
     assert [one.count for one in calibration.bins] == [len(bins.get(at, ())) for at in range(10)]
 
 
-@pytest.mark.parametrize(
-    ("probability", "message"),
-    [([0.5, 1.2], "not from 0 to 1"), ([0.5], "probability has 1 entries for 2 answers")],
-)
-def test_what_is_no_probability_is_named(probability: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        metrics.reliability(torch.tensor([1.0, 0.0]), torch.tensor(probability))
-
-
 def test_unanswerable_queries_are_counted_but_not_used() -> None:
     samples, labels, axes, axes_labels = voting([[0, 0], [1, 1], [2, 2]], [0, 1, 7])
     agreed = metrics.consensus(samples, labels, database=axes, database_labels=axes_labels)
     assert agreed.answerable.tolist() == [True, True, False]
     assert (len(agreed.votes), agreed.error) == (2, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"samples": unit(4, 2)}, r"samples has shape \(4, 2\), \(S, N, Z\) is needed"),
-        ({"samples": iter(())}, "samples is empty"),
-        ({"samples": torch.zeros(0, 4, 2)}, "samples is empty"),
-        ({"samples": unit(3, 2)[None]}, "labels has 4 entries for 3 embeddings"),
-        ({"samples": 2 * unit(4, 2)[None]}, "embeddings is not normalised"),
-        ({"labels": [0, 1, 2, 3]}, "none of the 4 queries has a positive"),
-        ({"database": unit(4, 2)}, "database is given without database_labels"),
-        ({"database": unit(4, 2), "database_labels": [0]}, "database_labels has 1 entries for 4 embeddings"),
-        ({"database": iter(()), "database_labels": [0]}, "database has 0 samples, samples has more"),
-        (
-            {"database": unit(4, 2)[None].expand(3, -1, -1), "database_labels": [0, 0, 1, 1]},
-            "database has more samples than samples",
-        ),
-    ],
-)
-def test_bad_input_is_named(arguments: dict[str, object], message: str) -> None:
-    valid: dict[str, object] = {"samples": unit(4, 2)[None], "labels": [0, 0, 1, 1]}
-    with pytest.raises(ValueError, match=message):
-        metrics.retrieval_ece(**{**valid, **arguments})
 
 
 def test_ece_by_rank_by_hand() -> None:

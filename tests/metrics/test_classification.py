@@ -100,23 +100,3 @@ def test_the_evaluator_has_them_with_intervals() -> None:
     assert interval.low <= evaluation["knn@20"] <= interval.high
     again = metrics.Evaluation.model_validate_json(evaluation.model_dump_json())
     assert again["linear probe"] == evaluation["linear probe"]
-
-
-def test_bad_input_is_named() -> None:
-    z, labels = _clusters(8, 1)
-    with pytest.raises(ValueError, match="k is 0"):
-        metrics.knn_accuracy(z, labels, database=z, database_labels=labels, k=0)
-    with pytest.raises(ValueError, match="database_labels"):
-        metrics.knn_accuracy(z, labels, database=z, database_labels=labels[:5])
-    with pytest.raises(ValueError, match="one class"):
-        metrics.linear_probe(z, labels, database=z, database_labels=0 * labels)
-    with pytest.raises(ValueError, match="features"):
-        metrics.linear_probe(z * torch.nan, labels, database=z, database_labels=labels)
-    with pytest.raises(ValueError, match="clusters is 9"):
-        metrics.clustering_nmi(z, labels, clusters=9)
-    with pytest.raises(ValueError, match="labelled gallery"):
-        metrics.evaluate(z, labels, neighbours=3, ks=(1,))
-    with pytest.raises(ValueError, match="go together"):
-        metrics.evaluate(z, labels, features=z, ks=(1,))
-    with pytest.raises(TypeError, match="no classes"):
-        metrics.evaluate(z, metrics.Positives.from_labels(labels), clusters=2, ks=(1,))

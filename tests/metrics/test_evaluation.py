@@ -279,31 +279,3 @@ def test_the_trivial_baseline_of_real_images() -> None:
     assert evaluation["r_auroc"] > 0.6
     assert evaluation["ood_auroc"] > 0.9
     assert evaluation["ausc_random"] < evaluation["ausc"] < evaluation["ausc_oracle"]
-
-
-@pytest.mark.parametrize(
-    ("named", "changes"),
-    [
-        ("ood_uncertainty", {"ood_uncertainty": torch.zeros(2)}),
-        ("label_entropy", {"label_entropy": torch.zeros(4)}),
-        ("uncertainty", {"uncertainty": torch.zeros(3)}),
-        ("label_entropy", {"uncertainty": torch.zeros(4), "label_entropy": torch.zeros(3)}),
-        ("crop_uncertainty", {"uncertainty": torch.zeros(4), "crop_uncertainty": torch.zeros(3)}),
-        ("database_samples", {"database_samples": unit(4, 2)}),
-        (
-            "database_samples",
-            {"samples": unit(4, 2)[None], "database": unit(4, 2), "database_labels": [0, 0, 1, 1]},
-        ),
-        (
-            "positives",
-            {"labels": metrics.Positives.within(1.0, torch.zeros(4, 1)), "samples": unit(4, 2)[None]},
-        ),
-        ("ks", {"ks": ()}),
-        ("k is 4", {"ks": (1, 4)}),
-        ("k is 0", {"ks": (0, 1)}),
-    ],
-)
-def test_bad_input_is_named(named: str, changes: dict[str, Any]) -> None:
-    valid: dict[str, Any] = {"embeddings": unit(4, 2), "labels": [0, 0, 1, 1], "ks": (1,)}
-    with pytest.raises((ValueError, TypeError), match=named):
-        metrics.evaluate(**{**valid, **changes})

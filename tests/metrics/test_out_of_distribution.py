@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
-from torch import Tensor
 
 from laplacian_metric import metrics
 from laplacian_metric.metrics.statistics import auroc
@@ -59,26 +58,10 @@ def test_differences_below_float32_still_count() -> None:
     assert metrics.ood_auroc(torch.tensor([1e30]), torch.tensor([torch.inf])) == 1
 
 
-@pytest.mark.parametrize(
-    ("inside", "outside", "message"),
-    [
-        (torch.zeros(0), torch.zeros(2), "uncertainty_in is empty"),
-        (torch.zeros(2), torch.zeros(0), "uncertainty_out is empty"),
-        (torch.zeros(2), torch.tensor([torch.nan]), "uncertainty_out has NaN in 1 of 1"),
-    ],
-)
-def test_bad_input_is_named(inside: Tensor, outside: Tensor, message: str) -> None:
-    for metric in (metrics.ood_auroc, metrics.ood_average_precision):
-        with pytest.raises(ValueError, match=message):
-            metric(inside, outside)
-
-
 def test_crops_by_hand() -> None:
     whole, crop = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.5, 2.0, 2.0, 9.0])
     assert metrics.crop_test(whole, crop) == (1 + 0.5 + 0 + 1) / 4
     assert metrics.crop_test(whole, whole) == 0.5
-    with pytest.raises(ValueError, match="crop_uncertainty has 3 entries for 4 images"):
-        metrics.crop_test(whole, crop[:3])
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=20))
@@ -97,8 +80,6 @@ def test_rank_correlation_by_hand() -> None:
         torch.tensor([0.1, 0.5, 0.5, 9.0]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     )
     assert correlation == pytest.approx((2.25 + 2.25) / math.sqrt(4.5 * 5))
-    with pytest.raises(ValueError, match="reference has 2 entries for 3 uncertainties"):
-        metrics.rank_correlation(torch.zeros(3), torch.zeros(2))
 
 
 def test_entropy_by_hand() -> None:
@@ -106,8 +87,6 @@ def test_entropy_by_hand() -> None:
     expected = [0.0, math.log(2), 1.5 * math.log(2)]
     assert metrics.label_entropy(counts).tolist() == pytest.approx(expected)
     assert torch.allclose(metrics.label_entropy(counts / 4), metrics.label_entropy(counts))
-    with pytest.raises(ValueError, match="counts has a negative entry or a row without any label"):
-        metrics.label_entropy(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
 
 
 def test_weights_are_repeats() -> None:
@@ -161,8 +140,3 @@ def test_open_set_auroc_is_that_of_all_pairs() -> None:
             total += weight
             above += weight * ((positive > value) + (positive == value) / 2)
     assert metrics.open_set_auroc(right, trust, ood) == pytest.approx(above / total)
-
-
-def test_open_set_auroc_needs_one_value_for_each_query() -> None:
-    with pytest.raises(ValueError, match="right has 3 entries"):
-        metrics.open_set_auroc(torch.ones(3), torch.ones(2), torch.ones(2))

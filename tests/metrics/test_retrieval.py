@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,8 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 
 from laplacian_metric import metrics
+from laplacian_metric.metrics import Positives
+from laplacian_metric.metrics.ranking import rank_by, rank_by_distance
 from tests.metrics import reference
 from tests.metrics.reference import clustered, labelled, unit
 
@@ -156,41 +157,73 @@ def test_many_classes_and_labels_beyond_float32() -> None:
     assert metrics.recall_at_k(z, torch.tensor([-5, -5, 2**40, 2**40])) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"labels": [0, 0, 1]}, "labels has 3 entries for 4 embeddings"),
-        ({"labels": [0, 1, 2, 3]}, "none of the 4 queries has a positive"),
-        ({"labels": []}, "labels is empty"),
-        ({"labels": [[0, 0, 1, 1]]}, r"labels has shape \(1, 4\)"),
-        ({"k": 4}, "k is 4, but a query has 3 gallery members"),
-        ({"database": unit(5, 2)}, "database is given without database_labels"),
-        ({"database_labels": [0, 0]}, "database_labels is given without database"),
-        (
-            {"database": unit(5, 2), "database_labels": [0, 1]},
-            "database_labels has 2 entries for 5 embeddings",
-        ),
-        ({"database": unit(5, 2), "database_labels": [7] * 5}, "none of the 4 queries has a positive"),
-        ({"embeddings": torch.zeros(0, 2)}, "labels has 4 entries for 0 embeddings"),
-    ],
-)
-def test_bad_input_is_named(arguments: dict[str, object], message: str) -> None:
-    valid: dict[str, object] = {"embeddings": unit(4, 2), "labels": [0, 0, 1, 1]}
-    with pytest.raises(ValueError, match=message):
-        metrics.recall_at_k(**{**valid, **arguments})
+def test_places_by_hand() -> None:
+    places = torch.tensor([[0.0, 0.0], [25.0, 0.0], [25.1, 0.0], [400.0, 0.0]])
+    positives = Positives.within(25.0, places)
+    assert positives.counts.tolist() == [1, 2, 1, 0]
+    hits = positives.hits(torch.tensor([0, 1]), torch.tensor([[1, 2], [3, 2]]))
+    assert hits.tolist() == [[True, False], [False, True]]
 
 
-def test_labels_must_be_whole_numbers() -> None:
-    with pytest.raises(TypeError, match=r"labels has dtype torch\.float32, whole numbers or text are needed"):
-        metrics.recall_at_k(unit(2, 2), torch.tensor([0.0, math.pi]))
+def test_places_are_compared_in_float64() -> None:
+    # Coordinates in a map's metres, of which float32 would keep halves at best.
+    base = torch.tensor([[500_000.0, 5_800_000.0]], dtype=torch.float64)
+    places = torch.cat([base, base + torch.tensor([[0.0, 10.01]]), base + torch.tensor([[0.0, 9.99]])])
+    assert Positives.within(10.0, places).counts.tolist() == [1, 1, 2]
 
 
-def test_an_unknown_normalisation_is_named() -> None:
-    with pytest.raises(ValueError, match="normalisation is 'none', it can be"):
-        metrics.map_at_k(unit(3, 2), [0, 0, 0], 1, normalisation="none")  # type: ignore[arg-type]
+def test_place_recognition_by_labels_and_by_positions_agree() -> None:
+    z, labels = unit(30, 4), torch.arange(30) % 6
+    database, database_labels = unit(50, 4, seed=1), torch.arange(50) % 7
+    street = lambda numbers: torch.stack([100.0 * numbers, torch.zeros(len(numbers))], dim=1)  # noqa: E731
+    positives = Positives.within(25.0, street(labels), street(database_labels))
+    ours = metrics.map_at_k(z, positives, database=database)
+    assert ours == metrics.map_at_k(z, labels, database=database, database_labels=database_labels)
 
 
-def test_a_ranking_knows_its_depth() -> None:
-    ranking = metrics.rank(unit(4, 2), [0, 0, 1, 1], k=2)
-    with pytest.raises(ValueError, match="k is 3"):
-        ranking.recall(3)
+def test_counting_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+    whole = Positives.within(0.3, places).counts
+    monkeypatch.setattr("laplacian_metric.metrics.positives.BLOCK", 100)
+    assert torch.equal(Positives.within(0.3, places).counts, whole)
+    assert torch.equal(whole, (torch.cdist(places.double(), places.double()) <= 0.3).sum(1) - 1)
+
+
+def points(number: int, dim: int = 4) -> Tensor:
+    raw = torch.randn(number, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.nn.functional.normalize(raw)
+
+
+@pytest.mark.parametrize("rows", [7, 256])
+def test_by_the_cosine_it_is_the_search(rows: int) -> None:
+    z, labels = points(40), torch.arange(40) % 5
+    labels[0] = 99  # has no positive
+    ranking = rank_by(lambda chosen: z[chosen] @ z.T, labels, k=10, rows=rows)
+    expected = metrics.rank(z, labels, 10, at_r=True)
+    for name in ("hits", "positives", "nearest", "ties", "hits_at_r", "precision_at_r"):
+        assert torch.equal(getattr(ranking, name).double(), getattr(expected, name).double()), name
+    assert ranking.num_unanswerable == 1
+    values = metrics.evaluate_ranking(ranking, ks=(1, 5, 10), resamples=0).values
+    assert values == metrics.evaluate_ranking(expected, ks=(1, 5, 10), resamples=0).values
+
+
+def test_equal_scores_are_in_the_order_of_the_index_and_counted() -> None:
+    ranking = rank_by(lambda chosen: torch.zeros(len(chosen), 4), [0, 0, 0, 0], k=2)
+    assert ranking.nearest.tolist() == [1, 0, 0, 0]
+    assert ranking.ties.tolist() == [2, 2, 2, 2]
+
+
+def test_its_own_score_does_not_count_even_where_others_are_lost() -> None:
+    scores = torch.full((3, 3), -torch.inf)
+    ranking = rank_by(lambda chosen: scores[chosen].clone(), [0, 0, 1], k=1)
+    assert ranking.nearest.tolist() == [1, 0, 0]
+
+
+def test_ranking_by_distance_is_the_search_on_the_sphere_and_does_not_see_shifts() -> None:
+    z, labels = points(80, 3), torch.arange(80) % 5
+    ranking, expected = rank_by_distance(z, labels, 10), metrics.rank(z, labels, 10)
+    for name in ("hits", "positives", "nearest"):
+        assert torch.equal(getattr(ranking, name), getattr(expected, name)), name
+    torch.testing.assert_close(ranking.distance, expected.distance)
+    moved = rank_by_distance(z + 3, labels, 10)
+    assert torch.equal(moved.hits, ranking.hits)

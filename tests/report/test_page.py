@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from importlib.resources import files
 
@@ -14,12 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.decomposition import PCA
 
 from laplacian_metric.report import Card, Gallery, Neighbour, Page, Paragraph, Picture, Section, Table
-from laplacian_metric.report.evaluated import as_pixels, encode
+from laplacian_metric.report.evaluated import encode
 from laplacian_metric.report.page import Block, plain
-from laplacian_metric.report.plots import ACCENT, CLASSES
-from tests.report.reading import HOSTILE, Reader
+from laplacian_metric.report.plots import ACCENT, CLASSES, angles, principal_plane, tsne_plane
+from tests.report.reading import Reader
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 CSS = (files("laplacian_metric.report") / "templates" / "page.css").read_text(encoding="utf-8")
@@ -42,13 +44,6 @@ def test_no_text_becomes_markup(text: str) -> None:
     assert [tag for tag, _ in other.tags] == [tag for tag, _ in usual.tags]
     assert other.text.count(plain(text)) >= 14
     assert other.of("img")[0]["alt"] == plain(text)
-
-
-def test_a_hostile_name_stays_text() -> None:
-    page = sample_page(HOSTILE)
-    assert "<img src=x" not in page
-    assert "<script" not in page
-    assert HOSTILE in Reader(page).text
 
 
 def test_nothing_is_fetched_and_pictures_are_inlined_whole() -> None:
@@ -100,20 +95,6 @@ def test_large_images_are_scaled(shape: tuple[int, ...], side: int, expected: tu
     assert abs(float(small[-1, -1].mean()) - 200) < 6
 
 
-@pytest.mark.parametrize(
-    ("wrong", "number"),
-    [
-        (np.zeros((2, 3, 8, 8), dtype=np.uint8), 2),
-        (np.zeros((2, 8), dtype=np.uint8), 2),
-        (np.zeros((2, 8, 8)), 2),
-        (torch.zeros(2, 8, 8, dtype=torch.uint8), 3),
-    ],
-)
-def test_wrong_thumbnails_are_named(wrong: object, number: int) -> None:
-    with pytest.raises(ValueError, match="thumbnails"):
-        as_pixels("thumbnails", wrong, number)
-
-
 # --- colours ---
 
 
@@ -141,3 +122,44 @@ def test_all_text_and_all_points_can_be_seen() -> None:
         for name in ("text", "quiet", "right", "wrong"):
             assert contrast(colours[name], colours["paper"]) >= 4.5, name
     assert all(contrast(colour, "#ffffff") >= 4.5 for colour in (*CLASSES, ACCENT))
+
+
+def directions(number: int, dim: int, seed: int = 0) -> torch.Tensor:
+    z = torch.randn(number, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(z, dim=1)
+
+
+def test_angles_are_those_of_a_loop() -> None:
+    z = directions(12, 5).numpy()
+    expected = [[math.acos(max(-1, min(1, float(a @ b)))) for b in z] for a in z]
+    np.testing.assert_allclose(angles(z), expected, atol=3e-8)
+    assert angles(np.stack([z[0], -z[0]]))[0, 1] == pytest.approx(math.pi)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (3, 7), (8, 2)])
+def test_components_are_those_of_scikit_learn(shape: tuple[int, int]) -> None:
+    z = directions(*shape).numpy()
+    expected = PCA(2).fit_transform(z)
+    np.testing.assert_allclose(np.abs(principal_plane(z)), np.abs(expected), atol=1e-9)
+
+
+def test_clusters_stay_together_and_the_seed_decides() -> None:
+    labels = np.arange(60) % 3
+    z = directions(3, 16)[labels] + 0.1 * directions(60, 16, seed=1)
+    plane = tsne_plane(z, seed=3)
+    distance = np.linalg.norm(plane[:, None] - plane[None], axis=2)
+    np.fill_diagonal(distance, np.inf)
+    assert (labels[distance.argmin(1)] == labels).all()
+    np.testing.assert_array_equal(plane, tsne_plane(z, seed=3))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_few_images_are_drawn_too(number: int, dim: int) -> None:
+    plane = tsne_plane(directions(number, dim))
+    assert plane.shape == (number, 2)
+    assert np.isfinite(plane).all()
+
+
+def test_images_in_one_place_are_in_one_place() -> None:
+    assert (tsne_plane(torch.ones(20, 4)) == 0).all()

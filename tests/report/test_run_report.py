@@ -17,7 +17,7 @@ from laplacian_metric import StochasticEmbedding, metrics
 from laplacian_metric.laplace.diagnostics import Diagnostics
 from laplacian_metric.report import Gallery, Page, Picture, Table
 from laplacian_metric.report.cards import known_galleries, ood_galleries
-from laplacian_metric.report.evaluated import Evaluated, Images, Uncertainties, encode, measure
+from laplacian_metric.report.evaluated import Evaluated, Images, Uncertainties, as_pixels, encode, measure
 from laplacian_metric.report.page import number, share
 from laplacian_metric.report.plots import drawable, reliability_bins
 from laplacian_metric.report.run_report import run_report, summary
@@ -308,6 +308,10 @@ def test_every_number_of_the_diagnostics_is_on_the_page() -> None:
         (lambda run: measure(replace(run, scores={"s": Uncertainties(torch.ones(3))})), "uncertainty"),
         (lambda run: measure(flat(run, 1.0, math.nan)), "uncertainty"),
         (lambda run: run_report(run, mapped=2), "mapped"),
+        (lambda _: as_pixels("thumbnails", np.zeros((2, 3, 8, 8), dtype=np.uint8), 2), "thumbnails"),
+        (lambda _: as_pixels("thumbnails", np.zeros((2, 8), dtype=np.uint8), 2), "thumbnails"),
+        (lambda _: as_pixels("thumbnails", np.zeros((2, 8, 8)), 2), "thumbnails"),
+        (lambda _: as_pixels("thumbnails", torch.zeros(2, 8, 8, dtype=torch.uint8), 3), "thumbnails"),
     ],
 )
 def test_wrong_input_is_named(run: Evaluated, wrong: Any, named: str) -> None:

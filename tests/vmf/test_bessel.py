@@ -116,13 +116,6 @@ def test_derivatives_by_torch_func_agree_with_the_table() -> None:
     torch.testing.assert_close(-first(kappa), column("length", 16), rtol=1e-12, atol=0)
 
 
-def test_a_third_derivative_is_refused() -> None:
-    kappa = torch.tensor([1.0], dtype=float64, requires_grad=True)
-    (first,) = torch.autograd.grad(vmf.mean_resultant_length(kappa, 3).sum(), kappa, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative of the mean resultant length"):
-        torch.autograd.grad(first.sum(), kappa)
-
-
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_inverse_returns_to_kappa(dim: int) -> None:
     kappa = column("kappa", dim)

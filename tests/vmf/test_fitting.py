@@ -1,11 +1,13 @@
-"""Fits of samples against sums in float64, and what happens where samples say little."""
+"""Fits of samples, at once and streamed, against sums in float64, and what happens where samples say little."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
 
 from laplacian_metric import vmf
 from tests.generators import seeded
@@ -96,3 +98,64 @@ def test_gradients_reach_the_samples() -> None:
             (raw,),
             rtol=1e-5,
         )
+
+
+def around(count: int, num: int, dim: int, spread: float) -> Tensor:
+    """Draws (count, num, dim) around one direction for each of num."""
+    noise = torch.randn(count, num, dim, generator=seeded(1), dtype=torch.float64)
+    return F.normalize(directions(num, dim) + spread * noise, dim=2)
+
+
+def streamed(z: Tensor, **options: int) -> tuple[Tensor, Tensor]:
+    stream = vmf.StreamedFit()
+    for draw in z:
+        stream.add(draw)
+    assert stream.count == len(z)
+    return stream.fit(**options)
+
+
+@settings(max_examples=25)
+@given(
+    count=st.integers(2, 30),
+    num=st.integers(0, 4),
+    dim=st.integers(2, 9),
+    spread=st.sampled_from([1e-6, 1e-3, 0.3, 10.0]),
+    debiased=st.booleans(),
+    refine=st.integers(0, 3),
+)
+def test_as_the_fit_to_all_samples(
+    count: int, num: int, dim: int, spread: float, debiased: bool, refine: int
+) -> None:
+    z = around(count, num, dim, spread)
+    mean, kappa = streamed(z, debiased=debiased, refine=refine)
+    expected = vmf.fit(z, debiased=debiased, refine=refine)
+    torch.testing.assert_close(mean, expected[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(kappa, expected[1], rtol=1e-7, atol=1e-7)
+
+
+def test_float32_keeps_the_digits_of_samples_that_hardly_differ() -> None:
+    z = around(50, 4, 8, 3e-4)
+    mean, kappa = streamed(z.float())
+    assert mean.dtype == kappa.dtype == torch.float32
+    # The samples themselves are rounded at 6e-8 of a spread of 3e-4; 1 - R^2 in float32 would be off by everything.
+    torch.testing.assert_close(kappa.double(), vmf.fit(z)[1], rtol=2e-3, atol=0)
+
+
+def test_identical_opposite_and_half_precision_samples() -> None:
+    z = around(1, 2, 4, 0.1).float()
+    _, kappa = streamed(z.expand(3, -1, -1))
+    assert bool(kappa.isfinite().all())
+    torch.testing.assert_close(kappa, vmf.fit(z.expand(3, -1, -1))[1])
+    mean, kappa = streamed(torch.cat([z, -z]))
+    assert kappa.tolist() == [0.0, 0.0]
+    assert mean.tolist() == [[1.0, 0.0, 0.0, 0.0]] * 2
+    assert streamed(around(3, 2, 4, 0.1).bfloat16())[1].dtype == torch.float32
+
+
+def test_several_draws_at_once_are_the_same() -> None:
+    z = around(13, 3, 5, 0.2)
+    stream = vmf.StreamedFit()
+    for some in (z[:4], z[4], z[5:]):
+        stream.add(some)
+    for mine, expected in zip(stream.fit(), vmf.fit(z), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-10, atol=1e-12)
