@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessians.checks import check_finite, check_matrix, compute_dtype, exact_device
+from hessians.checks import check_finite, check_matrix, compute_dtype, exact_device, without_autocast
 from laplacian_metric.core.embedding import StochasticEmbedding, unit_rows
 from laplacian_metric.laplace.layer import LayerPosterior
 from laplacian_metric.laplace.layer.full import FullPosterior
@@ -50,6 +50,7 @@ class HeadPosterior:
         """The variance of every component of u by the prior alone, |x|^2/prior, for features h (N, H); (N,)."""
         return (h.square().sum(1) + int(self.bias_is_random)) / self.posterior.prior
 
+    @without_autocast
     def sample_weights(
         self, k: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -67,6 +68,7 @@ class HeadPosterior:
                 bias[s] += deviation[:, -1]
         return weight, bias
 
+    @without_autocast
     def embed(self, features: Tensor, name: str = "features") -> StochasticEmbedding:
         """Embed features (N, H), which may be mapped from a file, in blocks; ``name`` is for errors."""
         self.check(features, name)
@@ -77,6 +79,7 @@ class HeadPosterior:
         ]
         return parts[0] if len(parts) == 1 else StochasticEmbedding.cat(parts)
 
+    @without_autocast
     def embed_with(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Unit embeddings (S, N, Z) of features (N, H) by S draws of the weights."""
         u = torch.cat([apply_draws(h, weight, bias) for h in self.blocks(features)], dim=1)
@@ -133,6 +136,7 @@ def _check_count(samples: int) -> None:
         raise ValueError(f"samples is {samples!r}: a whole number from 1 on is needed, or 0 for none")
 
 
+@without_autocast
 def apply_draws(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Raw embeddings (S, N, Z) of features h (N, H) by S draws of the weights (S, Z, H) and biases (S, Z)."""
     u = F.linear(h, weight.flatten(0, 1), None if bias is None else bias.flatten())

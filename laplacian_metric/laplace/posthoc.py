@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessians import Pairs
 from hessians.approximations import Approximation
-from hessians.checks import exact_device
+from hessians.checks import exact_device, without_autocast
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Batch, Loader, is_single, map_batches
 from laplacian_metric.core.checked import checked
@@ -166,6 +166,7 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
         """The features and labels of a loader's images, for any number of fits and embeddings; see `fit`."""
         return collect_features(self.encoder, loader, **options)
 
+    @without_autocast
     def fit_features(
         self,
         features: Tensor | Dataset,
@@ -224,6 +225,7 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
     # --- the posterior ---
 
     @property
+    @without_autocast
     def head(self) -> HeadPosterior:
         """The head with the posterior over its weights; refused if the encoder has changed since the fit."""
         fitted = self._fit()
@@ -260,12 +262,14 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
         """k draws of the weights (k, Z, H) and biases (k, Z); None for a layer without a bias."""
         return self.head.sample_weights(k, generator)
 
+    @without_autocast
     def log_marginal_likelihood(self, prior_precision: float | None = None) -> float:
         """log p(D), but for the constants of the likelihood."""
         fitted, square = self._fit(), float(self.head.theta.double().square().sum())
         prior = self.prior_precision if prior_precision is None else prior_precision
         return log_marginal_likelihood(fitted.curvature, self.scale, prior, square, fitted.loss_value)
 
+    @without_autocast
     def optimize_prior_precision(
         self,
         method: str = "marginal",
@@ -330,10 +334,12 @@ class LAM(EncoderPosterior[Fitted, LamOptions]):
         warn_if_longer(e.gaussians.mean, self._fit().length)
         return e.with_source(self.fingerprint())
 
+    @without_autocast
     def diagnostics(self) -> Diagnostics:
         """What to look at before this posterior is used."""
         return diagnose(self.posterior, self.head.theta, self._fit(), self.scale)
 
+    @without_autocast
     def recall_lost(
         self,
         features: Tensor | Dataset,

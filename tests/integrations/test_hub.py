@@ -139,7 +139,6 @@ def test_the_card_says_how_well_the_trust_is_calibrated(tmp_path: Path) -> None:
     folder = save_folder(lam, tmp_path / "mine", trust=trust)
     text = (folder / "README.md").read_text(encoding="utf-8")
     error = trust.calibration_error
-    assert error is not None
     assert "| gallery | 120 items of 4 classes |" in text
     assert "| calibrated on | 100 queries |" in text
     assert f"| {error.value:.3f} (95 % interval {error.low:.3f} to {error.high:.3f})" in text

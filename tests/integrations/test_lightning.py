@@ -96,7 +96,6 @@ def test_training_at_draws_is_that_of_online_lam() -> None:
     for _ in range(2):
         for batch in DataLoader(data(), batch_size=20):
             plain.step(*batch)
-    assert callback.online is not None
     assert_same(callback.online, plain)
     images = data().tensors[0]
     torch.testing.assert_close(
@@ -121,7 +120,6 @@ def test_beside_a_training_of_its_own_it_changes_nothing_and_takes_every_batch_i
             optimizer.step()
             encoder.eval()
             plain.loss(images, labels)
-    assert callback.online is not None
     assert_same(callback.online, plain)
     assert all(part.training for part in module.encoder.modules())
 
@@ -131,7 +129,6 @@ def test_a_resumed_training_is_one_that_was_not_interrupted(at_draws: bool, tmp_
     def run(epochs: int, checkpoint: Path | None = None) -> tuple[Any, OnlineLAM]:
         callback = OnlineLAMCallback(LOSS, **OPTIONS)
         trainer = fit(Module(callback if at_draws else None), callback, epochs=epochs, checkpoint=checkpoint)
-        assert callback.online is not None
         return trainer, callback.online
 
     _, whole = run(3)
@@ -169,7 +166,6 @@ def test_where_things_are() -> None:
         num_images=7,
     )
     fit(Other(), callback, epochs=1, loader=DataLoader(dataset, batch_size=20))  # type: ignore[arg-type]
-    assert callback.online is not None
     assert (callback.online.steps, callback.online.num_images) == (4, 7)
 
 
@@ -209,5 +205,4 @@ def test_bad_inputs(call: Any, error: type[Exception], argument: str) -> None:
 def test_a_stream_of_batches_needs_no_number_of_images() -> None:
     callback = OnlineLAMCallback(LOSS, n_effective=80.0)
     fit(Module(), callback, epochs=1, loader=stream())
-    assert callback.online is not None
     assert callback.online.n_effective == 80.0

@@ -72,7 +72,6 @@ def curvature_of(
     w, b = last_layer_ggn_diagonal(
         h, encoder.head.weight.detach(), encoder.head.bias.detach(), pairs, loss, approximation
     )
-    assert b is not None
     return torch.cat([w, b[:, None]], dim=1)
 
 

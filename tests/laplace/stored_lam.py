@@ -47,8 +47,6 @@ def same(one: LAM, other: LAM) -> None:
     for name in ("point", "mean", "kappa", "uncertainty", "samples", "variance"):
         assert torch.equal(*(getattr(e, name) for e in embedded)), name
     a, b = one.fitted, other.fitted
-    assert a is not None
-    assert b is not None
     for name in (
         "num_images", "num_positives", "num_negatives", "num_batches", "loss_value", "bias_is_random", "fingerprint",
         "length",

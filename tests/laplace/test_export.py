@@ -119,7 +119,6 @@ def adjustable(dim: int) -> LAM:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(20, 2 * dim, generator=generator)
     lam.fit_features(features, torch.arange(20) % 4, check_mode=False)
-    assert lam.fitted is not None
     certain = torch.cat([torch.ones(dim, dim), 1 - torch.eye(dim)], dim=1)  # a variance of 1e-30
     lam.fitted = replace(lam.fitted, curvature=DiagonalCurvature(1e30 * certain))
     return lam

@@ -46,7 +46,6 @@ def test_gaussians_of_the_embeddings(make: Make, random_bias: bool, bias: bool) 
     head, covariance = head_of(make, random_bias, bias)
     e = head.embed(FEATURES)
     rows = jacobian(inputs(head), DIM)
-    assert e.gaussians is not None
     close(e.gaussians.covariance, rows @ covariance @ rows.mT)
     shift = head.bias if head.bias is not None else torch.zeros(DIM, dtype=float64)
     close(e.gaussians.mean, FEATURES @ head.weight.T + shift)
@@ -76,8 +75,6 @@ def test_a_seed_gives_the_same_networks_to_all_images(make: Make) -> None:
     weight, bias = head.sample_weights(5, seeded())
     assert weight.shape == (5, DIM, WIDTH)
     few, few_bias = head.sample_weights(2, seeded())
-    assert bias is not None
-    assert few_bias is not None
     close(few, weight[:2], rtol=0, atol=0)
     close(few_bias, bias[:2], rtol=0, atol=0)
     expected = torch.einsum("nh,skh->snk", FEATURES, weight) + bias[:, None]
@@ -97,7 +94,6 @@ def test_draws_have_the_covariance_across_images(make: Make) -> None:
     expected = rows @ covariance @ rows.T
     count = 20_000
     drawn = torch.stack(list(head.draws(FEATURES[:2], count, seeded(4)))).flatten(1)
-    assert head.bias is not None
     mean = (FEATURES[:2] @ head.weight.T + head.bias).flatten()
     spread = expected.diagonal()
     assert bool(((drawn.mean(0) - mean).abs() <= 5 * (spread / count).sqrt()).all())
@@ -110,8 +106,6 @@ def test_a_fixed_bias_is_not_drawn() -> None:
 
     head, _ = head_of(diagonal, random_bias=False)
     _, bias = head.sample_weights(3, seeded())
-    assert bias is not None
-    assert head.bias is not None
     assert bool((bias == head.bias).all())
     without, _ = head_of(diagonal, random_bias=False, bias=False)
     assert without.sample_weights(3, seeded())[1] is None
@@ -164,6 +158,5 @@ def test_draws_leave_the_head_as_it_was(make: Make) -> None:
     for k in (1, 3):
         weight, bias = head.sample_weights(k, seeded())
         weight.zero_()
-        assert bias is not None
         bias.zero_()
     assert torch.equal(head.theta, before)

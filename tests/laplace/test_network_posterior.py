@@ -52,8 +52,6 @@ def test_one_layer_is_lam(approximation: str, loss: Any) -> None:
     lam = LAM(encoder, loss, approximation, weight_decay=0.01)
     h = encoder.features(x).detach()
     lam.fit_features(h, LABELS, batches=list(torch.arange(12).split((5, 4, 3))), check_mode=False)
-    assert lam.fitted is not None
-    assert network.fitted is not None
     flat = torch.cat(
         [network.posterior.variance()[name].view(3, -1) for name in network.layers["head"]], dim=1
     )
@@ -105,7 +103,6 @@ def test_curvature_of_all_layers(approximation: str, make: Any, shape: tuple[int
     encoder, batches = make(), split(random(12, *shape))
     lam = fitted(encoder, batches, approximation=approximation, layers="all")
     expected = curvature_of(lam, batches, approximation)
-    assert lam.fitted is not None
     assert set(expected) == {name for name, _ in encoder.named_parameters()}
     for layer, names in lam.layers.items():
         values = torch.cat([expected[name] for name in names]).clamp(min=0)
@@ -130,7 +127,6 @@ def test_batches_stand_for_their_share() -> None:
         (anchors[positive], others[positive], anchors[negative], others[negative]), num_images=12
     )
     expected = ggn_diagonal(RawNetwork(encoder), x, pairs, LOSS, "fixed")
-    assert lam.fitted is not None
     for layer, names in lam.layers.items():
         values = torch.cat([expected[name].flatten() for name in names]).clamp(min=0)
         torch.testing.assert_close(lam.fitted.curvature[layer].diagonal()[0], values, rtol=1e-10, atol=1e-14)
@@ -206,7 +202,6 @@ def test_the_prior_of_each_layer_is_the_best_one() -> None:
     value = lam.log_marginal_likelihood()
     for factor in (0.99, 1.01):
         assert lam.log_marginal_likelihood(one * factor) < value
-    assert lam.fitted is not None
     expected = sum(
         (500 * c.diagonal() / (500 * c.diagonal() + one)).sum() for c in lam.fitted.curvature.values()
     )
@@ -226,7 +221,6 @@ def test_the_marginal_likelihood_is_that_of_the_dense_gaussian() -> None:
     lam = fitted(mlp(), split(random(12, 4)), layers=2, temperature=2.0)
     prior = {"backbone.2": 0.7, "head": 3.0}
     lam.prior_precision = prior
-    assert lam.fitted is not None
     total = -6.0 * lam.fitted.loss_value
     for layer, names in lam.layers.items():
         theta = torch.cat([dict(lam.encoder.named_parameters())[name].detach().flatten() for name in names])
@@ -255,7 +249,6 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     from hessians import Pairs
 
     LOSS(encoder.raw(x), Pairs.from_labels(LABELS)).backward()
-    assert lam.fitted is not None
     for name, parameter in encoder.named_parameters():
         torch.testing.assert_close(lam.fitted.gradient[name], parameter.grad, rtol=1e-10, atol=1e-14)
 
@@ -345,7 +338,6 @@ def test_a_shuffling_loader_keeps_its_batches() -> None:
     data = torch.utils.data.TensorDataset(random(12, 4), LABELS)
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
     lam = fitted(mlp(), loader, layers=1)  # type: ignore[arg-type]
-    assert lam.fitted is not None
     assert (lam.fitted.num_images, lam.fitted.num_batches) == (12, 3)
 
     class Changing:
@@ -366,8 +358,6 @@ def test_a_sketch_is_near_the_exact_diagonal() -> None:
     sketch.fit(
         batches, method="sketch", probes=3000, generator=torch.Generator().manual_seed(0), check_mode=False
     )
-    assert exact.fitted is not None
-    assert sketch.fitted is not None
     assert sketch.fitted.trace == pytest.approx(exact.fitted.trace, rel=0.05)
 
 
@@ -459,8 +449,6 @@ def test_two_processes_with_the_same_batches(monkeypatch: pytest.MonkeyPatch) ->
     expected = fitted(encoder, [*batches, *batches], layers="all")
     monkeypatch.setattr(module, "reducer", lambda: lambda tensor: 2 * tensor)
     posterior = fitted(encoder, batches, layers="all")
-    assert posterior.fitted is not None
-    assert expected.fitted is not None
     for name in ("num_images", "num_positives", "num_negatives", "num_batches"):
         assert getattr(posterior.fitted, name) == getattr(expected.fitted, name)
     for name, value in expected.diagnostics().to_dict().items():

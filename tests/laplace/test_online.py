@@ -84,7 +84,6 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
         close(own, plain, rtol=1e-9, atol=1e-11)
     close(running(online), average, rtol=1e-8, atol=1e-10)
     fitted_posterior = online.posterior().fitted
-    assert fitted_posterior is not None
     weight = 1 - 0.8**6
     close(fitted_posterior.curvature.diagonal(), (average / weight).clamp(min=0), rtol=1e-8, atol=1e-10)
     close(fitted_posterior.gradient, slope / weight, rtol=1e-8, atol=1e-10)
@@ -111,7 +110,6 @@ def test_without_learning_it_is_the_corrected_average_of_the_batches_at_the_draw
     weights = torch.tensor([0.2 * 0.8 ** (7 - i) for i in range(8)], dtype=float64)
     mean = torch.einsum("b,bkh->kh", weights / weights.sum(), torch.stack(parts))
     fitted_posterior = online.posterior().fitted
-    assert fitted_posterior is not None
     close(fitted_posterior.curvature.diagonal(), mean.clamp(min=0), rtol=1e-10, atol=1e-12)
 
 
@@ -122,7 +120,6 @@ def test_negative_entries_stay_in_the_average() -> None:
     stored = running(online)
     assert (stored < 0).any()
     fitted = online.posterior().fitted
-    assert fitted is not None
     assert fitted.curvature.clamped == pytest.approx(float((stored < 0).double().mean()))
     assert (fitted.curvature.diagonal() >= 0).all()
 
@@ -134,7 +131,6 @@ def test_the_draw_is_one_of_the_posterior_and_moves_the_gradient_of_all_layers()
     encoder, generator = copy.deepcopy(online.encoder), a_generator()
     generator.set_state(online.generator.get_state())
     weight, bias = online.posterior().sample_weights(1, generator=generator)
-    assert bias is not None
     assert bool((weight[0] != encoder.head.weight).all())
     with torch.no_grad():
         encoder.head.weight.copy_(weight[0])
@@ -165,12 +161,10 @@ def test_unequal_batches_have_no_bias(approximation: str) -> None:
     batches = list(torch.arange(len(rows)).split(sizes))
     lam = LAM(encoder, loss, approximation)
     lam.fit_features(encoder.features(rows).detach(), labels, batches=batches, check_mode=False)
-    assert lam.fitted is not None
     close(mean, lam.fitted.curvature.diagonal(), rtol=6e-3, atol=1e-6)
     own = [curvature_of(encoder, x, Pairs.from_labels(y), approximation, loss) for x, y in data]
     assert float((torch.stack(own).mean(0) / mean - 1).abs().max()) > 0.2
     fitted_posterior = online.posterior().fitted
-    assert fitted_posterior is not None
     assert fitted_posterior.num_positives == pytest.approx(90 * lam.fitted.num_positives)
     assert fitted_posterior.num_negatives == pytest.approx(90 * lam.fitted.num_negatives)
 
@@ -283,7 +277,6 @@ def test_the_unsquared_distance_is_trained_and_curved() -> None:
     assert value == pytest.approx(float(loss(encoder.raw(images), pairs).detach()), rel=1e-12)
     expected = curvature_of(encoder, images, pairs, loss=loss).clamp(min=0)
     fitted = online.posterior().fitted
-    assert fitted is not None
     close(fitted.curvature.diagonal(), expected, rtol=1e-8, atol=1e-10)
 
 
@@ -308,7 +301,6 @@ def test_a_miner_chooses_what_is_trained_on() -> None:
     plain.step(images, labels)
     close(running(online), running(plain), rtol=0, atol=0)
     fitted = online.posterior().fitted
-    assert fitted is not None
     close(fitted.gradient, head_gradient(encoder, images, mined), rtol=1e-10, atol=1e-13)
 
 
@@ -458,7 +450,6 @@ def test_the_posterior_is_fitted_and_does_not_move_with_later_steps() -> None:
     for step in range(4):
         online.step(*a_batch(seed=step))
     lam = online.posterior()
-    assert lam.fitted is not None
     assert lam.fitted.fingerprint == online.encoder.fingerprint()
     assert lam.prior_precision == online.prior_precision == pytest.approx(0.5)
     assert lam.diagnostics().loss_value == lam.fitted.loss_value
@@ -471,7 +462,6 @@ def test_the_posterior_is_fitted_and_does_not_move_with_later_steps() -> None:
     close(lam.fitted.gradient, gradient, rtol=0, atol=0)
     assert online.posterior().fitted.curvature.diagonal().ne(before).any()
     samples = online.posterior().embed(a_batch()[0], samples=4, generator=a_generator()).samples
-    assert samples is not None
     assert samples.shape == (4, 12, 3)
 
 

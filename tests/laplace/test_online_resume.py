@@ -54,8 +54,6 @@ def test_ten_steps_are_five_and_five(make: Callable[..., OnlineLAM], tmp_path: P
     assert torch.equal(running(again), running(whole))
     assert torch.equal(again.generator.get_state(), whole.generator.get_state())
     one, other = again.posterior().fitted, whole.posterior().fitted
-    assert one is not None
-    assert other is not None
     assert torch.equal(one.gradient, other.gradient)
     assert (one.loss_value, one.num_positives, one.num_negatives, one.num_batches) == (
         other.loss_value,

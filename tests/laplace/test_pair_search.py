@@ -42,7 +42,6 @@ def fitted(
 
 
 def curvature(lam: LAM) -> LayerCurvature:
-    assert lam.fitted is not None
     return lam.fitted.curvature
 
 
@@ -54,8 +53,6 @@ def test_exact_is_all_pairs(name: str, approximation: str) -> None:
     posterior = fitted(LARGE, loss, approximation=approximation)
     rows = fitted(LARGE, loss, approximation=approximation, labels=Pairs.from_labels(LARGE.labels))
     close(curvature(posterior).diagonal(), curvature(rows).diagonal(), rtol=1e-9, atol=1e-12)
-    assert posterior.fitted is not None
-    assert rows.fitted is not None
     close(posterior.fitted.loss_value, rows.fitted.loss_value)
     close(posterior.fitted.gradient, rows.fitted.gradient, rtol=1e-8, atol=1e-10)
     assert posterior.fitted.num_negatives == rows.fitted.num_negatives
@@ -73,7 +70,6 @@ def test_the_error_of_an_estimate_is_measured(name: str, monkeypatch: pytest.Mon
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
         lam = fitted(LARGE, loss, pairs="estimate", pair_tolerance=0.5, generator=generator)
-        assert lam.fitted is not None
         draws.append(curvature(lam).diagonal())
         reported.append(lam.fitted.curvature_error)
         precision = lam.scale * draws[-1] + lam.prior_precision
@@ -153,8 +149,6 @@ def test_resumed_to_the_bit(pairs: str, tmp_path: Path, monkeypatch: pytest.Monk
     first = len(calls)
     again = fitted(LARGE, loss, features=features, **options)  # type: ignore[arg-type]
     assert torch.equal(curvature(again).diagonal(), curvature(expected).diagonal())
-    assert again.fitted is not None
-    assert expected.fitted is not None
     assert again.fitted.curvature_error == expected.fitted.curvature_error
     assert not (tmp_path / pair_search.FILE).exists()
     resumed = len(calls) - first

@@ -65,7 +65,6 @@ def test_images_loader_and_features_embed_alike(structure: str) -> None:
     images = images_of(LAYER, lam.encoder)
     loader = DataLoader(TensorDataset(images, LAYER.labels), batch_size=7)
     assert lam.fit(loader, generator=seeded()) is lam
-    assert lam.fitted is not None
     assert (lam.fitted.num_images, lam.fitted.num_batches) == (24, 1)
     features = lam.features(loader)
     options: list[dict[str, Any]] = [{}, {"samples": 6}]
@@ -105,7 +104,6 @@ def test_the_bias_without_a_norm(approximation: str) -> None:
     inputs = LAYER.inputs(random_bias)
     close(lam.embed_features(LAYER.features).variance, inputs.square() @ lam.posterior.marginal_variance().T)
     bias = lam.sample_weights(2, generator=seeded())[1]
-    assert bias is not None
     assert bool((bias == lam.encoder.head.bias).all()) is not random_bias
 
 
@@ -116,7 +114,6 @@ def test_features_of_another_dtype(features: torch.dtype, head: torch.dtype, str
     lam = LAM(network(LAYER, head), ContrastiveLoss(0.9), structure=structure, weight_decay=1e-2)
     rows = LAYER.features.to(features)
     e = lam.fit_features(rows, LAYER.labels, generator=seeded()).embed_features(rows, samples=2)
-    assert lam.fitted is not None
     assert {e.kappa.dtype, lam.fitted.curvature.dtype, lam.fitted.gradient.dtype} == {head}
     lam.optimize_prior_precision()
     coarse = features is torch.bfloat16

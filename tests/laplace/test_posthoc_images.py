@@ -76,7 +76,6 @@ def test_concentrations(trained: Trained, prior: float) -> None:
     lam = trained.lam
     lam.prior_precision = prior
     e = lam.embed(trained.images)
-    assert e.gaussians is not None
     expected = direction_by_quadrature(e.gaussians.mean, e.gaussians.variance)
     length = expected.norm(dim=1)
     torch.testing.assert_close(e.kappa.double(), kappa_of_length(length), rtol=2e-4, atol=0)
@@ -96,7 +95,6 @@ def test_joint_samples_are_these_distributions(trained: Trained) -> None:
     lam = trained.lam
     lam.prior_precision = 10.0
     e = lam.embed(trained.images[:20], samples=1000, generator=torch.Generator().manual_seed(3))
-    assert e.samples is not None
     length = direction_by_quadrature(e.gaussians.mean, e.gaussians.variance).norm(dim=1)  # type: ignore[union-attr]
     cosine = (e.samples * e.mean).sum(2).double()
     assert bool(((cosine.mean(0) - length).abs() <= 5 * cosine.std(0) / math.sqrt(1000)).all())

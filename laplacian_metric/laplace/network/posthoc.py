@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hessians.approximations import Approximation
+from hessians.checks import without_autocast
 from hessians.network import Method
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.batch import Loader, map_batches
@@ -103,6 +104,7 @@ class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
 
     # --- fitting ---
 
+    @without_autocast
     def fit(
         self,
         loader: Loader,
@@ -233,6 +235,7 @@ class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
 
     # --- embedding ---
 
+    @without_autocast
     def embed(
         self,
         inputs: Any,
@@ -260,6 +263,7 @@ class NetworkLAM(EncoderPosterior[NetworkFitted, NetworkOptions]):
         e = StochasticEmbedding.cat(parts)
         return e.with_source(self.fingerprint())
 
+    @without_autocast
     def recall_lost(
         self, inputs: Any, labels: Tensor, *, samples: int = 10, generator: torch.Generator | None = None
     ) -> float:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hessians import Pairs, last_layer_ggn_diagonal
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureOverflowError, CurvatureWarning, compute_dtype
+from hessians.checks import CurvatureOverflowError, CurvatureWarning, compute_dtype, without_autocast
 from hessians.contrastive import Distance
 from hessians.pair_loss import PairLoss
 from laplacian_metric.core.labels import as_labels
@@ -87,6 +87,7 @@ def mean_square(embeddings: Sequence[Tensor]) -> float:
     return sum(sum_of_squares(u.detach()) for u in embeddings) / images
 
 
+@without_autocast
 def head_gradient(loss: Tensor, embeddings: Sequence[Tensor], h: Tensor, bias_is_random: bool) -> Tensor:
     """dL/d[W | b], (Z, H'), at the draws; the graph stays for the backward pass."""
     parts = torch.autograd.grad(loss, embeddings, retain_graph=True)

@@ -42,7 +42,6 @@ def lam(structure: str = "diag", approximation: str = "fixed") -> LAM:
 
 
 def summary(fitted: LAM) -> dict[str, Any]:
-    assert fitted.fitted is not None
     fitted.prior_precision = None
     e = fitted.embed_features(layer().features)
     return {

@@ -102,7 +102,6 @@ def test_means_are_on_the_sphere_or_are_not() -> None:
     learner = learner_of(normalize=False)
     torch.testing.assert_close(learner.network.eval()(inputs)[0][:, 0].detach(), raw)
     e = embedder_of(learner).embed(inputs)
-    assert e.gaussians is not None
     torch.testing.assert_close(e.gaussians.mean, raw)
     torch.testing.assert_close(e.point, unit_rows(raw))
     torch.testing.assert_close(learner.points(inputs).detach(), raw)
@@ -161,11 +160,9 @@ def test_similarity_is_the_match_probability() -> None:
     embedder = embedder_of(learner)
     e = embedder.embed(inputs)
     similarity = embedder.similarity(e[:4], e)
-    assert similarity is not None
     torch.testing.assert_close(similarity, embedder.match_probability(inputs[:4], inputs))
     drawn = torch.randn(2, 4, 1, 1, 3, generator=seeded()).double()
     noise = torch.cat([drawn, -drawn], dim=1)
-    assert e.gaussians is not None
     first, second = (e.gaussians.mean + e.variance.sqrt() * each[:, :, 0] for each in noise)
     a, b = float(learner.network.match.scale.detach()), float(learner.network.match.offset.detach())
     assert embedder.settings() == {"scale": a, "offset": b}
@@ -184,7 +181,6 @@ def test_draws_in_common_move_no_query(seed: int) -> None:
     e = StochasticEmbedding.from_gaussians(Gaussians(means + 1e-9, torch.full((41, 3), 0.1).double()))
     learner = learner_of()
     similarity = HIBEmbedder(learner.network, learner.method, seed).similarity(e, e)
-    assert similarity is not None
     assert similarity.argmax(1).tolist() == list(range(41))
 
 

@@ -274,7 +274,6 @@ def test_images_at_one_place_have_finite_gradients() -> None:
         [torch.tensor([0]), torch.tensor([1]), torch.zeros(0).long(), torch.zeros(0).long()], 2
     )
     soft_contrastive_loss(z, pairs, MatchProbability(2.0, 1.0)).backward()
-    assert z.grad is not None
     assert bool(z.grad.isfinite().all())
 
 

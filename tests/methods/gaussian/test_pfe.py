@@ -169,7 +169,6 @@ def test_an_embedding_has_the_frozen_points_and_the_harmonic_mean() -> None:
         harmonic_mean(torch.tensor([[1.0, 2.0, 4.0], [2.0, 2.0, 2.0]])), torch.tensor([12 / 7, 2.0])
     )
     samples = learner.embedder(NOTHING).embed(inputs, samples=4, generator=seeded()).samples
-    assert samples is not None
     assert samples.shape == (4, 12, 3)
 
 
@@ -178,7 +177,6 @@ def test_similarity_is_the_mutual_likelihood() -> None:
     embedder = learner_of(small_encoder()).embedder(NOTHING)
     e = embedder.embed(inputs)
     similarity = embedder.similarity(e[:4], e[4:])
-    assert similarity is not None
     expected = [
         [
             mutual_likelihood_of_pairs(e.point[i], e.variance[i], e.point[j], e.variance[j])

@@ -76,7 +76,6 @@ def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None
     load_best(learner, tmp_path)
     e = learner.embedder(FitData(images, validation)).embed(validation.inputs, samples=2)
     assert not bool(e.uncertainty.any())
-    assert e.samples is not None
     assert torch.equal(e.samples[0], e.point)
 
 

@@ -115,7 +115,6 @@ class TestSimilarity:
     def test_samples_are_the_members(self) -> None:
         encoders, x = [encoder_of(seed) for seed in range(3)], images(5)
         e = embedder_of(encoders).embed(x, samples=3)
-        assert e.samples is not None
         for sample, encoder in zip(e.samples, encoders, strict=True):
             z = unit(encoder, x)
             torch.testing.assert_close(sample @ sample.T, z @ z.T)
@@ -213,7 +212,6 @@ class TestNeighbours:
         whole = embedder_of(encoders, data_of(train), **options)
         cut = embedder_of(encoders, data_of(train[:5], train[5:6], train[6:]), **options)
         other = embedder_of(encoders, data_of(train), seed=1, **options)
-        assert whole.references is not None
         assert whole.references.shape == (3, 8, 3)
         torch.testing.assert_close(cut.embed(x).uncertainty, whole.embed(x).uncertainty)
         assert not torch.allclose(other.embed(x).uncertainty, whole.embed(x).uncertainty)

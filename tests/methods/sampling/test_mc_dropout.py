@@ -65,7 +65,6 @@ class TestEmbedder:
     def test_mean_and_kappa_are_those_of_the_draws(self) -> None:
         encoder, x = small_encoder(), torch.rand(5, 2)
         e = learner_of(encoder, samples=30).embedder(NOTHING).embed(x, samples=30)
-        assert e.samples is not None
         mean, kappa = vmf.fit(e.samples)
         torch.testing.assert_close(e.mean, mean)
         torch.testing.assert_close(e.kappa, kappa, rtol=1e-4, atol=0)
@@ -83,7 +82,6 @@ class TestEmbedder:
         assert masks[1].tolist() == [[False, True]]
         method = MCDropout(rate=0.5, samples=2, seed=1, point="deterministic")
         e = method.learner([encoder], setup()).embedder(NOTHING).embed(torch.ones(1, 2), samples=2)
-        assert e.samples is not None
         torch.testing.assert_close(e.samples, torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
         torch.testing.assert_close(e.point, torch.tensor([[1.0, 2.0]]) / 5**0.5)
         torch.testing.assert_close(e.mean, torch.tensor([[0.5, 0.5]]) * 2**0.5)
@@ -92,7 +90,6 @@ class TestEmbedder:
         encoder, x = small_encoder(), torch.rand(5, 2)
         e = learner_of(encoder, rate=0.0, samples=3).embedder(NOTHING).embed(x, samples=3)
         z = nn.functional.normalize(encoder.raw(x)).detach()
-        assert e.samples is not None
         assert torch.equal(e.samples[0], e.samples[2])
         torch.testing.assert_close(e.samples[0], z)
         torch.testing.assert_close(e.point, z)
@@ -103,9 +100,6 @@ class TestEmbedder:
         embedder = learner_of(encoder, samples=4).embedder(NOTHING)
         first, more = embedder.embed(x, samples=4), embedder.embed(x, samples=9)
         other = embedder.embed(x, samples=4, generator=seeded(7))
-        assert first.samples is not None
-        assert more.samples is not None
-        assert other.samples is not None
         torch.testing.assert_close(more.samples[:4], first.samples)
         assert more.samples.shape == (9, 3, 3)
         assert not torch.allclose(other.samples, first.samples)
@@ -121,7 +115,6 @@ class TestEmbedder:
             drawn = torch.stack(list(embedder.sample_embeddings(inputs, 6)))
             assert torch.allclose(drawn[:, 0], drawn[:, 1]) == (masks == "shared")
         e = embedder.embed(twins, samples=6)
-        assert e.samples is not None
         assert torch.allclose(e.samples[:, 0], e.samples[:, 1]) == (masks == "shared")
 
     def test_modes_are_left_as_they_were_and_other_dropout_is_off(self) -> None:

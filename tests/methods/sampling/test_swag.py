@@ -150,7 +150,6 @@ class TestEmbedder:
         before = learner.encoder.fingerprint()
         e = learner.embedder(NOTHING).embed(x, samples=6)
         expected = by_hand(learner, x, 6, seed=4)
-        assert e.samples is not None
         torch.testing.assert_close(e.samples, expected)
         mean, kappa = vmf.fit(expected)
         torch.testing.assert_close(e.mean, mean)
@@ -169,7 +168,6 @@ class TestEmbedder:
             embedder = learner.embedder(NOTHING)
         assert embedder.settings() == {"snapshots": 1}
         e = embedder.embed(x, samples=3)
-        assert e.samples is not None
         torch.testing.assert_close(e.samples, unit(learner.encoder, x).expand(3, -1, -1))
         torch.testing.assert_close(e.point, unit(learner.encoder, x))
         assert bool((e.kappa > 1e12).all())
@@ -192,7 +190,6 @@ class TestBatchNorm:
         e = learner.embedder(data).embed(x, samples=4)
         assert learner.encoder.fingerprint() == before
         encoder, generator = copy.deepcopy(learner.encoder).eval(), seeded(2)
-        assert e.samples is not None
         for sample in e.samples:
             vector_to_parameters(learner.moments.draw(generator).float(), encoder.parameters())
             statistics = batch_norm_statistics(encoder, {}, data.train)

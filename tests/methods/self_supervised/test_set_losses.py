@@ -228,7 +228,6 @@ def test_sampling_separates_no_duplicates() -> None:
         mean = sample_directions(leaf, log_variance, k, generator).mean(0)
         info_nce(mean @ mean.T / 0.1, ids, negatives="all").backward()
         gradient = leaf.grad
-        assert gradient is not None
         forces.append((gradient[images] - gradient[0]) @ direction)
     force = torch.stack(forces)
     assert abs(float(force.mean())) <= 3 * float(force.std()) / draws**0.5
@@ -249,7 +248,6 @@ def test_sampling_weakens_the_force_between_near_images() -> None:
         mean = limit_mean(leaf, torch.full_like(z, trace / dim).log())
         info_nce(mean @ mean.T / 0.1, ids, negatives="all").backward()
         gradient = leaf.grad
-        assert gradient is not None
         difference = F.normalize(near - z[:1])[0]
         forces.append(float((gradient[0] - gradient[images]) @ difference))
     assert forces[0] > forces[1] > forces[2] > 0

@@ -93,15 +93,11 @@ def test_gradients_reach_encoder_directions_and_concentrations(metric: str) -> N
     learner.loss(batch, labels).backward()
     network = learner.network
     for parameter in network.encoder.parameters():
-        assert parameter.grad is not None
         assert bool(parameter.grad.isfinite().all())
-    assert network.proxies.grad is not None
     assert bool(network.proxies.grad.any())
     is_learned = network.level.grad is not None and bool(network.level.grad.any())
     assert is_learned is (metric != "cosine")
     if "nivmf" in metric:
-        assert network.offsets is not None
-        assert network.offsets.grad is not None
         assert bool(network.offsets.grad.any())
 
 
