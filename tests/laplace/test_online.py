@@ -29,30 +29,11 @@ from tests.laplace.online_cases import (
 
 close = torch.testing.assert_close
 
-every_approximation = pytest.mark.parametrize("approximation", ["fixed", "positive", "full", "clipped"])
 
-
-def gradients(encoder: Encoder) -> dict[str, Tensor | None]:
-    return {name: p.grad for name, p in encoder.named_parameters()}
-
-
-def test_the_first_step_is_that_of_plain_training() -> None:
-    online, encoder = an_online(), an_encoder()
-    (images, labels), optimizer = a_batch(), torch.optim.SGD(encoder.parameters(), lr=0.05)
-    pairs = Pairs.from_labels(labels)
-    curvature = curvature_of(encoder, images, pairs)
-    loss = LOSS(encoder.raw(images), pairs)
-    loss.backward()
-    optimizer.step()
-    assert online.step(images, labels) == pytest.approx(float(loss.detach()), rel=1e-12)
-    close(dict(online.encoder.named_parameters()), dict(encoder.named_parameters()), rtol=1e-12, atol=1e-14)
-    close(running(online), 0.2 * curvature, rtol=1e-10, atol=1e-12)
-    assert online.steps == 1
-
-
-@every_approximation
-def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
-    online = an_online(approximation=approximation, temperature=0.5)
+@pytest.mark.parametrize("loss", [LOSS, ContrastiveLoss(margin=0.7, power=1)], ids=["squared", "un-squared"])
+@pytest.mark.parametrize("approximation", ["fixed", "positive", "full", "clipped"])
+def test_every_step_is_a_plain_loop_at_the_draws(approximation: str, loss: ContrastiveLoss) -> None:
+    online = an_online(approximation=approximation, temperature=0.5, loss=loss)
     encoder, generator = an_encoder(), a_generator(0)
     average = torch.zeros(3, 6, dtype=float64)
     slope, value, square = torch.zeros_like(average), 0.0, 0.0
@@ -68,15 +49,15 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
         if step:
             weight = 1 - 0.8**step
             drawn = a_draw(encoder, IMAGES / 0.5 * (average / weight).clamp(min=0) + 30.0, generator)
-        loss = LOSS(drawn.raw(images), pairs)
-        grads = torch.autograd.grad(loss, list(drawn.parameters()))
-        value += 0.2 * (float(loss.detach()) - value)
+        drawn_value = loss(drawn.raw(images), pairs)
+        grads = torch.autograd.grad(drawn_value, list(drawn.parameters()))
+        value += 0.2 * (float(drawn_value.detach()) - value)
         square += 0.2 * (float(drawn.raw(images).detach().square().sum(1).mean()) - square)
-        slope += 0.2 * (head_gradient(drawn, images, pairs) - slope)
+        slope += 0.2 * (head_gradient(drawn, images, pairs, loss) - slope)
         average += 0.2 * (
-            curvature_of(drawn, images, pairs.with_population(population), approximation) - average
+            curvature_of(drawn, images, pairs.with_population(population), approximation, loss) - average
         )
-        assert online.step(images, labels) == pytest.approx(float(loss.detach()), rel=1e-9)
+        assert online.step(images, labels) == pytest.approx(float(drawn_value.detach()), rel=1e-9)
         with torch.no_grad():
             for parameter, gradient in zip(encoder.parameters(), grads, strict=True):
                 parameter -= 0.05 * gradient
@@ -90,57 +71,8 @@ def test_every_step_is_a_plain_loop_at_the_draws(approximation: str) -> None:
     assert fitted_posterior.loss_value == pytest.approx(value / weight, rel=1e-9)
     assert fitted_posterior.length == pytest.approx(math.sqrt(square / weight), rel=1e-9)
     assert (fitted_posterior.num_batches, fitted_posterior.num_images) == (6, IMAGES)
-
-
-@every_approximation
-def test_without_learning_it_is_the_corrected_average_of_the_batches_at_the_draws(approximation: str) -> None:
-    """Batches of equal counts, each curvature divided by its own: no average of counts is in the way."""
-    online = an_online(rate=0.0, approximation=approximation)
-    labels, generator = torch.arange(12) % 3, a_generator(0)
-    pairs, parts = Pairs.from_labels(labels), []
-    for step in range(8):
-        images = a_batch(seed=step)[0]
-        drawn = an_encoder()
-        if step:
-            weights = torch.tensor([0.2 * 0.8 ** (step - 1 - i) for i in range(step)], dtype=float64)
-            mean = torch.einsum("b,bkh->kh", weights / weights.sum(), torch.stack(parts))
-            drawn = a_draw(drawn, IMAGES * mean.clamp(min=0) + 30.0, generator)
-        parts.append(curvature_of(drawn, images, pairs, approximation))
-        online.step(images, labels)
-    weights = torch.tensor([0.2 * 0.8 ** (7 - i) for i in range(8)], dtype=float64)
-    mean = torch.einsum("b,bkh->kh", weights / weights.sum(), torch.stack(parts))
-    fitted_posterior = online.posterior().fitted
-    close(fitted_posterior.curvature.diagonal(), mean.clamp(min=0), rtol=1e-10, atol=1e-12)
-
-
-def test_negative_entries_stay_in_the_average() -> None:
-    online = an_online(rate=0.0, warmup=10**6, approximation="full")
-    for step in range(5):
-        online.step(*a_batch(seed=step))
-    stored = running(online)
-    assert (stored < 0).any()
-    fitted = online.posterior().fitted
-    assert fitted.curvature.clamped == pytest.approx(float((stored < 0).double().mean()))
-    assert (fitted.curvature.diagonal() >= 0).all()
-
-
-def test_the_draw_is_one_of_the_posterior_and_moves_the_gradient_of_all_layers() -> None:
-    online = an_online(rate=0.0)
-    for step in range(3):
-        online.step(*a_batch(seed=step))
-    encoder, generator = copy.deepcopy(online.encoder), a_generator()
-    generator.set_state(online.generator.get_state())
-    weight, bias = online.posterior().sample_weights(1, generator=generator)
-    assert bool((weight[0] != encoder.head.weight).all())
-    with torch.no_grad():
-        encoder.head.weight.copy_(weight[0])
-        encoder.head.bias.copy_(bias[0])
-    images, labels = a_batch(seed=3)
-    encoder.zero_grad()
-    LOSS(encoder.raw(images), Pairs.from_labels(labels)).backward()
-    online.encoder.zero_grad()
-    online.loss(images, labels).backward()
-    close(gradients(online.encoder), gradients(encoder), rtol=1e-10, atol=1e-13)
+    # Negative entries stay in the average, and are clamped in the posterior.
+    assert fitted_posterior.curvature.clamped == pytest.approx(float((running(online) < 0).double().mean()))
 
 
 @pytest.mark.parametrize("approximation", ["positive", "clipped"])
@@ -238,20 +170,6 @@ def test_what_curvature_warns_of_is_said_once(distance: str, recwarn: pytest.War
     assert len(first) == len(set(first)) == (1 if distance == "euclidean" else 0)
 
 
-def test_other_warnings_are_passed_on_each_time(recwarn: pytest.WarningsRecorder) -> None:
-    class Loud(ContrastiveLoss):
-        def output_hessian(self, *args: object, **options: object) -> object:  # type: ignore[override]
-            import warnings
-
-            warnings.warn("loud", UserWarning, stacklevel=1)
-            return super().output_hessian(*args, **options)  # type: ignore[arg-type]
-
-    online = an_online(loss=Loud(margin=0.7, distance="euclidean"))
-    for seed in range(2):
-        online.step(*a_batch(seed=seed))
-    assert [str(w.message) for w in recwarn] == ["loud", "loud"]
-
-
 # --- what is trained ---
 
 
@@ -266,18 +184,6 @@ def test_active_negatives_are_trained_on_and_all_are_curved() -> None:
         float(LOSS(an_encoder().raw(images), Pairs.from_labels(labels)).detach())
     )
     close(running(online), running(plain), rtol=0, atol=0)
-
-
-def test_the_unsquared_distance_is_trained_and_curved() -> None:
-    loss = ContrastiveLoss(margin=0.7, power=1)
-    online = an_online(loss=loss, rate=0.0)
-    images, labels = a_batch()
-    encoder, pairs = an_encoder(), Pairs.from_labels(labels)
-    value = online.step(images, labels)
-    assert value == pytest.approx(float(loss(encoder.raw(images), pairs).detach()), rel=1e-12)
-    expected = curvature_of(encoder, images, pairs, loss=loss).clamp(min=0)
-    fitted = online.posterior().fitted
-    close(fitted.curvature.diagonal(), expected, rtol=1e-8, atol=1e-10)
 
 
 def test_a_miner_chooses_what_is_trained_on() -> None:
@@ -353,10 +259,6 @@ def test_warm_up_takes_no_draw() -> None:
         images, labels = a_batch(seed=step)
         assert (online.step(images, labels) == plain.step(images, labels)) == (step < 3)
     assert not torch.equal(online.generator.get_state(), before)
-    encoder = an_encoder()
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    assert OnlineLAM(encoder, optimizer, LOSS, IMAGES).warmup == 100
-    assert OnlineLAM(encoder, optimizer, LOSS, IMAGES, memory=0.1).warmup == 10
 
 
 def test_the_loop_may_be_written_out() -> None:
@@ -436,10 +338,7 @@ def test_where_scale_and_prior_come_from() -> None:
     ]
     online = OnlineLAM(encoder, torch.optim.SGD(groups, lr=0.1), LOSS, 400, temperature=2.0)
     assert (online.n_effective, online.temperature, online.prior_precision) == (400.0, 2.0, 2.0)
-    assert an_online(prior_precision=None).prior_precision == 1.0
-    assert an_online(prior_precision=None, weight_decay=0.1).prior_precision == pytest.approx(50.0)
     fixed = an_online(num_images=None, n_effective=77.0)
-    assert (fixed.num_images, fixed.n_effective) == (77, 77.0)
     fixed.step(*a_batch())
     lam = fixed.posterior()
     assert (lam.n_effective, lam.temperature, lam.prior_precision) == (77.0, 1.0, 30.0)
@@ -452,17 +351,17 @@ def test_the_posterior_is_fitted_and_does_not_move_with_later_steps() -> None:
     lam = online.posterior()
     assert lam.fitted.fingerprint == online.encoder.fingerprint()
     assert lam.prior_precision == online.prior_precision == pytest.approx(0.5)
-    assert lam.diagnostics().loss_value == lam.fitted.loss_value
     precision = IMAGES * (running(online) / (1 - 0.8**4)).clamp(min=0) + 0.5
     close(lam.posterior.marginal_variance(), 1 / precision, rtol=1e-12, atol=0)
-    before = lam.fitted.curvature.diagonal().clone()
-    gradient = lam.fitted.gradient.clone()
+    before = copy.deepcopy((lam.fitted.curvature.diagonal(), lam.fitted.gradient))
     online.step(*a_batch(seed=9))
-    close(lam.fitted.curvature.diagonal(), before, rtol=0, atol=0)
-    close(lam.fitted.gradient, gradient, rtol=0, atol=0)
-    assert online.posterior().fitted.curvature.diagonal().ne(before).any()
-    samples = online.posterior().embed(a_batch()[0], samples=4, generator=a_generator()).samples
-    assert samples.shape == (4, 12, 3)
+    close((lam.fitted.curvature.diagonal(), lam.fitted.gradient), before, rtol=0, atol=0)
+    assert online.posterior().fitted.curvature.diagonal().ne(before[0]).any()
+    assert online.posterior().embed(a_batch()[0], samples=4, generator=a_generator()).samples.shape == (
+        4,
+        12,
+        3,
+    )
 
 
 def test_steps_do_not_touch_the_global_generator() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,103 +17,60 @@ from laplacian_metric.laplace.posthoc import NotFittedError
 from tests.laplace.online_cases import LOSS, a_batch, an_encoder, an_online, float64
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_images": None}, r"num_images is missing: .* num_images=len\(dataset\)"),
-        ({"num_images": 0}, "num_images"),
-        ({"num_images": 2.5}, "num_images"),
-        ({"n_effective": -1.0}, "n_effective"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"prior_precision": float("nan")}, "prior_precision"),
-        ({"memory": 0.0}, "memory"),
-        ({"memory": 1.5}, "memory"),
-        ({"memory": "long"}, "memory"),
-        ({"samples": 0}, "samples"),
-        ({"warmup": -1}, "warmup"),
-        ({"approximation": "half"}, "approximation"),
-        (
-            {"structure": "kron"},
-            "structure",
-        ),
-        ({"structure": "dense"}, "structure is 'dense', one of"),
-    ],
-)
-def test_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        an_online(**options)
+class Elsewhere:
+    """A generator of another device."""
+
+    device = torch.device("cuda")
 
 
-def test_optimizers_that_do_not_fit_are_refused() -> None:
-    encoder, other = an_encoder(), an_encoder()
-    with pytest.raises(
-        ValueError, match=r"does not train encoder\.head\.weight: make it with encoder\.parameters"
-    ):
-        OnlineLAM(encoder, torch.optim.SGD(other.parameters(), lr=0.1), LOSS, 10)
-    with pytest.raises(TypeError, match="optimizer is an LBFGS"):
-        OnlineLAM(encoder, torch.optim.LBFGS(encoder.parameters()), LOSS, 10)
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    encoder.head.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"head\.weight requires no gradient"):
-        OnlineLAM(encoder, optimizer, LOSS, 10)
+def with_optimizer(make: type[torch.optim.Optimizer], trained: Encoder, frozen: bool = False) -> OnlineLAM:
+    encoder = an_encoder().requires_grad_(not frozen)
+    return OnlineLAM(encoder, make(trained.parameters(), lr=0.1), LOSS, 10)
 
 
-def test_no_posterior_before_a_step() -> None:
-    with pytest.raises(NotFittedError, match=r"has taken no step yet: call step\(images, labels\)"):
-        an_online().posterior()
+def step(images: Tensor, labels: Any, **options: Any) -> float:
+    return an_online(**options).step(images, labels)
+
+
+FOUR = torch.zeros(4, 6, dtype=float64)
+SGD, LBFGS = torch.optim.SGD, torch.optim.LBFGS
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "error", "message"),
+    ("call", "error", "named"),
     [
-        (torch.zeros(4, 6, dtype=torch.uint8), torch.arange(4), TypeError, "images has dtype torch.uint8"),
-        (
-            torch.zeros(4, 6, dtype=float64),
-            torch.arange(3),
-            ValueError,
-            "labels has 3 entries for a batch of 4 images",
-        ),
-        (torch.zeros(0, 6, dtype=float64), torch.arange(0), ValueError, "the batch is empty: leave it out"),
-        (
-            torch.zeros(4, 6, dtype=float64),
-            torch.rand(4),
-            TypeError,
-            "labels has dtype torch.float32",
-        ),
-        (
-            torch.zeros(4, 6, dtype=float64),
-            torch.zeros(4, 1).long(),
-            ValueError,
-            r"labels has shape \(4, 1\)",
-        ),
-        (
-            torch.zeros(4, 6, dtype=float64),
-            Pairs.from_labels([0, 1]),
-            ValueError,
-            "the pairs are over 2 images for a batch of 4 images",
-        ),
+        (lambda: an_online(num_images=None), ValueError, "num_images"),
+        (lambda: an_online(num_images=0), ValueError, "num_images"),
+        (lambda: an_online(num_images=2.5), ValueError, "num_images"),
+        (lambda: an_online(n_effective=-1.0), ValueError, "n_effective"),
+        (lambda: an_online(temperature=0.0), ValueError, "temperature"),
+        (lambda: an_online(prior_precision=float("nan")), ValueError, "prior_precision"),
+        (lambda: an_online(memory=0.0), ValueError, "memory"),
+        (lambda: an_online(memory=1.5), ValueError, "memory"),
+        (lambda: an_online(memory="long"), ValueError, "memory"),
+        (lambda: an_online(samples=0), ValueError, "samples"),
+        (lambda: an_online(warmup=-1), ValueError, "warmup"),
+        (lambda: an_online(approximation="half"), ValueError, "approximation"),
+        (lambda: an_online(structure="kron"), ValueError, "structure"),
+        (lambda: an_online(structure="dense"), ValueError, "structure"),
+        (lambda: an_online(generator=Elsewhere()), ValueError, "generator"),
+        (lambda: with_optimizer(SGD, an_encoder()), ValueError, r"encoder\.head\.weight"),
+        (lambda: with_optimizer(LBFGS, an_encoder()), TypeError, "optimizer"),
+        (lambda: with_optimizer(SGD, an_encoder(), frozen=True), ValueError, r"head\.weight"),
+        (lambda: an_online().posterior(), NotFittedError, "step"),
+        (lambda: an_online().load_state_dict({"encoder": {}}), ValueError, "state"),
+        (lambda: step(FOUR.to(torch.uint8), torch.arange(4)), TypeError, "images"),
+        (lambda: step(FOUR, torch.arange(3)), ValueError, "labels"),
+        (lambda: step(FOUR[:0], torch.arange(0)), ValueError, "batch"),
+        (lambda: step(FOUR, torch.rand(4)), TypeError, "labels"),
+        (lambda: step(FOUR, torch.zeros(4, 1).long()), ValueError, "labels"),
+        (lambda: step(FOUR, Pairs.from_labels([0, 1])), ValueError, "pairs"),
+        (lambda: step(*a_batch()[:1], Pairs.from_labels(a_batch()[1]), miner=lambda z, y: ()), TypeError, "miner"),
     ],
-)
-def test_batches_are_checked(images: Tensor, labels: Any, error: type[Exception], message: str) -> None:
-    online = an_online()
-    with pytest.raises(error, match=message):
-        online.step(images, labels)
-    assert online.steps == 0
-
-
-def test_a_miner_needs_labels() -> None:
-    online = an_online(miner=lambda z, y: ())
-    images, labels = a_batch()
-    with pytest.raises(TypeError, match=r"labels are pairs, but a miner .* pass the labels"):
-        online.step(images, Pairs.from_labels(labels))
-
-
-def test_a_generator_of_another_device_is_refused() -> None:
-    class Elsewhere:
-        device = torch.device("cuda")
-
-    with pytest.raises(ValueError, match=r"generator is on cuda, the head's weights are on cpu"):
-        an_online(generator=Elsewhere())
+)  # fmt: skip
+def test_bad_inputs(call: Callable[[], object], error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        call()
 
 
 def unchanged(online: OnlineLAM, images: Tensor, labels: Tensor, message: str) -> None:

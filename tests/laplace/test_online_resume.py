@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from experiments.published import PublishedOnlineLAM
 from hessians import ContrastiveLoss
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
-from tests.laplace.online_cases import LOSS, a_batch, a_generator, an_encoder, an_online, running
+from tests.laplace.online_cases import LOSS, a_batch, a_generator, an_encoder, running
 
 
 def adam(**options: Any) -> OnlineLAM:
     """In float32, with an optimizer that has a state."""
     encoder = an_encoder().float()
     optimizer = torch.optim.Adam(encoder.parameters(), lr=0.01, weight_decay=1e-3)
-    return OnlineLAM(encoder, optimizer, LOSS, 300, memory=0.1, **{"warmup": 2, **options})
+    options = {"loss": LOSS, "memory": 0.1, "warmup": 2, **options}
+    return OnlineLAM(encoder, optimizer, num_images=300, **options)
 
 
 def published(**options: Any) -> OnlineLAM:
@@ -72,48 +74,41 @@ def test_a_state_is_a_copy() -> None:
     assert torch.equal(state, before)
 
 
+def other_optimizer() -> OnlineLAM:
+    encoder = an_encoder().float()
+    return OnlineLAM(encoder, torch.optim.SGD(encoder.parameters(), lr=0.1), LOSS, 300, memory=0.1)
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "named"),
     [
-        ({"temperature": 2.0}, "temperature is 2.0 here and 1.0 there"),
-        ({"prior_precision": 7.0}, r"prior_precision is 7.0 here and 0.3\d* there"),
-        ({"approximation": "full"}, "approximation is 'full' here and 'fixed' there"),
-        ({"samples": 2}, "samples is 2 here and 1 there"),
-        ({"warmup": 9}, "warmup is 9 here and 2 there"),
-        ({"n_effective": 10.0}, "n_effective is 10.0 here and 300.0 there"),
-        ({"miner": lambda z, y: ()}, "miner is 'function' here and None there"),
+        *(
+            (partial(adam, **{name: value}), name)
+            for name, value in {
+                "temperature": 2.0,
+                "prior_precision": 7.0,
+                "approximation": "full",
+                "samples": 2,
+                "warmup": 9,
+                "n_effective": 10.0,
+                "memory": "paper",
+                "loss": ContrastiveLoss(margin=0.5),
+                "miner": lambda z, y: (),
+            }.items()
+        ),
+        (published, "summed"),
+        (other_optimizer, "optimizer"),
     ],
 )
-def test_other_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    saved, online = adam(), adam(**options)
+def test_other_settings_are_refused_by_name(make: Callable[..., OnlineLAM], named: str) -> None:
+    saved, online = adam(), make()
     steps(saved, 0, 3)
     before = copy.deepcopy(online.state_dict())
-    with pytest.raises(
-        ValueError, match=f"other settings: .*{message}.*Make the OnlineLAM with those of the state"
-    ):
+    with pytest.raises(ValueError, match=named):
         online.load_state_dict(saved.state_dict())
     assert online.encoder.fingerprint() == an_encoder().float().fingerprint()
     assert torch.equal(running(online), before["running"]["curvature"])
     assert online.steps == 0
-
-
-def test_another_loss_switches_and_optimizer_are_refused_by_name() -> None:
-    state = adam().state_dict()
-    encoder = an_encoder().float()
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    other = OnlineLAM(
-        encoder, optimizer, ContrastiveLoss(margin=0.5, distance="euclidean"), 300, memory="paper"
-    )
-    with pytest.raises(ValueError, match="other settings") as raised:
-        other.load_state_dict(state)
-    for part in (
-        "loss.distance is 'euclidean' here and 'arccos' there",
-        "loss.margin is 0.5 here and 0.7 there",
-        "memory is 0.0001 here and 0.1 there",
-        "optimizer is 'SGD' here and 'Adam' there",
-        "summed is True here and False there",
-    ):
-        assert part in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +136,3 @@ def test_another_architecture_is_refused(head: nn.Linear, backbone: nn.Module | 
     with pytest.raises(ValueError, match=f"architecture: .*{message}"):
         online.load_state_dict(adam().state_dict())
     assert encoder.fingerprint() == before
-
-
-def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="state"):
-        an_online().load_state_dict({"encoder": {}})
