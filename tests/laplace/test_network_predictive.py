@@ -21,6 +21,7 @@ from laplacian_metric.laplace.network.layers import RawNetwork
 from laplacian_metric.laplace.network.linearised import Linearised
 from laplacian_metric.laplace.network.predictive import Draws
 from laplacian_metric.laplace.posthoc import LAM
+from laplacian_metric.metrics import recall_at_k
 from tests.hessians.jacobians import jacobians, randomise
 from tests.hessians.networks import Shared, TextEncoder, VisionTransformer
 from tests.laplace.network_reference import (
@@ -309,22 +310,18 @@ def test_recall_lost() -> None:
     lam = fitted(mlp(), x, prior_precision=1e8)
     assert lam.recall_lost(x, LABELS, samples=3) == pytest.approx(0.0)
     e = fitted(mlp(), x, prior_precision=0.01).embed(x, samples=5, generator=torch.Generator().manual_seed(0))
-    from laplacian_metric.metrics import recall_at_k
-
     lost = recall_at_k(e.point, LABELS) - sum(recall_at_k(z, LABELS) for z in e.samples) / 5
     wide = fitted(mlp(), x, prior_precision=0.01)
     assert wide.recall_lost(
         x, LABELS, samples=5, generator=torch.Generator().manual_seed(0)
     ) == pytest.approx(lost)
-    with pytest.raises(ValueError, match="0 samples were asked for"):
-        lam.recall_lost(x, LABELS, samples=0)
 
 
 # --- what comes in ---
 
 
 @pytest.mark.parametrize("predictive", ["linearised", "sampled"])
-def test_one_image_no_image_and_nan(predictive: str) -> None:
+def test_one_image_and_no_image(predictive: str) -> None:
     x = random(7, 1, 8, 8)
     lam = fitted(convolutional(), x, predictive=predictive, samples=4)
     generator = torch.Generator()
@@ -332,22 +329,7 @@ def test_one_image_no_image_and_nan(predictive: str) -> None:
     one = lam.embed(x[:1], generator=generator.manual_seed(0))
     torch.testing.assert_close(one.kappa, whole.kappa[:1], rtol=1e-9, atol=0)
     none = lam.embed(x[:0], samples=3)
-    assert none.point.shape == (0, 3)
-    assert none.kappa.shape == (0,)
-    assert none.samples.shape == (3, 0, 3)
-    with pytest.raises(ValueError, match="the loader is empty"):
-        lam.embed([])
-    with pytest.raises(ValueError, match="samples is -1"):
-        lam.embed(x, samples=-1)
-    broken = x.clone()
-    broken[5] = math.nan
-    with pytest.raises(ValueError, match=r"u has NaN or infinite entries in 1 of .* the first is row 5"):
-        lam.embed(broken)
-    lam.memory_budget = 20_000
-    with pytest.raises(ValueError, match="the first is row 5"):
-        lam.embed(broken)
-    with pytest.raises(TypeError, match="convert to floats"):
-        lam.embed((255 * x).long())
+    assert (none.point.shape, none.kappa.shape, none.samples.shape) == ((0, 3), (0,), (3, 0, 3))
 
 
 @pytest.mark.parametrize("predictive", ["linearised", "sampled"])
