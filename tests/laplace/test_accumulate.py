@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
-from laplacian_metric.core.parallel import Reduce
 from laplacian_metric.laplace import accumulate as module
 from laplacian_metric.laplace.accumulate import accumulate
 from laplacian_metric.laplace.layer import (
@@ -147,48 +143,6 @@ def test_features_mapped_from_a_file(structure: str, approximation: str, tmp_pat
     assert all(
         torch.equal(a, b) for a, b in zip(one.tensors().values(), other.tensors().values(), strict=True)
     )
-
-
-@pytest.mark.parametrize("structure", ["diag", "full", "lowrank", "kron"])
-@pytest.mark.parametrize("approximation", ["fixed", "positive", "clipped"])
-def test_two_processes(structure: str, approximation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one process that has both shares as batches; their generators need not agree."""
-    data = LAYER.data(LOSSES["arccos"])
-    shards = [torch.arange(0, 7), torch.arange(7, 12)]
-    whole, _, population, _ = accumulate(data, settings(structure, approximation, rank=3), shards)
-    monkeypatch.setattr(module, "POWER_ITERATIONS", 30)
-
-    def fit(number: int, reduce: Reduce) -> Any:
-        rows = shards[number]
-        share = Layer(LAYER.features[rows], LAYER.labels[rows], LAYER.weight, LAYER.bias)
-        options = {"generator": torch.Generator().manual_seed(number), "rank": 3}
-        return accumulate(
-            share.data(LOSSES["arccos"]), settings(structure, approximation, reduce=reduce, **options)
-        )
-
-    first, second = in_threads(fit)
-    for name, tensor in first[0].tensors().items():
-        assert torch.equal(tensor, second[0].tensors()[name])
-    assert first[2] == population
-    close(first[0].diagonal(), whole.diagonal(), 1e-6)
-
-
-def in_threads(fit: Callable[[int, Reduce], Any]) -> list[Any]:
-    """Two calls that add up their tensors, as processes would."""
-    barrier, slots = threading.Barrier(2, timeout=20), [torch.empty(0)] * 2
-
-    def run(number: int) -> Any:
-        def reduce(tensor: Tensor) -> Tensor:
-            slots[number] = tensor.clone()
-            barrier.wait()
-            total = slots[0] + slots[1]
-            barrier.wait()
-            return total
-
-        return fit(number, reduce)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(run, range(2)))
 
 
 def test_listed_pairs_and_positions() -> None:

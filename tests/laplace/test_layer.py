@@ -9,9 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from laplacian_metric.laplace.layer import CURVATURES, Structure
 from tests.laplace.layer_cases import (
-    CASES,
     SMALL,
     Make,
     Problem,
@@ -27,15 +25,6 @@ from tests.laplace.layer_cases import (
 )
 
 close = torch.testing.assert_close
-
-
-def test_every_structure_is_declared() -> None:
-    assert set(CASES) == set(Structure) == set(CURVATURES)
-    for structure, kind in CURVATURES.items():
-        assert kind.structure is structure is Structure.parse(structure.value)
-        assert type(CASES[structure](SMALL)[0]) is kind
-    with pytest.raises(ValueError, match="structure is 'dense', one of 'diag', 'kron', 'lowrank', 'full'"):
-        Structure.parse("dense")
 
 
 @every_structure

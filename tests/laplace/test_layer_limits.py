@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from laplacian_metric.laplace.layer import (
     DiagonalCurvature,
     FullCurvature,
     KroneckerCurvature,
+    LayerPosterior,
     LowRankCurvature,
 )
 from tests.laplace.layer_cases import (
@@ -103,46 +104,52 @@ def test_low_rank_where_nothing_but_rounding_is_left(dtype: torch.dtype, scale: 
     assert bool((gaussians.direction().kappa > 1e6).all())
 
 
+def posterior_of(
+    make: Make, scale: float = 1.0, prior: float = 1.0, dtype: torch.dtype = float64
+) -> LayerPosterior:
+    return make(SMALL)[0].to(dtype=dtype).posterior(scale, prior)
+
+
 @every_structure
-def test_refusals(make: Make) -> None:
-    curvature = make(SMALL)[0]
-    cases: list[tuple[Any, Any, str]] = [
-        (1.0, 0.0, "prior precision is 0"),
-        (1.0, -1.0, "prior precision is -1.0"),
-        (1.0, math.nan, "prior precision is nan"),
-        (1.0, math.inf, "prior precision is inf"),
-        (-2.0, 1.0, "n_effective / temperature is -2.0"),
-        (math.nan, 1.0, "n_effective / temperature is nan"),
-    ]
-    for scale, prior, message in cases:
-        with pytest.raises(ValueError, match=message):
-            curvature.posterior(scale, prior)
-    for prior in (1e-60, 1e60):
-        with pytest.raises(ValueError, match=r"prior precision is 1e[+-]60, torch.float32 reaches"):
-            curvature.to(dtype=torch.float32).posterior(1.0, prior)
-    with pytest.raises(ValueError, match=r"inputs has shape \(2, 3\), \(N, 4\) is needed"):
-        curvature.posterior(1.0, 1.0).predictive(torch.ones(2, 3), torch.ones(2, 3))
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        *((lambda make, prior=prior: posterior_of(make, prior=prior), "prior precision") for prior in (0.0, -1.0)),
+        (lambda make: posterior_of(make, prior=math.nan), "prior precision is nan"),
+        (lambda make: posterior_of(make, prior=math.inf), "prior precision is inf"),
+        (lambda make: posterior_of(make, prior=1e-60, dtype=torch.float32), "prior precision is 1e-60"),
+        (lambda make: posterior_of(make, prior=1e60, dtype=torch.float32), r"prior precision is 1e\+60"),
+        (lambda make: posterior_of(make, scale=-2.0), "n_effective / temperature is -2.0"),
+        (lambda make: posterior_of(make, scale=math.nan), "n_effective / temperature is nan"),
+        (lambda make: posterior_of(make).predictive(torch.ones(2, 3), torch.ones(2, 3)), "inputs"),
+    ],
+)  # fmt: skip
+def test_bad_numbers(make: Make, call: Callable[[Make], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call(make)
+
+
+ONES, NAN = torch.ones(2, 2), torch.tensor([[1.0, math.nan], [0.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: DiagonalCurvature(NAN), "diagonal"),
+        (lambda: DiagonalCurvature(torch.ones(2)), "diagonal"),
+        (lambda: KroneckerCurvature.from_factors(ONES, NAN), "inputs"),
+        (lambda: LowRankCurvature(ONES, torch.stack((NAN, NAN))), "factor"),
+        (lambda: LowRankCurvature(ONES, torch.ones(0, 2, 3)), "factor"),
+        (lambda: FullCurvature.from_matrix(torch.eye(3), 2), "matrix"),
+        (lambda: FullCurvature.from_matrix(torch.ones(1).expand(8194, 8194), 2), 'structure "full"'),
+    ],
+)
+def test_bad_curvatures(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()
 
 
 def test_a_conversion_keeps_the_shape() -> None:
     """bfloat16 has no 257."""
     curvature = FullCurvature(torch.ones(257), torch.eye(257), num_outputs=257)
     assert curvature.to(dtype=torch.bfloat16).shape == (257, 1)
-
-
-def test_refused_curvatures() -> None:
-    nan, ones = torch.tensor([[1.0, math.nan], [0.0, 1.0]]), torch.ones(2, 2)
-    with pytest.raises(ValueError, match="diagonal has 1 NaN or infinite"):
-        DiagonalCurvature(nan)
-    with pytest.raises(ValueError, match=r"diagonal has shape \(2,\), 2 dimensions"):
-        DiagonalCurvature(torch.ones(2))
-    with pytest.raises(ValueError, match="inputs has 1 NaN"):
-        KroneckerCurvature.from_factors(ones, nan)
-    with pytest.raises(ValueError, match="factor has 2 NaN"):
-        LowRankCurvature(ones, torch.stack((nan, nan)))
-    with pytest.raises(ValueError, match=r"factor has shape \(0, 2, 3\), \(r, \*\(2, 2\)\) is needed"):
-        LowRankCurvature(ones, torch.ones(0, 2, 3))
-    with pytest.raises(ValueError, match=r"matrix has shape \(3, 3\), .* a multiple of the 2 outputs"):
-        FullCurvature.from_matrix(torch.eye(3), 2)
-    with pytest.raises(ValueError, match=r'structure "full" of a layer of 2 x 4097 .* take "lowrank"'):
-        FullCurvature.from_matrix(torch.ones(1).expand(8194, 8194), 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
@@ -15,8 +15,6 @@ from laplacian_metric import LAM, Encoder
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.laplace import fit, pair_search
 from laplacian_metric.laplace.layer import LayerCurvature
-from laplacian_metric.laplace.options import FitSettings, LamOptions
-from laplacian_metric.laplace.pair_search import search_pairs
 from tests.laplace.fit_reference import LOSSES, Layer
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessians.checks.CurvatureWarning")
@@ -171,24 +169,6 @@ def test_notes_of_other_pairs_are_not_taken(tmp_path: Path, monkeypatch: pytest.
     close(curvature(posterior).diagonal(), curvature(fitted(other, loss)).diagonal())
     (tmp_path / pair_search.FILE).write_bytes(b"no tensors")
     fitted(LARGE, loss, features=Dataset(LARGE.features, LARGE.labels, folder=tmp_path))
-
-
-def test_refusals() -> None:
-    small = Layer.random(30, 4, 2)
-    with pytest.raises(ValueError, match="pairs is 'some'"):
-        LAM(Encoder(nn.Identity(), nn.Linear(4, 2)), ContrastiveLoss(), pairs="some")
-    with pytest.raises(ValueError, match="power=2"):
-        fitted(small, LOSSES["un-squared"], pairs="estimate")
-    with pytest.raises(ValueError, match="pair_tolerance"):
-        fitted(small, LOSSES["arccos"], pair_tolerance=0)
-
-
-def test_sums_of_a_few_points() -> None:
-    u = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-    labels: Tensor = torch.tensor([0, 0, 1])
-    sums, _, _ = search_pairs(ContrastiveLoss(1.0), u, labels, u, FitSettings(LamOptions()))
-    close(sums.active, torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.float64))
-    close(sums.classes, torch.tensor([[2.0, 1, 1], [1, 1, 0]], dtype=torch.float64))
 
 
 def anonymous_bytes() -> int:

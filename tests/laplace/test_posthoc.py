@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -128,19 +127,9 @@ def test_features_of_another_dtype(features: torch.dtype, head: torch.dtype, str
 
 def test_an_encoder_that_changed_is_refused() -> None:
     lam = fitted()
-    images = images_of(LAYER, lam.encoder)
-    before = lam.embed(images).kappa
-    state = {name: tensor.clone() for name, tensor in lam.encoder.state_dict().items()}
-    for part in (lam.encoder.head.bias, lam.encoder.backbone[1].weight):
-        with torch.no_grad():
-            part.mul_(1.01)
-        for call in (lam.embed, lam.diagnostics, lam.sample_weights):
-            arguments: list[Any] = {lam.embed: [images], lam.sample_weights: [1]}.get(call, [])  # type: ignore[dict-item]
-            with pytest.raises(EncoderChangedError, match="has changed since this posterior was fitted"):
-                call(*arguments)
-        lam.encoder.load_state_dict(state)
-        close(lam.embed(images).kappa, before)
-    lam.encoder.head = nn.Linear(WIDTH, DIM, dtype=float64)
-    with pytest.raises(EncoderChangedError):
-        lam.embed(images)
-    lam.fit_features(LAYER.features, LAYER.labels).embed(images)
+    with torch.no_grad():
+        lam.encoder.head.bias.mul_(1.01)
+    for call in (lambda: lam.embed_features(LAYER.features), lam.diagnostics, lambda: lam.sample_weights(1)):
+        with pytest.raises(EncoderChangedError):
+            call()
+    lam.fit_features(LAYER.features, LAYER.labels).embed_features(LAYER.features)

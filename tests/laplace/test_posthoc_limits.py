@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.checks import CurvatureWarning
-from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM
+from laplacian_metric import LAM, NetworkLAM, OnlineLAM
 from laplacian_metric.encoder import train_head, whitening_head
 from laplacian_metric.laplace import accumulate
 from laplacian_metric.laplace.posthoc import NotFittedError
@@ -24,25 +23,6 @@ LAYER = Layer.random(24, 5, 3, classes=4, seed=5)
 
 def fitted() -> LAM:
     return LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(LAYER.features, LAYER.labels)
-
-
-def test_a_bare_module_and_a_loss_without_curvature_are_refused_by_name(tmp_path: Path) -> None:
-    net, loss = torch.nn.Sequential(torch.nn.Linear(4, 3)), ContrastiveLoss(0.9)
-    encoder = Encoder.from_module(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    makers: list[Callable[[Any, Any], Any]] = [
-        LAM,
-        lambda encoder, loss: NetworkLAM(encoder, loss, layers=1),
-        lambda encoder, loss: OnlineLAM(encoder, optimizer, loss, 10),
-        lambda encoder, loss: LAM.load(tmp_path / "lam.safetensors", encoder, loss),
-    ]
-    for make in makers:
-        with pytest.raises(
-            TypeError, match=r"the encoder is a Sequential: make it one with Encoder\.from_module"
-        ):
-            make(net, loss)
-        with pytest.raises(TypeError, match="the loss is a TripletMarginLoss, whose curvature is not known"):
-            make(encoder, torch.nn.TripletMarginLoss())
 
 
 DEGENERATE = {
@@ -71,17 +51,18 @@ def test_degenerate_classes(case: str, approximation: str) -> None:
         assert any("the curvature is 0 for every weight" in text for text in said) == nothing
 
 
-def test_all_negatives_active_says_so() -> None:
-    """Classes of equal size and a margin beyond all distances: "fixed" is 0, and no one should have to find out."""
-    lam = LAM(network(LAYER), ContrastiveLoss(3.0, "euclidean"))
-    with pytest.warns(CurvatureWarning, match="all negatives are inside the margin"):
-        lam.fit_features(LAYER.features, LAYER.labels)
-
-
 Refusal = tuple[Callable[[LAM], object], type[Exception], str]
 H, LABELS, IMAGES = LAYER.features, LAYER.labels, images_of(LAYER, network(LAYER))
 NAN = H.clone()
 NAN[3, 1] = torch.nan
+UNSQUARED, TRIPLET = ContrastiveLoss(0.9, power=1), torch.nn.TripletMarginLoss()
+NET = torch.nn.Sequential(torch.nn.Linear(4, 3))
+MAKERS: list[Callable[[Any, Any], Any]] = [
+    LAM,
+    lambda encoder, loss: NetworkLAM(encoder, loss, layers=1),
+    lambda encoder, loss: OnlineLAM(encoder, torch.optim.SGD(NET.parameters(), lr=0.1), loss, 10),
+    lambda encoder, loss: LAM.load("lam", encoder, loss),
+]
 
 
 @pytest.mark.parametrize(
@@ -111,18 +92,22 @@ NAN[3, 1] = torch.nan
         (lambda lam: LAM(lam.encoder, lam.loss, n_effective=-1), ValueError, "n_effective is -1"),
         (lambda lam: setattr(lam, "prior_precision", float("nan")), ValueError, "prior_precision is nan"),
         (lambda lam: LAM(lam.encoder, lam.loss, rank=0), ValueError, "rank is 0"),
+        (lambda lam: LAM(lam.encoder, lam.loss, pairs="some"), ValueError, "pairs"),
+        (lambda lam: lam.fit_features(H, LABELS, pair_tolerance=0), ValueError, "pair_tolerance"),
+        (lambda lam: LAM(lam.encoder, UNSQUARED, pairs="estimate").fit_features(H, LABELS), ValueError, "power"),
+        (lambda lam: lam.embed_features(H[0]), ValueError, "features"),
+        (lambda lam: lam.embed_features(LABELS[:, None]), TypeError, "features"),
+        *((lambda lam, k=k: lam.embed_features(H, samples=k), ValueError, "samples") for k in (-1, 2.5)),
+        *((lambda lam, k=k: lam.embed(IMAGES, samples=k), ValueError, "samples") for k in (-1, 2.5)),
+        (lambda lam: lam.sample_weights(0), ValueError, "samples"),
+        (lambda lam: lam.sample_embeddings(H, 0), ValueError, "samples"),
+        *((lambda lam, make=make: make(NET, lam.loss), TypeError, "encoder") for make in MAKERS),
+        *((lambda lam, make=make: make(lam.encoder, TRIPLET), TypeError, "loss") for make in MAKERS),
     ],
 )  # fmt: skip
 def test_refusals(call: Callable[[LAM], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(fitted())
-
-
-def test_small_inputs() -> None:
-    lam = fitted()
-    whole = lam.embed(IMAGES)
-    torch.testing.assert_close(lam.embed(IMAGES[4:5]).kappa, whole.kappa[4:5])
-    assert len(lam.embed_features(H[:0], samples=2)) == 0
 
 
 @pytest.mark.parametrize("structure", ["lowrank", "kron", "full"])
@@ -153,17 +138,16 @@ def test_a_curvature_beyond_the_dtype_is_refused_with_the_remedy(structure: str,
 @pytest.mark.parametrize("value", [0.0, 3.7])
 @pytest.mark.parametrize("noise", [0.0, 1e-17])
 def test_constant_features_are_named_as_the_cause(value: float, noise: float) -> None:
-    features = torch.full_like(LAYER.features, value) + value * noise * LAYER.features
-    what = "0" if value == 0 else "the same"
-    match = rf"all 24 rows of features are {what}: nothing can be learned from them\. Check what made them"
-    with pytest.raises(ValueError, match=match):
-        LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(features, LAYER.labels)
-    with pytest.raises(ValueError, match=match):
-        train_head(features, LAYER.labels, ContrastiveLoss(0.9), 3, steps=1)
-    with pytest.raises(ValueError, match=match):
-        whitening_head(features, 2)
+    features, loss = torch.full_like(H, value) + value * noise * H, ContrastiveLoss(0.9)
+    for call in (
+        lambda: LAM(network(LAYER), loss).fit_features(features, LABELS),
+        lambda: train_head(features, LABELS, loss, 3, steps=1),
+        lambda: whitening_head(features, 2),
+    ):
+        with pytest.raises(ValueError, match="features"):
+            call()
     features[3, 2] += 1e-3  # one image that differs is enough to go on
-    LAM(network(LAYER), ContrastiveLoss(0.9)).fit_features(features, LAYER.labels)
+    LAM(network(LAYER), loss).fit_features(features, LABELS)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -175,11 +159,3 @@ def test_a_posterior_moves_with_its_encoder(structure: str) -> None:
     assert lam.fingerprint() == fingerprint
     assert torch.equal(lam.embed_features(LAYER.features).kappa, before)
     assert LAM(network(LAYER), ContrastiveLoss(0.9)).to("cpu").fitted is None
-
-
-@pytest.mark.parametrize("samples", [-1, 2.5])
-def test_the_number_of_samples_is_checked(samples: float) -> None:
-    lam = fitted()
-    for embed in (lam.embed, lam.embed_features):
-        with pytest.raises(ValueError, match=rf"samples is {samples}: a whole number from 1 on"):
-            embed(LAYER.features, samples=samples)

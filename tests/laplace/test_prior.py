@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace import prior as module
-from laplacian_metric.laplace.layer import DiagonalCurvature, LayerCurvature
+from laplacian_metric.laplace.layer import DiagonalCurvature
 from laplacian_metric.laplace.posthoc import LAM
 from laplacian_metric.laplace.prior import (
     NoOptimumError,
@@ -237,24 +237,3 @@ Refusal = tuple[Callable[[LAM], object], type[Exception], str]
 def test_refusals(fitted: LAM, call: Callable[[LAM], object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(fitted)
-
-
-def test_the_marginal_optimum_of_a_fit(fitted: LAM) -> None:
-    prior = fitted.optimize_prior_precision()
-    assert fitted.prior_precision == prior
-    here = fitted.log_marginal_likelihood()
-    assert isinstance(fitted.fitted.curvature if fitted.fitted else None, LayerCurvature)
-    assert here > fitted.log_marginal_likelihood(prior * 1.1)
-    assert here > fitted.log_marginal_likelihood(prior / 1.1)
-
-
-def test_an_end_of_what_was_tried_is_told(
-    fitted: LAM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def narrower(samples: list[Tensor], pairs: Pairs, loss: Any) -> float:
-        return -float(torch.stack(samples).var(0).sum().log())
-
-    monkeypatch.setattr(module, "pair_log_likelihood", narrower)
-    fitted.optimize_prior_precision("validation", *noisy(1), samples=2, generator=seeded())
-    assert "at the end of the range" in caplog.text
-    assert "the more the weights are held" in caplog.text
