@@ -27,7 +27,7 @@ from experiments.trust.measure import NOVELTY, TRUST
 
 MEASURES = {
     "R": ("wrong answers among known queries", TRUST),
-    "S": ("out-of-distribution queries", NOVELTY),
+    "far": ("queries of other data", NOVELTY),
     "O": ("both kinds together (open-set)", TRUST),
 }
 RIVALS = (
@@ -39,9 +39,12 @@ RIVALS = (
     "kNN feature distance",
     "LOF",
     "Mahalanobis",
+    "relative Mahalanobis",
+    "class mean",
     "feature norm",
     "embedding norm",
 )
+LEARNED = ("logistic of 2", "logistic of 3", "logistic of 5", "logistic of 8", "boosting of 8")
 LEVEL = 0.05
 Columns = dict[str, NDArray[np.float64]]  # by score, one value for each setting
 Values = dict[str, dict[str, dict[str, float]]]  # by setting, score and measure
@@ -109,7 +112,7 @@ def read(results: Path) -> Values:
         by_setting[content["name"]].append(content["scores"])
     return {
         setting: {
-            score: {m: float(np.mean([seed[score][m] for seed in seeds])) for m in MEASURES}
+            score: {m: float(np.mean([seed[score].get(m, np.nan) for seed in seeds])) for m in MEASURES}
             for score in seeds[0]
         }
         for setting, seeds in by_setting.items()
@@ -123,16 +126,16 @@ def page(rankings: dict[str, Ranking], values: dict[str, Columns], settings: lis
         "",
         f"Which score is best over many data sets? Mean ranks over {len(settings)} settings (1 is best), a Friedman "
         "test, and Nemenyi's critical difference at 5 %: mean ranks that are closer than this do not differ. R: AUROC "
-        "of wrong answers among known queries. S: AUROC of out-of-distribution queries. O: open-set AUROC, both in "
-        "equal weight. Ours is Trust's probability in R and O, and its novelty in S. *p* is of Wilcoxon's signed-rank "
-        "test of ours and the rival, with Holm's correction.",
+        "of wrong answers among known queries. Far: AUROC of queries of other data. O: open-set AUROC, known and OOD "
+        "queries in equal weight. Ours is Trust's probability in R and O, and its novelty in far. *p* is of Wilcoxon's "
+        "signed-rank test of ours and the rival, with Holm's correction.",
         "",
         f"Settings: {', '.join(settings)}.",
     ]
     for measure, result in rankings.items():
         about, own = MEASURES[measure]
         columns = values[measure]
-        differences = {name: columns[own] - columns[name] for name in RIVALS}
+        differences = {name: columns[own] - columns[name] for name in (*RIVALS, *LEARNED)}
         corrected = holm({name: float(wilcoxon(each).pvalue) for name, each in differences.items()})
         lines += [
             "",
@@ -171,7 +174,8 @@ def main() -> None:
         )
     columns: dict[str, Columns] = {
         measure: {
-            name: np.array([scores[name][measure] for scores in values.values()]) for name in (own, *RIVALS)
+            name: np.array([scores[name][measure] for scores in values.values()])
+            for name in (own, *RIVALS, *LEARNED)
         }
         for measure, (_, own) in MEASURES.items()
     }

@@ -20,6 +20,7 @@ from laplacian_metric.report.plots import COLOURS, as_png
 SCORES = {
     "trust": "Trust: probability",
     "novelty": "Trust: novelty",
+    "logistic of 3": "logistic of cosine, margin and vote",
     "gallery distance": "distance to the gallery, embedding",
     "margin": "margin to another class",
     "vote": "vote of the neighbours",
@@ -27,6 +28,7 @@ SCORES = {
     "kNN feature distance": "k nearest, features",
     "LOF": "local outlier factor",
     "Mahalanobis": "Mahalanobis distance",
+    "relative Mahalanobis": "relative Mahalanobis distance",
     "embedding norm": "norm of the embedding",
     "feature norm": "norm of the features",
 }
