@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from laplacian_metric.core.batch import Batch, pins_memory
-from laplacian_metric.core.images import ImageFiles, Preparation, UnreadableImageError, fit_square
+from laplacian_metric.core.images import ImageFiles, Preparation, fit_square
 from laplacian_metric.core.labels import numbered
 from laplacian_metric.core.splits import Role, Split, parse_split
 
@@ -365,21 +365,6 @@ class Dataset(TorchDataset[Any]):
         names = tuple(self.inputs.names[index] for index in bad)
         return replace(self.select(keep), skipped=(*self.skipped, *names))
 
-    def require_readable(self) -> None:
-        """Read every image file.
-
-        Raises:
-            UnreadableImageError: some do not decode; it says how many and names the first of them.
-        """
-        bad = self.inputs.unreadable() if isinstance(self.inputs, ImageFiles) else []
-        if bad:
-            named = ", ".join(self.inputs.names[index] for index in bad[:_NAMED])
-            more = ", ..." if len(bad) > _NAMED else ""
-            raise UnreadableImageError(
-                f"{len(bad)} of {len(self)} images below {self.inputs.root} do not decode: {named}{more}; "
-                "repair or remove them, or load with skip_unreadable=True"
-            )
-
     # --- to recognise and to show ---
 
     def digests(self) -> Tensor:
@@ -424,10 +409,3 @@ def at_even_steps(number: int, most: int) -> Tensor:
     """
     taken = min(number, most)
     return torch.arange(taken) * number // max(1, taken)
-
-
-def same_classes(one: Dataset, other: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the labels of both as numbers that mean the same class, by the classes' names."""
-    both = np.concatenate([one.label_names, other.label_names])
-    numbers = np.unique(both, return_inverse=True)[1].astype(np.int64)
-    return numbers[: len(one)], numbers[len(one) :]

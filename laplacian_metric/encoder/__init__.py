@@ -9,7 +9,7 @@ from __future__ import annotations
 from laplacian_metric.encoder.checkpoint import save_encoder
 from laplacian_metric.encoder.encoder import Encoder
 from laplacian_metric.encoder.heads import identity_head, random_head, train_head, whitening_head
-from laplacian_metric.encoder.sentences import SentenceBackbone
+from laplacian_metric.encoder.libraries import SentenceBackbone
 from laplacian_metric.encoder.zoo import ReadyMade, encoder_names, register
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from laplacian_metric.encoder.sentences import SentenceBackbone
+    from laplacian_metric.encoder.libraries import SentenceBackbone
     from laplacian_metric.laplace.model_folder import ModelFolder
     from laplacian_metric.serve.index import Index
 
@@ -93,7 +93,7 @@ def load_inputs(model: Any, sentences: str | None, device: str) -> Inputs:
 
         folder = ModelFolder.load(model, device=device)
     if sentences is not None:
-        from laplacian_metric.encoder.sentences import SentenceBackbone
+        from laplacian_metric.encoder.libraries import SentenceBackbone
 
         encoder = SentenceBackbone.from_name(sentences).eval()
     return Inputs(folder, encoder)

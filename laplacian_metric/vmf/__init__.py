@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from laplacian_metric.vmf import nivmf
+    from laplacian_metric.vmf.angle import cap_probability, cap_quantile
     from laplacian_metric.vmf.bessel import (
         length_and_variance,
         log_normalizer,
         mean_resultant_length,
         relative_log_normalizer,
     )
-    from laplacian_metric.vmf.cap import cap_probability, cap_quantile
     from laplacian_metric.vmf.distribution import (
         bhattacharyya,
         entropy,
@@ -59,8 +59,8 @@ _HOMES = {
     "ProjectedNormal": "projected",
     "StreamedFit": "fitting",
     "bhattacharyya": "distribution",
-    "cap_probability": "cap",
-    "cap_quantile": "cap",
+    "cap_probability": "angle",
+    "cap_quantile": "angle",
     "concentration": "fitting",
     "entropy": "distribution",
     "fit": "fitting",

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from laplacian_metric import data
-from laplacian_metric.core.dataset import same_classes, shared
+from laplacian_metric.core.dataset import shared
 from laplacian_metric.data import Dataset, Preparation, Split, from_arrays, registry
 
 
@@ -142,8 +142,6 @@ def test_labels_of_any_kind_and_none() -> None:
     unlabelled = Dataset(rows, batch_size=3)
     assert [batch.labels for batch in unlabelled.batches()] == [None, None]
     assert torch.equal(unlabelled[1], torch.tensor(rows[1]))
-    one, other = same_classes(named, data)
-    assert (one[:, None] == other).tolist() == (named.label_names[:, None] == data.label_names).tolist()
 
 
 def test_the_same_contents_have_the_same_digests() -> None:

@@ -164,12 +164,9 @@ def test_images_that_do_not_decode_are_named_and_counted(tmp_path: Path) -> None
     loaded = data.load("folder", split="all", path=root)
     with pytest.raises(UnreadableImageError, match=r"002\.jpg"):
         loaded[2]
-    with pytest.raises(UnreadableImageError, match=r"apple/002\.jpg, pear/001\.jpg, pear/003\.jpg"):
-        loaded.require_readable()
     whole = data.load("folder", split="all", path=root, skip_unreadable=True)
     assert len(whole) == 37
     assert whole.skipped == ("apple/002.jpg", "pear/001.jpg", "pear/003.jpg")
-    whole.require_readable()
     assert whole.floats().shape == (37, 3, 224, 224)
     assert whole.labels.tolist() == [0] * 19 + [1] * 18
 

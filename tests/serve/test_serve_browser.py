@@ -68,7 +68,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
     trust = Trust.fit(galleries[0], (valid_h, wrong), features=galleries[1], encoder=encoder)
     folder = tmp_path_factory.mktemp("browser") / "index"
     Index(trust, encoder.fingerprint()).save(folder)
-    from laplacian_metric.encoder.sentences import SentenceBackbone
+    from laplacian_metric.encoder.libraries import SentenceBackbone
 
     return Service(folder, Inputs(ModelFolder(lam, preparation), SentenceBackbone(Lengths())))
 
