@@ -53,7 +53,6 @@ def test_as_a_method_it_trains_the_encoder_and_leaves_a_and_b() -> None:
     encoder = Encoder(nn.Sequential(nn.Linear(3, 16), nn.ReLU()), nn.Linear(16, 2), normalize=False)
     learner = methods.make("hard-margin", margin=1.0).learner([encoder], Setup(ContrastiveLoss(), 24))
     assert isinstance(learner, HardMarginLearner)
-    assert learner.euclidean
     optimizer = torch.optim.Adam(learner.parameters(), lr=0.01)
     learner.begin(optimizer, torch.Generator().manual_seed(0))
     first = float(learner.loss(inputs, labels).detach())

@@ -46,7 +46,6 @@ def test_losses_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(vmf_losses, "CELLS", cells)
     assert list(vmf_losses.run(tmp_path, cache, tmp_path)) == [cell.name for cell in cells]
     assert list(vmf_losses.run(tmp_path, cache, tmp_path)) == []
-    assert "| positivity |" in vmf_losses.table(tmp_path)[1].read_text()
 
 
 def test_distances_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +61,6 @@ def test_distances_are_compared_once_and_tabulated(tmp_path: Path, monkeypatch: 
     finished = list(nonisotropy.run(tmp_path, cache, tmp_path))
     assert len(finished) == 2 * (len(nonisotropy.VARIANTS) + 1)
     assert list(nonisotropy.run(tmp_path, cache, tmp_path)) == []
-    text = nonisotropy.table(tmp_path)[1].read_text()
-    assert all(f"| {variant} |" in text for variant in nonisotropy.VARIANTS)
 
 
 def test_classes_for_training_choosing_and_testing_are_different(tmp_path: Path) -> None:
@@ -124,35 +121,11 @@ def test_cifar10h_from_features_to_table_and_figures(tmp_path: Path, monkeypatch
     )
     assert len(list(cifar10h.run(tmp_path, tmp_path))) == 20
     assert list(cifar10h.run(tmp_path, tmp_path)) == []
-    text = cifar10h.table(tmp_path, tmp_path, tmp_path, resamples=20)[1].read_text()
-    assert "| proxies | Trust, match |" in text
-    assert "| small network, proxies | Trust, match |" in text
+    assert (
+        "| proxies | Trust, match |"
+        in cifar10h.table(tmp_path, tmp_path, tmp_path, resamples=20)[1].read_text()
+    )
     assert all(path.exists() for path in cifar10h_figures.draw(tmp_path, tmp_path, tmp_path))
-
-
-def test_features_are_computed_in_parts_and_not_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = people_and_images()[0].select(range(10)).prepared(Preparation())
-    passes = 0
-
-    class Means(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            nonlocal passes
-            passes += 1
-            if passes == 4:
-                raise KeyboardInterrupt
-            return x.mean((2, 3))
-
-    monkeypatch.setattr(cifar10h, "IMAGES_AT_ONCE", 4)
-    monkeypatch.setattr(cifar10h, "lite0", lambda root: Means())
-    with pytest.raises(KeyboardInterrupt):
-        cifar10h.all_features(images, tmp_path, tmp_path)
-    arrays = cifar10h.all_features(images, tmp_path, tmp_path)
-    assert passes == 4 + 2 * 2  # the first four images are not looked at again
-    assert cifar10h.all_features(images, tmp_path, tmp_path).keys() == {"h", "crop h", "side"}
-    np.testing.assert_allclose(arrays["h"], images.floats().mean((2, 3)).numpy(), atol=1e-3)
-    assert arrays["side"].shape == (10,)
 
 
 def test_folds_share_no_image() -> None:
@@ -170,13 +143,3 @@ def test_crops_are_squares_of_their_side() -> None:
     assert 0.25 <= float(side.min()) < float(side.max()) <= 1
     rise = crop[:, 0, 0, -1] - crop[:, 0, 0, 0]
     torch.testing.assert_close(rise, (32 * side - 1) / 31, atol=0.02, rtol=0)
-
-
-def test_reliability_of_people_who_agree_on_how_hard_images_are() -> None:
-    """Images whose labels are certain, or drawn from two classes evenly: halves of people agree which are which."""
-    counts = np.zeros((60, 10))
-    counts[:30, 0] = 50
-    counts[30:, :2] = 25
-    reliability, most = cifar10h.ceiling(torch.from_numpy(counts / 50), repeats=3)
-    assert 0.9 < reliability <= 1
-    assert most == pytest.approx(reliability**0.5)

@@ -13,7 +13,6 @@ from sklearn.metrics import average_precision_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from experiments.harness.verification import (
-    binned,
     distances,
     falling,
     kendall_tau,
@@ -39,9 +38,6 @@ def test_kendalls_tau_by_hand_and_where_there_is_none() -> None:
     # Of six pairs five are in order and one is not.
     assert kendall_tau(torch.arange(4.0), torch.tensor([1.0, 2.0, 4.0, 3.0])) == pytest.approx(4 / 6)
     assert falling([0.9, 0.8, 0.85, 0.1]) == pytest.approx(4 / 6)
-    assert falling([0.2, 0.4]) == -1.0
-    assert math.isnan(falling([0.5, 0.5, 0.5]))
-    assert math.isnan(kendall_tau(torch.zeros(0), torch.zeros(0)))
     # A bin without a number is left out.
     assert falling([0.9, math.nan, 0.85, 0.1]) == falling([0.9, 0.85, 0.1]) == 1.0
     with pytest.raises(ValueError, match="two of one length are needed"):
@@ -57,22 +53,6 @@ def test_average_precision_is_that_of_scikit_learn(rows: list[tuple[int, bool]])
         assert math.isnan(precision)
         return
     assert precision == pytest.approx(average_precision_score(matching.numpy(), scores.numpy()))
-
-
-def test_bins_are_of_equal_size_and_in_order() -> None:
-    values = torch.tensor([0.3, 0.1, 0.2, 0.1, 0.9, 0.5, 0.4])
-    orders: list[list[int]] = []
-
-    def seen(rows: torch.Tensor) -> float:
-        orders.append(rows.tolist())
-        return float(len(rows))
-
-    assert binned(values, seen, 3) == [3.0, 2.0, 2.0]
-    assert orders == [[1, 3, 2], [0, 6], [5, 4]]
-    with pytest.raises(ValueError, match="7 items cannot be put into 8 bins"):
-        binned(values, seen, 8)
-    with pytest.raises(ValueError, match="uncertainty has NaN in 1 of 2"):
-        binned(torch.tensor([0.0, math.nan]), seen, 2)
 
 
 # --- neighbours ---

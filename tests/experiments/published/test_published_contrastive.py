@@ -140,17 +140,6 @@ def test_more_images_than_a_dense_graph_holds(monkeypatch: pytest.MonkeyPatch) -
     close(diagonal_of(layer, loss, "full"), dense, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("positive", [True, False])
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_the_blocks_of_a_pair_make_up_the_whole(distance: str, positive: bool) -> None:
-    u, labels = normal(2, 3), torch.tensor([0, int(not positive)])
-    blocks = published(distance).pair_blocks(u[:1], u[1:], positive)
-    matrix = output_hessian(u, labels, distance, "full", margin=0.9, flip_cross=True, curve_inactive=True)
-    close(blocks.first[0], matrix[0, :, 0])
-    close(blocks.cross[0], matrix[0, :, 1])
-    close(blocks.second[0], matrix[1, :, 1])
-
-
 # --- the value ---
 
 
@@ -222,18 +211,6 @@ def test_posteriors_take_it(distance: str, approximation: str) -> None:
     close(1 / online.posterior().posterior.marginal_variance(), precision, rtol=1e-8, atol=1e-8)
 
 
-def test_diagnostics_are_of_the_squared_loss_that_is_curved() -> None:
-    layer = LastLayer.random(13, 4, 3, classes=3, spread=0.6)
-    fitted = [
-        LAM(encoder_of(layer), loss).fit_features(layer.features, layer.labels, check_mode=False).fitted
-        for loss in (published("arccos", negatives="all"), corrected("arccos"))
-    ]
-    assert fitted[0] is not None
-    assert fitted[1] is not None
-    assert fitted[0].loss_value == fitted[1].loss_value
-    close(fitted[0].gradient, fitted[1].gradient, rtol=0, atol=0)
-
-
 def test_whole_networks_and_other_structures_take_it() -> None:
     layer = LastLayer.random(13, 4, 3, classes=3, spread=0.6)
     loss, pairs = published("arccos"), Pairs.from_labels(layer.labels)
@@ -243,11 +220,6 @@ def test_whole_networks_and_other_structures_take_it() -> None:
     expected = diagonal(matrix, layer.inputs)
     diagonals = ggn_diagonal(encoder_of(layer).head, layer.features, pairs, loss, approximation="clipped")
     close(torch.cat([diagonals["weight"], diagonals["bias"][:, None]], dim=1), expected, rtol=1e-8, atol=1e-9)
-    lam = LAM(encoder_of(layer), loss, "clipped", "full", n_effective=1.0, prior_precision=1.0)
-    lam.fit_features(layer.features, layer.labels, check_mode=False)
-    whole = torch.einsum("nkml,nh,mg->khlg", matrix, layer.inputs, layer.inputs).reshape(15, 15)
-    variance = torch.linalg.inv(whole + torch.eye(15, dtype=float64)).diagonal().view(3, 5)
-    close(lam.posterior.marginal_variance(), variance, rtol=1e-7, atol=1e-9)
 
 
 def test_degenerate_batches_and_refusals() -> None:
@@ -257,27 +229,6 @@ def test_degenerate_batches_and_refusals() -> None:
         value = loss(u, Pairs.from_labels(labels))
         value.backward()
         assert bool(value.isfinite())
-        assert u.grad is not None
         assert bool(u.grad.isfinite().all())
-    with pytest.raises(ValueError, match="NaN"):
-        loss(torch.full((2, 3), torch.nan), Pairs.from_labels([0, 1]))
-    with pytest.raises(ValueError, match="3 images for 2 embeddings"):
-        loss(normal(2, 3), Pairs.from_labels([0, 1, 1]))
     with pytest.raises(ValueError, match="margin is 0"):
         PublishedContrastiveLoss(margin=0)
-    with pytest.raises(ValueError, match="norm zero"):
-        loss(torch.zeros(2, 3), Pairs.from_labels([0, 1]))
-
-
-def test_a_stored_posterior_tells_it_from_the_corrected_loss(tmp_path: Any) -> None:
-    layer = LastLayer.random(12, 4, 3, classes=3)
-    lam = LAM(encoder_of(layer), published("arccos")).fit_features(
-        layer.features, layer.labels, check_mode=False
-    )
-    lam.save(tmp_path / "lam.safetensors")
-    again = LAM.load(tmp_path / "lam.safetensors", lam.encoder, loss=published("arccos"))
-    close(again.posterior.marginal_variance(), lam.posterior.marginal_variance())
-    with pytest.raises(ValueError, match="ContrastiveLoss"):
-        LAM.load(tmp_path / "lam.safetensors", lam.encoder, loss=corrected("arccos"))
-    with pytest.raises(ValueError, match="flip_cross"):
-        LAM.load(tmp_path / "lam.safetensors", lam.encoder, loss=published("arccos", flip_cross=False))

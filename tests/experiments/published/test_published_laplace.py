@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.published.laplace import PublishedLaplace, SampledEmbedder, fit_summed
+from experiments.published.laplace import PublishedLaplace, fit_summed
 from experiments.published.triplets import random_triplets
 from hessians import ContrastiveLoss, Pairs
 from hessians.approximations import Approximation
-from hessians.checks import CurvatureWarning
 from laplacian_metric import LAM, vmf
 from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.method import FitData
 from laplacian_metric.methods import make
 from tests.methods.laplace.test_laplace import LOSS, a_generator, an_embedder, an_encoder, clusters, float64
 
@@ -68,7 +66,6 @@ def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
 
 def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
     embedder = an_embedder(PublishedLaplace(variant="published", samples=7, seed=3))
-    assert isinstance(embedder, SampledEmbedder)
     x = clusters(9, seed=4)[0]
     weight, bias = embedder.lam.sample_weights(7, generator=a_generator(3))
     assert bias is not None
@@ -80,29 +77,6 @@ def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
     torch.testing.assert_close(whole.point, nn.functional.normalize(drawn.mean(0), dim=1))
     torch.testing.assert_close(whole.kappa, vmf.fit(drawn)[1])
     torch.testing.assert_close(parts.uncertainty, whole.uncertainty)
-    assert set(embedder.scores(x)) == {"own", "1/kappa", "variance"}
-    assert embedder.settings()["prior_precision"] == 1.0
-    assert embedder.settings()["n_effective"] == 1.0
-
-
-def test_a_data_set_without_triplets_has_no_published_curvature() -> None:
-    images, _ = clusters()
-    lone = FitData(Dataset(images, torch.arange(60)), [])
-    with (
-        pytest.warns(CurvatureWarning, match="no positive pair"),
-        pytest.raises(ValueError, match="no batch has a triplet"),
-    ):
-        an_embedder(PublishedLaplace(variant="published"), lone)
-
-
-def test_the_sum_over_batches_notes_the_same_length() -> None:
-    images, labels = clusters()
-    lam, other = LAM(an_encoder(), LOSS), LAM(an_encoder(), LOSS)
-    lam.fit_features(images, labels, check_mode=False)
-    fit_summed(other, Dataset(images, labels), batch_size=30, triplets=50)
-    assert lam.fitted is not None
-    assert other.fitted is not None
-    assert other.fitted.length == pytest.approx(lam.fitted.length, rel=1e-6)
 
 
 @pytest.mark.parametrize("prior", [0.5, "marginal", "validation"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.published import PAPER, PUBLISHED, PublishedOnlineLAM, Switches
+from experiments.published import PAPER, PublishedOnlineLAM, Switches
 from experiments.published.triplets import random_triplets
 from hessians import Pairs
 from laplacian_metric.core.method import Setup
@@ -161,18 +161,6 @@ def test_a_batch_without_triplets_changes_no_weight() -> None:
     assert online.encoder.fingerprint() == before
 
 
-def test_few_triplets_are_trained_on_and_curved() -> None:
-    online = as_published(switches=Switches(mined=4, scale="squared"), warmup=10**6, memory=1.0)
-    images, labels = a_batch()
-    generator = a_generator(0)
-    seed = int(torch.randint(2**48, (), generator=generator))
-    pairs = Pairs.from_indices(random_triplets(labels, 4, a_generator(seed)), 12)
-    assert (pairs.num_positives, pairs.num_negatives) == (4, 4)
-    loss = LOSS(an_encoder().raw(images), pairs)
-    assert online.step(images, labels) == pytest.approx(float(loss.detach()), rel=1e-10)
-    close(running(online), curvature_of(an_encoder(), images, pairs), rtol=1e-9, atol=1e-12)
-
-
 # --- the paper's form ---
 
 
@@ -196,16 +184,6 @@ def test_the_sum_of_the_paper_grows_to_the_average_over_its_memory() -> None:
     close(precision, IMAGES * batch / share + 30, rtol=1e-6, atol=0)
 
 
-def test_memory_paper_is_these_switches() -> None:
-    online = an_online(memory="paper", kind=PublishedOnlineLAM)
-    assert isinstance(online, PublishedOnlineLAM)
-    assert an_online(memory="paper").settings().items() <= online.settings().items()
-    assert (online.share, online.switches) == (1e-4, PAPER) == (1e-4, Switches(memory="sum", start="prior"))
-    assert (
-        Switches(scale="squared", relu_per_batch=True, mined=5000, memory="sum", start="images") == PUBLISHED
-    )
-
-
 # --- refusals ---
 
 
@@ -219,12 +197,6 @@ def test_memory_paper_is_these_switches() -> None:
 def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         an_online(kind=PublishedOnlineLAM, **options)
-
-
-def test_triplets_need_labels() -> None:
-    images, labels = a_batch()
-    with pytest.raises(TypeError, match="pass the labels"):
-        as_published().step(images, Pairs.from_labels(labels))
 
 
 @pytest.mark.parametrize(
@@ -255,14 +227,6 @@ def test_the_method_as_published_is_the_preset() -> None:
     assert losses == [online.step(*a_batch(seed=seed)) for seed in range(4)]
     assert isinstance(learner, OnlineLaplaceLearner)
     assert learner.posterior().prior_precision == 1.0
-
-
-def test_single_defects_are_those_of_the_published_code() -> None:
-    learner = make("online-laplace", defects=("scale", "start")).learner([an_encoder()], SETUP)
-    learner.begin(torch.optim.SGD(learner.parameters(), lr=0.05), a_generator())
-    assert isinstance(learner, OnlineLaplaceLearner)
-    assert isinstance(learner.online, PublishedOnlineLAM)
-    assert learner.online.switches == Switches(scale=PUBLISHED.scale, start=PUBLISHED.start)
 
 
 @pytest.mark.parametrize("options", [{"preset": "published"}, {"defects": ("mined",)}])

@@ -50,27 +50,6 @@ def test_every_test_that_is_named_is_there(page: str) -> None:
         assert any(test.startswith(begins) for test in tests), f"{file}: {begins}"
 
 
-def test_every_test_is_named(page: str) -> None:
-    named = re.findall(r"`(\w+): (\w+)`", page)
-    for path in FOLDER.glob("test_*.py"):
-        if path == Path(__file__):
-            continue
-        for test in names_in(path):
-            assert any(f"test_{file}" == path.stem and test.startswith(begins) for file, begins in named), (
-                test
-            )
-
-
-def test_every_link_inside_the_page_leads_somewhere(page: str) -> None:
-    titles = {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= titles
-    for target in re.findall(r"\]\(([\w./]+\.md)\)", page):
-        assert (FOLDER.parents[2] / "docs" / target).exists(), target
-
-
 def test_every_option_exists(page: str) -> None:
     for call, options in re.findall(r"`make\((\"[\w-]+\"), ([^)]+)\)`", page):
         make(call.strip('"'), **dict(_option(part) for part in options.split(", ")))

@@ -112,18 +112,6 @@ def test_scale_online_and_post_hoc_differ_by_a_temperature_of_a_million() -> Non
     assert round(math.sqrt(multiplier_online / multiplier_post_hoc), -1) == 1750
 
 
-def test_scale_ours_is_the_same_online_and_post_hoc() -> None:
-    layer = LastLayer.random(12, 5, 3, classes=3, spread=0.7)
-    lam = LAM(encoder_of(layer), ContrastiveLoss(), n_effective=500, prior_precision=1.0)
-    lam.fit_features(layer.features, layer.labels, check_mode=False)
-    encoder = encoder_of(layer)
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.0)
-    online = OnlineLAM(encoder, optimizer, ContrastiveLoss(), 500, prior_precision=1.0, warmup=10**6)
-    for _ in range(5):
-        online.step(layer.features, layer.labels)
-    close(precision_of(online.posterior()), precision_of(lam))
-
-
 # --- the memory and its start ---
 
 

@@ -228,7 +228,7 @@ def products(root: Path) -> None:
         (folder / name).write_text("\n".join(lines) + "\n")
 
 
-def lfw(root: Path, table: bool = False) -> None:
+def lfw(root: Path) -> None:
     folder = root / "lfw"
     people = {f"Person_{number:02d}": number % 3 + 1 for number in range(20)}
     for person, count in people.items():
@@ -236,12 +236,8 @@ def lfw(root: Path, table: bool = False) -> None:
             write_image(folder / "lfw-deepfunneled" / person / f"{person}_{image:04d}.jpg", image)
     listed = list(people.items())
     for name, part in (("peopleDevTrain", listed[::2]), ("peopleDevTest", listed[1::2])):
-        if table:
-            lines = ["name,images", *(f"{person},{count}" for person, count in part)]
-            (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
-        else:
-            lines = [str(len(part)), *(f"{person}\t{count}" for person, count in part)]
-            (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        lines = [str(len(part)), *(f"{person}\t{count}" for person, count in part)]
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def msls(root: Path, cities: tuple[str, ...] = ("cph", "sf")) -> None:

@@ -28,12 +28,10 @@ def test_places_match_by_distance(tmp_path: Path) -> None:
     distance = torch.cdist(query.extras["positions"], database.extras["positions"])
     same = query.labels[:, None] == database.labels[None]
     assert torch.equal(distance <= 25.0, same)
-    assert load(tmp_path, "validation", positive_distance=10.0).positive_distance == 10.0
     # Both cities have the same coordinates here, in zones of their own; unmoved they would coincide.
     assert torch.equal(query.extras["utm"][:2], query.extras["utm"][2:])
     both = load(tmp_path, "validation", part="both", cities=["sf"], panoramas=True)
     assert both.extras["is_query"].tolist() == [True] * 3 + [False] * 4
-    assert query[0][0].shape == (3, 224, 224)
 
 
 def test_places_for_training_match_within_ten_metres(tmp_path: Path) -> None:
@@ -52,7 +50,6 @@ def test_test_cities_need_no_positions(tmp_path: Path) -> None:
         miniatures.write_image(place / "images" / f"{key}.jpg", 1)
     test = load(tmp_path, "test", cities=["miami"])
     assert len(test) == 2
-    assert set(test.extras) == {"is_query"}
     assert test.role is Role.EVALUATION
 
 
@@ -69,13 +66,6 @@ def test_broken_tables_of_places(old: str, new: str, named: str, tmp_path: Path)
     table = tmp_path / "msls" / "train_val" / "sf" / "query" / "postprocessed.csv"
     table.write_text(table.read_text().replace(old, new))
     with pytest.raises(ValueError, match=named):
-        load(tmp_path, "validation")
-
-
-def test_a_missing_table_of_places(tmp_path: Path) -> None:
-    miniatures.msls(tmp_path)
-    (tmp_path / "msls" / "train_val" / "sf" / "query" / "postprocessed.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"postprocessed\.csv"):
         load(tmp_path, "validation")
 
 

@@ -1,4 +1,4 @@
-"""Result files are read as they are, and what is wrong with one is said with its name and a remedy."""
+"""Result files are read whole, a wrong entry is named, and columns find their numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.harness.results import Result, ResultFileError, read_result, read_results
-from experiments.harness.tables.seeds import Cell, pick, spread
+from experiments.harness.tables.seeds import pick, spread
 from experiments.harness.tables.table_columns import find, names
+from experiments.n_digit import plane_maps
 from tests.experiments.tables.synthetic import failure, result, write
 
 
@@ -25,30 +26,18 @@ def test_a_result_is_read_whole(tmp_path: Path) -> None:
     record = read_result(write(tmp_path, content))
     assert (record.cell, record.seed, record.done, record.commit) == ("fashion_mnist/pfe", 1, True, "abc1234")
     assert record.retrieval["test"]["map@5"] == content["retrieval"]["test"]["map@5"]
-    assert record.retrieval["own_similarity"] == {}
     own = content["scores"]["own"]
     assert record.scores["own"].values["ausc"] == own["ausc"]
-    assert math.isnan(record.scores["own"].values["rank_correlation"])
     assert record.scores["own"].ood["svhn"]["auroc"] == own["out"]["svhn"]["auroc"]
     assert record.calibration is not None
     assert math.isnan(record.calibration.bins[0].accuracy)
-    assert record.calibration.bins[3].confidence == content["calibration"]["table"][3]["confidence"]
     assert (
         record.curves.roc["mnist"].true_positive_rate.tolist()
         == content["curves"]["roc"]["mnist"]["true_positive_rate"]
     )
     assert record.curves.sparsification["own"].tolist() == content["curves"]["sparsification"]["own"]
     assert record.training is not None
-    assert record.training.best_epoch == 7
     assert record.training.history[2].loss == content["training"]["history"][2]["loss"]
-    assert set(record.training.history[2].validation) == {"map@1", "map@5"}
-
-
-def test_what_a_method_does_not_have_may_be_null(tmp_path: Path) -> None:
-    content = result("a", 0) | {"training": None, "calibration": None}
-    record = read_result(write(tmp_path, content))
-    assert (record.training, record.calibration) == (None, None)
-    assert math.isnan(find("ECE").value(record))
 
 
 def test_a_failed_result_needs_little_and_keeps_its_error(tmp_path: Path) -> None:
@@ -135,11 +124,6 @@ def test_cells_keep_what_failed_and_what_is_missing(tmp_path: Path) -> None:
     assert first.said() == (
         "seed 0 failed: the loss is not finite; seed 1 failed: no file.npz; seed 2 is missing"
     )
-    assert first.expected == 3
-    assert pick(results, "b", (0,)).said() == ""
-    assert Cell("c", (), missing=(0, 1)).said() == "no result yet"
-    both = Cell("d", (), failed=tuple(Result(cell="d", seed=seed, error="x") for seed in (0, 1)))
-    assert both.said() == "seeds 0, 1 failed: x"
 
 
 @settings(max_examples=20)
@@ -170,7 +154,50 @@ def test_every_metric_is_found_in_a_whole_result(tmp_path: Path) -> None:
     content["scores"]["own"]["ece_at_5"], content["retrieval"]["test"]["map@5"] = 0.45, 0.9
     excess = find("ECE@5, excess").value(read_result(write(tmp_path, content)))
     assert excess == pytest.approx(0.05)
-    assert math.isnan(find("AUROC", out="nothing").value(record))
-    assert math.isnan(find("AUROC", out="mnist").value(record, "no such score"))
-    assert math.isnan(find("ECE").value(record, "feature norm"))
     assert find("R-AUROC").value(record, "feature norm") == content["scores"]["feature norm"]["r_auroc"]
+
+
+def a_result(folder: Path, **change: Any) -> Result:
+    content = result("n_digit/x", 0)
+    content["verification"]["test"].update(change)
+    return read_result(write(folder, content))
+
+
+def test_columns_find_what_was_measured(tmp_path: Path) -> None:
+    content = result("n_digit/x", 0)
+    record = read_result(write(tmp_path, content))
+    test = content["verification"]["test"]
+    corrupt = content["verification"]["unseen corrupt"]
+    assert find("AP of pairs, clean").value(record) == test["average_precision"]
+    assert find("5-NN in the clean, unseen corrupt").value(record) == corrupt["knn_in_gallery"]
+    own = find("tau of 5-NN, unseen corrupt")
+    assert own.value(record) == corrupt["correlations"]["own"]["knn"]
+    assert own.value(record, "nearest distance") == corrupt["correlations"]["nearest distance"]["knn"]
+
+
+def test_results_without_it_have_no_number(tmp_path: Path) -> None:
+    content = result("n_digit/x", 0)
+    del content["verification"]
+    record = read_result(write(tmp_path, content))
+    assert math.isnan(find("AP of pairs, clean").value(record))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"knn": "high"}, "verification.test.knn"),
+        ({"bins": {"own": {"knn": [[1.0]]}}}, "verification.test.bins.own.knn"),
+        ({"space": {"means": [[[0.0, 0.0]]]}}, "verification.test.space.variances"),
+    ],
+)
+def test_a_damaged_part_is_named(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ResultFileError, match=named):
+        a_result(tmp_path, **change)
+
+
+def test_planes_are_drawn(tmp_path: Path) -> None:
+    verification = a_result(tmp_path).verification
+    sets = {name: verification[name].space for name in ("test", "corrupt")}
+    assert plane_maps({"A": sets, "B": {"test": sets["test"]}}, 2, "T").startswith(b"\x89PNG")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="plane"):
+        plane_maps({})

@@ -1,14 +1,16 @@
-"""The evidence page is that of the committed results, verdicts follow from intervals, and pages link to it."""
+"""The committed pages and pictures are made of the committed results, and verdicts follow from intervals."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from experiments import papers, which_score
 from experiments.claims import numbers_at, of_cells, of_numbers, of_settings, of_situations, page, verdict
 from experiments.harness.results import read_results
 from laplacian_metric.metrics.resampling import PairedComparison
@@ -36,21 +38,12 @@ def test_a_comparison_links_to_what_was_measured(root: Path, name: str) -> None:
     assert not bare, f"{name}: these compare, and link to no measurement: {bare}"
 
 
-def test_the_committed_page_is_made_of_the_committed_results(root: Path) -> None:
+def test_the_page_of_claims_is_made_of_the_committed_results(root: Path) -> None:
     themes = yaml.safe_load((root / "experiments" / "claims.yaml").read_text(encoding="utf-8"))
     text = page(themes, root / "figures" / "results")
     assert text == (root / "docs" / "evidence.md").read_text(encoding="utf-8")
-    ids = [claim["id"] for theme in themes for claim in theme["claims"]]
-    assert len(set(ids)) == len(ids)
     for theme in themes:
         assert (root / theme["table"]).is_file()
-
-
-def test_links_to_claims_lead_to_one(root: Path) -> None:
-    claims = set(re.findall(r"^### (\S+)$", (root / "docs" / "evidence.md").read_text("utf-8"), re.M))
-    for path in (root / "README.md", *(root / "docs").rglob("*.md")):
-        linked = set(re.findall(r"evidence\.md#([\w-]+)", path.read_text(encoding="utf-8")))
-        assert linked <= claims, f"{path.name}: {linked - claims}"
 
 
 @pytest.mark.parametrize(
@@ -72,10 +65,8 @@ def test_a_verdict_follows_from_the_interval(expect: str, low: float, high: floa
 def test_numbers_are_paired_by_what_both_have(root: Path, tmp_path: Path) -> None:
     results = list(read_results(root / "figures" / "results"))
     compared = {"metric": "mAP@1", "first": "fashion_mnist/ensemble", "second": "fashion_mnist/deterministic"}
-    first, second, kind = of_cells(compared, results)
+    first, second, _ = of_cells(compared, results)
     assert len(first) == len(second) == 3
-    assert kind == "seeds"
-    assert of_cells({**compared, "second": 0.5}, results)[1] == [0.5] * 3
     for number, (own, rivals) in enumerate([(0.9, (0.5, 0.8)), (0.7, (0.6, 0.4))]):
         scores = {"trust": {"R": own}, "vote": {"R": rivals[0]}, "margin": {"R": rivals[1]}}
         (tmp_path / f"{number}-0.json").write_text(json.dumps({"name": str(number), "scores": scores}))
@@ -99,3 +90,45 @@ def test_numbers_of_a_file_are_paired_by_what_stands_in_the_place_of_the_star(tm
     settings = {"a": [{"x": 1}, {"x": 3}], "b": [{"x": 5}]}
     assert numbers_at(settings, ["*", "x"]) == {"a": 2.0, "b": 5.0}
     assert numbers_at({"v": {"0": 1, "1": 2}}, ["v", "*"]) == {"0": 1.0, "1": 2.0}
+
+
+NAMES = ("published_numbers", "papers", "tables")
+
+
+@pytest.fixture
+def content(root: Path) -> dict[str, dict[str, Any]]:
+    return {
+        name: yaml.safe_load((root / "experiments" / f"{name}.yaml").read_text(encoding="utf-8"))
+        for name in NAMES
+    }
+
+
+def test_the_page_of_the_papers_is_made_of_the_committed_tables(
+    root: Path, content: dict[str, dict[str, Any]]
+) -> None:
+    text = papers.page(root / "figures" / "tables", *(content[name] for name in NAMES))
+    assert text == (root / "figures" / "papers.md").read_text(encoding="utf-8")
+
+
+def test_a_published_table_needs_a_reason(root: Path, content: dict[str, dict[str, Any]]) -> None:
+    content["papers"].pop("hib_n3_d3")
+    with pytest.raises(ValueError, match="hib_n3_d3"):
+        papers.page(root / "figures" / "tables", *(content[name] for name in NAMES))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [("0.852 ± 0.010", "0.78 ± 0.01", "+0.07"), ("missing", "0.78", ""), ("0.1", "0.250", "-0.1")],
+)
+def test_differences_have_the_digits_that_both_have(ours: str, theirs: str, expected: str) -> None:
+    assert papers.difference(ours, theirs) == expected
+
+
+def test_the_picture_is_drawn_from_the_results(root: Path, tmp_path: Path) -> None:
+    results = root / "figures" / "results" / "trust"
+    assert which_score.main(["--results", str(results), "--out", str(tmp_path / "p.png")]) == 0
+    settings = which_score.read(results)
+    assert len(settings) >= 10
+    table = (root / "figures" / "tables" / "trust.md").read_text(encoding="utf-8")
+    row = next(line for line in table.splitlines() if line.startswith("| cifar-lite0 |"))
+    assert f"| {settings['cifar-lite0']['trust']['R']:.3f} |".replace(" 0.", " .") in row
