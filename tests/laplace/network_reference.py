@@ -28,30 +28,22 @@ def random(*shape: int, seed: int = 1) -> Tensor:
 def mlp(dim: int = 3) -> Encoder:
     """Three linear layers for inputs (N, 4)."""
     backbone = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 6), nn.Tanh())
-    encoder = Encoder(backbone, nn.Linear(6, dim))
-    randomise(encoder)
-    return encoder
+    return randomise(Encoder(backbone, nn.Linear(6, dim)))
 
 
 def convolutional(dim: int = 3) -> Encoder:
     """Two convolutions, in-place activations, pooling; for images (N, 1, 8, 8)."""
-    encoder = Encoder.from_module(two_convolutions(dim), "6")
-    randomise(encoder)
-    return encoder
+    return randomise(Encoder.from_module(two_convolutions(dim), "6"))
 
 
 def residual(dim: int = 3) -> Encoder:
     """Residual blocks with batch norm, and a pooling with a parameter; for images (N, 1, 6, 6)."""
-    encoder = Encoder.from_module(Residual(dim), "whiten")
-    randomise(encoder)
-    return encoder
+    return randomise(Encoder.from_module(Residual(dim), "whiten"))
 
 
 def pooled() -> Encoder:
     """A strided residual block whose pooling has a learned exponent, six dimensions from few positions."""
-    encoder = Encoder(nn.Sequential(Block(1, 4, 2), GeM()), nn.Linear(4, 6))
-    randomise(encoder)
-    return encoder
+    return randomise(Encoder(nn.Sequential(Block(1, 4, 2), GeM()), nn.Linear(4, 6)))
 
 
 def jacobian_of(lam: NetworkLAM, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:

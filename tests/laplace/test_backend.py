@@ -208,19 +208,13 @@ def test_the_likelihood_is_that_of_the_population_whatever_is_trained() -> None:
 
 @pytest.mark.parametrize("structure", ["diag", "kron", "full"])
 def test_the_prior_is_found_by_the_marginal_likelihood(structure: str) -> None:
+    """The fixed point prior = gamma/|theta|^2, gamma the number of parameters that the data determine."""
     la = fitted(structure)
-    before = la.log_marginal_likelihood(torch.tensor([1.0], dtype=torch.float64))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about link functions, which there are none of
         la.optimize_prior_precision(method="marglik", n_steps=300)
-    best = la.prior_precision.detach().clone()
-    after = la.log_marginal_likelihood(best)
-    assert after > before
-    for factor in (0.8, 1.25):
-        assert la.log_marginal_likelihood(best * factor) < after
-    # The fixed point prior = gamma/|theta|^2, gamma the number of parameters that the data determine.
-    curvature = matrix(la)
-    determined = torch.linalg.eigvalsh(curvature)
+    best = la.prior_precision.detach()
+    determined = torch.linalg.eigvalsh(matrix(la))
     gamma = (determined / (determined + best)).sum()
     assert float(best) == pytest.approx(float(gamma / la.mean.square().sum()), rel=1e-2)
 
@@ -251,14 +245,6 @@ def test_predictive_variances() -> None:
     torch.testing.assert_close(mean, model(images).detach())
     torch.testing.assert_close(covariance, torch.diag_embed(wanted.detach()))
     torch.testing.assert_close(la.functional_variance_fast(images)[1].detach(), wanted.detach())
-    full = fitted("full", prior_precision=0.5)
-    inputs = torch.cat([features, torch.ones(4, 1)], dim=1).detach()
-    order = [*range(12), *range(12, 15)]
-    posterior = torch.linalg.inv(full.H + 0.5 * torch.eye(15, dtype=torch.float64))[order][:, order]
-    jacobian = torch.zeros(4, 3, 15, dtype=torch.float64)
-    for k in range(3):
-        jacobian[:, k, 4 * k : 4 * k + 4], jacobian[:, k, 12 + k] = inputs[:, :4], 1.0
-    torch.testing.assert_close(full(images)[1], jacobian @ posterior @ jacobian.mT)
 
 
 @pytest.mark.parametrize("structure", ["diag", "kron", "full"])

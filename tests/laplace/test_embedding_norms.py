@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM, Encoder, OnlineLAM
+from laplacian_metric import LAM, Encoder
 from laplacian_metric.data import load
 from laplacian_metric.laplace.encoder_posterior import FAR, PreparationWarning, warn_if_longer
 
@@ -55,26 +54,11 @@ def test_pixels_up_to_255_are_noticed_where_kappa_is_not_lower(
     lam: LAM, images: tuple[Tensor, Tensor]
 ) -> None:
     wrong = images[0][:50] * 255
-    messages = said(lam, wrong)
-    assert len(messages) == 2  # of the images, and of their features
-    assert "times as long as those that the posterior was fitted to" in messages[0]
-    times = float(raw(lam.encoder, wrong).norm(dim=1).median()) / (lam.fitted.length or 0)  # type: ignore[union-attr]
-    assert f"{times:.3g} times" in messages[0]
+    assert len(said(lam, wrong)) == 2  # of the images, and of their features
     # Why it has to be said: the distributions of these images are as narrow as those of the right ones.
     with pytest.warns(PreparationWarning):
         kappa = lam.embed(wrong).kappa.median()
     assert kappa > 0.5 * lam.embed(images[0][:50]).kappa.median()
-
-
-def test_a_posterior_that_was_kept_up_in_training_notices_it_too(images: tuple[Tensor, Tensor]) -> None:
-    encoder = an_encoder()
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=1e-3)
-    online = OnlineLAM(encoder, optimizer, ContrastiveLoss(0.7), num_images=300)
-    for part in range(3):
-        online.step(images[0][part::3], images[1][part::3])
-    lam = online.posterior()
-    assert said(lam, images[0]) == []
-    assert len(said(lam, images[0] * 255)) == 2
 
 
 def test_images_as_they_should_be_and_ood_images_are_not(lam: LAM, images: tuple[Tensor, Tensor]) -> None:
@@ -105,8 +89,3 @@ def test_nothing_is_said_where_no_length_is_known(length: float | None) -> None:
         warnings.simplefilter("error")
         warn_if_longer(torch.full((3, 2), 1e9), length)
         warn_if_longer(torch.empty(0, 2), 1.0)
-
-
-def test_a_stored_posterior_notices_it(lam: LAM, images: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    lam.save(tmp_path / "lam")
-    assert said(LAM.load(tmp_path / "lam", an_encoder()), images[0] * 255)

@@ -36,41 +36,28 @@ def posterior(watched: Encoder) -> EncoderPosterior[FittedData, LamOptions]:
     return guard
 
 
-def batch_statistics(watched: Encoder) -> None:
-    watched.train()(torch.randn(8, 6))
-
-
-def set_norm(watched: Encoder) -> None:
-    watched.normalize = False
-
-
 @torch.no_grad()
 def write_in_place(watched: Encoder) -> None:
     watched.head.weight[0, 0] += 1
 
 
-def replace_data(watched: Encoder) -> None:
-    watched.head.weight.data = watched.head.weight.data + 1
-
-
-def replace_layer(watched: Encoder) -> None:
-    watched.backbone[0] = nn.Linear(6, 5)  # type: ignore[index]
-
-
-def train(watched: Encoder) -> None:
-    optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+def sgd(watched: Encoder) -> None:
     watched(torch.randn(8, 6)).sum().backward()
-    optimizer.step()
+    torch.optim.SGD(watched.parameters(), lr=0.1).step()
 
 
-def to_double(watched: Encoder) -> None:
-    watched.double()
+CHANGES: dict[str, Callable[[Encoder], object]] = {
+    "batch statistics": lambda watched: watched.train()(torch.randn(8, 6)),
+    "norm": lambda watched: setattr(watched, "normalize", False),
+    "in place": write_in_place,
+    "data": lambda watched: setattr(watched.head.weight, "data", watched.head.weight.data + 1),
+    "layer": lambda watched: setattr(watched.backbone, "0", nn.Linear(6, 5)),
+    "step": sgd,
+    "dtype": lambda watched: watched.double(),
+}
 
 
-CHANGES = [batch_statistics, set_norm, write_in_place, replace_data, replace_layer, train, to_double]
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=[change.__name__ for change in CHANGES])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_changes_an_encoder(change: Callable[[Encoder], None]) -> None:
     watched = encoder()
     guard = posterior(watched)

@@ -37,16 +37,8 @@ from tests.laplace.network_reference import (
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 2])
 
 
-def vision() -> Encoder:
-    encoder = Encoder.from_module(VisionTransformer(), "head")
-    randomise(encoder)
-    return encoder
-
-
 def text(batch_first: bool) -> Encoder:
-    encoder = Encoder.from_module(TextEncoder(batch_first), "head")
-    randomise(encoder)
-    return encoder
+    return randomise(Encoder.from_module(TextEncoder(batch_first), "head"))
 
 
 class Transposed(nn.Module):
@@ -62,18 +54,6 @@ class Transposed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.up(torch.tanh(self.grouped(x))))
         return self.norm(self.twice(torch.tanh(self.twice(x)))).mean((2, 3))
-
-
-def transposed() -> Encoder:
-    encoder = Encoder(Transposed(), nn.Linear(4, 5))
-    randomise(encoder)
-    return encoder
-
-
-def shared() -> Encoder:
-    encoder = Encoder(Shared(), nn.Linear(3, 3))
-    randomise(encoder)
-    return encoder
 
 
 def weight_normed() -> Encoder:
@@ -94,12 +74,15 @@ CASES = {
     "conv": (convolutional, lambda: random(7, 1, 8, 8)),
     "residual": (residual, lambda: random(7, 1, 6, 6)),
     "few positions": (pooled, lambda: random(7, 1, 4, 4)),
-    "transposed": (transposed, lambda: random(7, 2, 3, 3)),
-    "vision": (vision, lambda: random(7, 1, 6, 6)),
+    "transposed": (lambda: randomise(Encoder(Transposed(), nn.Linear(4, 5))), lambda: random(7, 2, 3, 3)),
+    "vision": (
+        lambda: randomise(Encoder.from_module(VisionTransformer(), "head")),
+        lambda: random(7, 1, 6, 6),
+    ),
     "text": (lambda: text(True), lambda: token_inputs(False)),
     "text masked": (lambda: text(True), lambda: token_inputs(True)),
     "text sequence first": (lambda: text(False), lambda: token_inputs(True)),
-    "shared": (shared, lambda: random(7, 4)),
+    "shared": (lambda: randomise(Encoder(Shared(), nn.Linear(3, 3))), lambda: random(7, 4)),
     "weight norm": (weight_normed, lambda: random(7, 4)),
 }
 
@@ -161,8 +144,7 @@ def test_a_rule_that_does_not_hold_is_left_to_autograd(caplog: pytest.LogCapture
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.layer(x)) @ self.layer.weight
 
-    encoder = Encoder(Outside(), nn.Linear(4, 3))
-    randomise(encoder)
+    encoder = randomise(Encoder(Outside(), nn.Linear(4, 3)))
     batches = list(zip(random(7, 4).split([4, 3]), LABELS.split([4, 3]), strict=True))
     lam = NetworkLAM(encoder, LOSS, layers="all").fit(batches, check_mode=False)
     u, expected = covariance_of(lam, random(7, 4))

@@ -217,23 +217,3 @@ def test_validation_sees_its_own_images_only(fitted: LAM, monkeypatch: pytest.Mo
 
 
 Refusal = tuple[Callable[[LAM], object], type[Exception], str]
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda lam: lam.optimize_prior_precision("evidence"), ValueError, "one of 'marginal', 'validation'"),
-        (lambda lam: lam.optimize_prior_precision("validation"), ValueError, "needs features and labels"),
-        (
-            lambda lam: lam.optimize_prior_precision(
-                "validation", torch.ones(3, 6), Pairs.from_labels([0, 0, 1])
-            ),
-            TypeError,
-            "pass the labels",
-        ),
-        (lambda lam: LAM(lam.encoder, lam.loss).optimize_prior_precision(), RuntimeError, "no posterior yet"),
-    ],
-)
-def test_refusals(fitted: LAM, call: Callable[[LAM], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        call(fitted)
