@@ -52,6 +52,13 @@ def test_pages_that_the_site_takes_along_have_no_dead_links(root: Path) -> None:
     assert [problem for page in along for problem in site_links.problems(root, page)] == []
 
 
+def test_every_page_of_the_figures_is_listed(root: Path) -> None:
+    folder = root / "figures"
+    listed = {link.path for link in site_links.links((folder / "README.md").read_text(encoding="utf-8"))}
+    present = [path for path in [*folder.glob("*.md"), *folder.glob("tables/*.md")] if path.stem != "README"]
+    assert [path.name for path in present if path.relative_to(folder).as_posix() not in listed] == []
+
+
 def test_no_link_is_broken_over_two_lines(root: Path) -> None:
     """Links are read and moved line by line: one that goes over two lines would be dead on the site."""
     broken = re.compile(r"\[[^\[\]`]*\n[^\[\]`]*\]\([^()\s]+\)")
