@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 import laplacian_metric
 from hessians import ContrastiveLoss, Pairs, ggn_diagonal, last_layer_ggn_diagonal
 from laplacian_metric import LAM, Encoder, NetworkLAM, OnlineLAM, StochasticEmbedding, combine, metrics, vmf
-from tests.fixtures.small import LOSS, clusters, encoder
+from tests.generators import seeded
 
+LOSS = ContrastiveLoss(margin=0.9, distance="euclidean", negative_weight=0.25)
 # Module -> name -> parameters that can be passed by keyword. An empty text stands for a name without parameters.
 SIGNATURES = {
     "hessians": {
@@ -184,6 +185,22 @@ SIGNATURES = {
         "UncertainSentenceTransformer.embed": "sentences batch_size",
     },
 }
+
+
+def encoder() -> Encoder:
+    """An encoder of inputs (N, 6) with buffers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh())
+        return Encoder(backbone, nn.Linear(5, 3)).eval()
+
+
+def clusters(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs (N, 6) around one centre for each of four classes, and the classes (N,)."""
+    labels = torch.arange(count) % 4
+    return torch.eye(6)[labels] + 0.3 * torch.randn(count, 6, generator=seeded(seed)), labels
+
+
 CASES = [(module, name) for module, names in SIGNATURES.items() for name in names]
 
 
