@@ -48,8 +48,8 @@ def test_version_packages_and_command(metadata: dict[str, str], root: Path) -> N
     ]
     for package in packages:
         assert f"{package.relative_to(root).as_posix()}/__init__.py" in sources
-    for package in ("hessians", "laplacian_metric"):
-        assert f"{package}/py.typed" in sources
+    for top in ("hessians", "laplacian_metric"):
+        assert f"{top}/py.typed" in sources
 
 
 def test_every_file_of_the_sample_is_packaged(metadata: dict[str, str], root: Path) -> None:

@@ -22,5 +22,5 @@ def test_every_method_is_in_the_table(root: Path) -> None:
 
 
 def test_the_code_of_learning_without_labels_runs(root: Path) -> None:
-    names = run_page(root / "docs" / "unlabelled.md")
+    names: Any = run_page(root / "docs" / "unlabelled.md")
     assert bool((names["e"].kappa > 0).all())
