@@ -7,16 +7,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score
 
+from experiments import sentences
 from experiments.trust.__main__ import cell
 from experiments.trust.measure import LEARNED, NOVELTY, RIVAL, TRUST, inputs, measures, scored
-from experiments.trust.settings import NAMES, halves, seeds_of
+from experiments.trust.settings import NAMES, Setting, halves, seeds_of
 from experiments.trust.tables import write_tables
 from laplacian_metric import Trust, metrics
-from tests.experiments.synthetic_settings import synthetic
+from laplacian_metric.trust.head import Head
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def synthetic(zero_shot: bool) -> Setting:
+    """Return a setting with four classes in the gallery and OOD queries near and far."""
+    generator = np.random.default_rng(0)
+    centers = generator.standard_normal((8, 10))
+    parts: dict[str, np.ndarray] = {}
+
+    def add(name: str, classes: range, num: int, spread: float = 1.1) -> None:
+        labels = generator.choice(list(classes), num)
+        parts[f"{name}:h"] = (centers[labels] + spread * generator.standard_normal((num, 10))).astype(
+            np.float32
+        )
+        parts[f"{name}:labels"] = labels
+
+    add("gallery", range(4), 200)
+    add("test", range(4), 150)
+    add("near/held-out classes", range(6, 8), 60)
+    add("far/noise", range(4), 60, 6.0)
+    if zero_shot:
+        add("calibration", range(4, 6), 150)
+        add("training", range(4, 8), 150)
+    add("validation", range(4, 6) if zero_shot else range(4), 120)
+    head = Head(generator.standard_normal((4, 10)), generator.standard_normal(4))
+    return Setting("synthetic", 0, head, parts)
 
 
 @pytest.mark.parametrize("zero_shot", [False, True])
@@ -73,3 +100,15 @@ def test_settings_have_seeds_and_halves() -> None:
     gallery, queries = halves(labels, 100)
     assert sorted([*gallery, *queries]) == list(range(21))
     assert np.bincount(labels[gallery]).tolist() == [3, 3, 3]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_row_is_measured_on_one_draw() -> None:
+    labels = np.arange(400) % 4
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.eye(8)[labels] + 0.5 * torch.randn(400, 8, generator=generator)
+    texts = [f"text {row}" for row in range(400)]
+    values = sentences.measured(texts, labels, embeddings, (200, 100, 100), seed=0)
+    assert values.keys() == {*sentences.ROWS, "recall_plain", "recall_head"}
+    assert all(0 <= value <= 1 for value in values.values())
+    assert values["trust"] > 0.6

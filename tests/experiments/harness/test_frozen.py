@@ -62,20 +62,21 @@ def test_all_methods_go_by_features_that_are_computed_once(
     assert folder.result("mini/laplace")["retrieval"] == folder.result("mini/deterministic")["retrieval"]
 
 
-def test_the_backbone_stays_and_the_head_is_trained(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, deterministic=FROZEN)
-    folder.run(keep_features=True)
-    backbone = Encoder.from_name("fashion-mnist", dim=3, seed=cell_fitting.FROZEN_SEED).eval()
-    cell = fitted(folder, "mini/deterministic")
-    images = place_of(folder).images(folder.read()["mini/deterministic"])
-    for name in ("train", "test", "out/digits"):
+@pytest.mark.parametrize(("base", "name"), [(FROZEN, "mini/deterministic"), (BASE, "mini/laplace")])
+def test_features_are_those_of_the_images(base: dict[str, Any], name: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, deterministic=base, laplace=LAPLACE)
+    folder.run([name], keep_features=True)
+    cell, place = fitted(folder, name), place_of(folder)
+    if base is FROZEN:
+        encoder = Encoder.from_name("fashion-mnist", dim=3, seed=cell_fitting.FROZEN_SEED).eval()
+    else:
+        encoder = cell_fitting._base_encoder(place, place.cells["mini/deterministic"], 0)
+    images = place.images(place.cells[name])
+    for part in ("train", "test", "out/digits", "corrupted"):
         with torch.no_grad():
-            expected = backbone.features(images[name].inputs)
-        inputs = cell.sets[name].inputs
-        assert isinstance(inputs, torch.Tensor)
-        assert torch.allclose(inputs, expected, atol=1e-6)
-    assert cell.encoder is not None
-    assert isinstance(cell.encoder.backbone, torch.nn.Identity)
+            expected = encoder.features(images[part].inputs)
+        assert torch.allclose(cell.sets[part].inputs, expected, atol=1e-6), part
+        assert torch.equal(cell.sets[part].labels, images[part].labels)
 
 
 @pytest.mark.parametrize("head", ["identity", "whitening"])
@@ -89,9 +90,7 @@ def test_an_untrained_head_is_what_it_is_called(head: str, tmp_path: Path) -> No
     result = folder.result("mini/deterministic")
     assert result["status"] == "done", result["error"]
     fitted_cell = fitted(folder, "mini/deterministic")
-    assert fitted_cell.encoder is not None
     train = fitted_cell.sets["train"].inputs
-    assert isinstance(train, torch.Tensor)
     expected = train if head == "identity" else whitening_head(train, 5)(train)
     with torch.no_grad():
         assert torch.allclose(fitted_cell.encoder.raw(train), expected, atol=1e-5)

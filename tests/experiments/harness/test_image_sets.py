@@ -1,4 +1,4 @@
-"""The sets of images: strangers have the size of what the network knows, corrupted ones come from validation."""
+"""The sets of images: OOD images have the size of what the network knows, corrupted ones come from validation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_windows_are_of_test_images() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_strangers_get_the_size_and_the_channels_of_the_known(channels: int, tmp_path: Path) -> None:
+def test_ood_images_get_the_size_and_the_channels_of_the_training_images(
+    channels: int, tmp_path: Path
+) -> None:
     for kind in ("apples", "pears"):
         for number in range(2):
             write_image(tmp_path / "fruit" / "test" / kind / f"{number}.png", 50 * number, size=(40, 30))

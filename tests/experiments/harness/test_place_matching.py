@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from experiments.harness.image_sets import image_sets
-from experiments.harness.place_matching import by_place, matching, places
+from experiments.harness.place_matching import matching, places
 from experiments.harness.sections import DataSection
-from laplacian_metric import data, metrics
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.splits import Split
@@ -86,15 +85,6 @@ def test_without_a_database_every_image_searches_all_others() -> None:
         expected = recall_by_loop(points, positions, rows, rows, 2)
         assert float(ranking.recall(2).mean()) == pytest.approx(expected)
         assert torch.equal(matches.of_queries(points), points)
-
-
-def test_by_labels_it_is_the_search_by_labels() -> None:
-    points = random_case()[0]
-    loaded = data.from_arrays(torch.zeros(40, 1, 2, 2, dtype=torch.uint8), torch.arange(40) % 4, split="test")
-    matches = matching(loaded)
-    assert not matches.by_distance
-    assert torch.equal(matches.rank(points, 5).hits, metrics.rank(points, loaded.labels, 5).hits)
-    assert by_place(loaded) is loaded
 
 
 def test_no_two_images_of_a_place_are_farther_apart_than_positives() -> None:

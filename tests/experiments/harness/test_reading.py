@@ -94,15 +94,6 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
     assert folder.read()["a"].training.weight_decay == 1e-5
 
 
-def test_a_base_hands_on_its_settings_and_not_its_method(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, laplace={**LAPLACE, "training": {"epochs": 7}})
-    cell = folder.read()["mini/laplace"]
-    assert cell.training.epochs == 7
-    assert cell.training.batch_size == BASE["training"]["batch_size"]
-    assert cell.data.limit == 60
-    assert cell.method.name == "laplace"
-
-
 def test_inheriting_takes_over_everything_but_the_name(tmp_path: Path) -> None:
     folder = folder_with(
         tmp_path,

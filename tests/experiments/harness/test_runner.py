@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.harness import cell_fitting, results, runner
-from experiments.harness.work import Work
 from laplacian_metric.metrics.evaluation import ood_name
 from tests.experiments.harness.miniature import BASE, LAPLACE, RETRIEVAL, folder_with
 
@@ -84,23 +82,6 @@ def test_a_base_is_trained_once_for_all_that_need_it(tmp_path: Path) -> None:
     # The weights that a post-hoc method starts from are not touched by it.
     assert folder.run(["mini/deterministic"]).ok
     assert folder.result("mini/deterministic")["retrieval"] == folder.result("mini/laplace")["retrieval"]
-
-
-def test_features_give_what_images_give(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, laplace=LAPLACE)
-    folder.run(["mini/laplace"], keep_features=True)
-    place = cell_fitting.Place(folder.read(), Work(folder.work), None, progress=False)
-    cells = folder.read()
-    with place.work.locked("mini/laplace", 0):
-        fitted = cell_fitting.fit(place, cells["mini/laplace"], 0)
-    images = place.images(cells["mini/laplace"])
-    encoder = cell_fitting._base_encoder(place, cells["mini/deterministic"], 0)
-    for name in ("train", "test", "out/digits", "corrupted"):
-        with torch.no_grad():
-            expected = encoder.features(images[name].inputs)
-        assert torch.allclose(fitted.sets[name].inputs, expected, atol=1e-6), name
-        assert torch.equal(fitted.sets[name].labels, images[name].labels)
-        assert fitted.sets[name].split is images[name].split
 
 
 def test_more_can_be_measured(tmp_path: Path) -> None:

@@ -45,15 +45,6 @@ def test_a_cell_that_diverges_is_recorded_and_the_others_go_on(tmp_path: Path) -
     assert list(folder.run(["mini/bad"], retry_failed=True).failed) == ["mini/bad, seed 0"]
 
 
-def test_missing_data_are_no_result(tmp_path: Path) -> None:
-    data = {**BASE["data"], "train": "cub-200-2011", "out": []}
-    folder = folder_with(tmp_path, birds={**BASE, "name": "mini/birds", "data": data})
-    summary = folder.run(data_dir=tmp_path)
-    assert list(summary.without_data) == ["mini/birds, seed 0"]
-    assert summary.done == ["mini/deterministic, seed 0"]
-    assert folder.states()[("mini/birds", 0)] == "to do"
-
-
 @pytest.mark.parametrize("full", ["features", "result", "checkpoint"])
 def test_without_space_it_stops_and_leaves_nothing_half_written(
     full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,6 @@ def diagonal_of(
 ) -> Tensor:
     pairs = Pairs.from_labels(layer.labels) if pairs is None else pairs
     w, b = last_layer_ggn_diagonal(layer.features, layer.weight, layer.bias, pairs, loss, approximation)
-    assert b is not None
     return torch.cat([w, b[:, None]], dim=1)
 
 

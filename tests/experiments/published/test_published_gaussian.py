@@ -19,8 +19,6 @@ from experiments.published.gaussian import (
 from hessians import Pairs
 from laplacian_metric.core.embedding import unit_rows
 from laplacian_metric.core.method import Setup
-from laplacian_metric.methods.gaussian.hib import HIBLearner
-from laplacian_metric.methods.gaussian.match_probability import kl_to_standard_normal
 from laplacian_metric.methods.gaussian.mutual_likelihood import mutual_likelihood_loss
 from tests.generators import seeded
 from tests.methods.learning import LOSS, NOTHING, encoder_of, epoch, learner_of, two_clusters
@@ -57,7 +55,6 @@ def test_pfe_trains_on_the_published_loss() -> None:
 def test_hib_by_a_plain_loop() -> None:
     inputs, labels = torch.randn(6, 2, generator=seeded(1), dtype=float64), torch.arange(6) % 3
     learner = learner_of("hib", encoder_of(dtype=float64), variant="published", samples=2, kl_weight=0.01)
-    assert isinstance(learner, HIBLearner)
     learner.train_mode()
     # The loss in training mode draws first: the same noise again.
     noise = torch.randn(2, 6, 1, 3, generator=seeded()).double()
@@ -78,14 +75,7 @@ def test_hib_by_a_plain_loop() -> None:
     assert value == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_published_divergence_is_unbounded_below_and_the_true_one_is_not() -> None:
-    mean = torch.zeros(1, 2, dtype=float64)
-    for direction in (-1.0, 1.0):
-        steps = [direction * 10.0 * step for step in range(1, 6)]
-        published = [float(published_kl(mean, torch.full_like(mean, step))) for step in steps]
-        true = [float(kl_to_standard_normal(mean, torch.full_like(mean, step))) for step in steps]
-        assert published == sorted(published, reverse=True)
-        assert true == sorted(true)
+def test_the_published_divergence_by_hand() -> None:
     by_hand = -0.5 * (math.log(2.0) + (1 + 9.0) / 4.0)
     value = published_kl(torch.tensor([[3.0]]), torch.tensor([[math.log(4.0)]]))
     assert float(value) == pytest.approx(by_hand)

@@ -44,7 +44,6 @@ def test_the_published_curvature_is_the_sum_over_triplets(approximation: str) ->
     # The prior precision is 1, the scale 1.
     precision = embedder.lam.posterior.marginal_variance().reciprocal() - 1
     torch.testing.assert_close(precision.view(3, 6), total.clamp(min=0))
-    assert embedder.lam.fitted is not None
     assert embedder.lam.fitted.num_positives == count
 
 
@@ -59,7 +58,6 @@ def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
         pairs = Pairs.from_indices(random_triplets(labels[chosen], 50, generator), 30, population=(1.0, 1.0))
         total = total + loss(encoder.raw(images[chosen]), pairs)
     w, b = torch.autograd.grad(total, [encoder.head.weight, encoder.head.bias])
-    assert lam.fitted is not None
     assert lam.fitted.loss_value == pytest.approx(float(total.detach()))
     torch.testing.assert_close(lam.fitted.gradient, torch.cat([w, b[:, None]], dim=1))
 
@@ -68,7 +66,6 @@ def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
     embedder = an_embedder(PublishedLaplace(variant="published", samples=7, seed=3))
     x = clusters(9, seed=4)[0]
     weight, bias = embedder.lam.sample_weights(7, generator=a_generator(3))
-    assert bias is not None
     drawn = torch.stack(
         [nn.functional.normalize(x @ w.T + b, dim=1) for w, b in zip(weight, bias, strict=True)]
     )

@@ -35,7 +35,6 @@ def diagonal_of(
     w, b = last_layer_ggn_diagonal(
         layer.features, layer.weight, layer.bias, chosen_pairs, loss, approximation
     )
-    assert b is not None
     return torch.cat([w, b[:, None]], dim=1)
 
 

@@ -110,7 +110,7 @@ def test_bold_where_there_is_little(first: list[float], second: list[float], exp
     assert bold(build_table(table("a", "b"), of("a", first) + of("b", second))) == expected
 
 
-def test_a_published_number_is_of_the_same_strangers() -> None:
+def test_a_published_number_is_of_the_same_ood_images() -> None:
     numbers = {"AUROC/svhn": PublishedNumber.parse("0.78"), "ECE": PublishedNumber.parse("0.02")}
     published = PublishedTable(source="s", rows={"row": numbers})
     assert published.number("row", find("AUROC", out="svhn")) == numbers["AUROC/svhn"]
