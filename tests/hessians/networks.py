@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hessians import ContrastiveLoss, Pairs
+
 
 def two_convolutions(dim: int = 3) -> nn.Sequential:
     """Convolutions, an in-place ReLU, pooling and a linear head."""
@@ -143,3 +145,17 @@ class Shared(nn.Module):
         x = torch.tanh(self.twice(x))
         x = torch.tanh(self.twice(torch.stack([x, x.flip(1)], dim=1)).sum(1))
         return self.first(x) + self.second(torch.sin(x))
+
+
+class LossOfBatch(nn.Module):
+    """The loss as curvlinops calls it: a sum over u, or over points that the network has normalised."""
+
+    reduction = "sum"
+
+    def __init__(self, loss: ContrastiveLoss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
+        points = F.normalize(output, dim=1) if self.loss.distance == "arccos" else output
+        return self.loss.value_of_points(points, Pairs.from_labels(labels))

@@ -197,3 +197,13 @@ def assert_close(actual: Tensor, expected: Tensor, scale: Tensor, tolerance: flo
     excess = (actual - expected).abs() - tolerance * scale
     assert actual.shape == expected.shape
     assert bool((excess <= 1e-300).all()), f"off by up to {float((actual - expected).abs().max())}"
+
+
+def dense_ggn(problem: Problem, approximation: str, *, project: bool = False) -> Tensor:
+    """G over [W | b], (Z, H', Z, H'), from the definition; of the positive part where it is projected."""
+    if project:
+        hessian = problem.loss.output_hessian(problem.u, problem.pairs, approximation)
+        matrix = hessian.positive_part().dense()
+    else:
+        matrix = output_hessian(problem.u, *problem.counts(), problem.loss, approximation)
+    return torch.einsum("nkml,nh,mg->khlg", matrix, problem.inputs, problem.inputs)

@@ -148,11 +148,6 @@ def test_degenerate(case: str) -> None:
     close(mean, expected)  # so few images have one group
 
 
-def test_shapes_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="labels"):
-        ActiveSearch(torch.zeros(3, 2), torch.zeros(4), 0.5)
-
-
 @pytest.mark.parametrize(
     "loss",
     [

@@ -13,7 +13,7 @@ from hessians import InfoNCELoss, Pairs, last_layer_ggn_diagonal
 from hessians.layer_ggn import LayerBatch, LayerGGN
 from hessians.loss_summary import summarise
 from hessians.output_blocks import output_blocks
-from hessians.output_hessian import BlockHessian, DenseHessian
+from hessians.output_hessian import DenseHessian
 from laplacian_metric.core.info_nce import info_nce
 
 
@@ -78,7 +78,6 @@ def test_contractions_are_those_of_the_dense_matrix(images: int, dim: int, views
             blocks.inner_products(output), dense.inner_products(output), atol=1e-11, rtol=0
         )
     fixed = loss.output_hessian(u, pairs, "fixed")
-    assert isinstance(fixed, BlockHessian)
     torch.testing.assert_close(
         fixed.diagonal_per_dimension(), fixed.matrix.diagonal(dim1=1, dim2=2), atol=1e-12, rtol=0
     )
@@ -153,20 +152,7 @@ def test_float32_keeps_its_digits_where_the_softmax_is_nearly_certain() -> None:
     assert bool((rounded >= 0).all())
 
 
-def test_what_it_does_not_have_is_refused() -> None:
-    u, pairs, loss = torch.eye(4), Pairs.from_labels([0, 1, 0, 1]), InfoNCELoss()
-    with pytest.raises(ValueError, match='"fixed"'):
-        loss.output_hessian(u, pairs, "positive")
-    with pytest.raises(ValueError, match="temperature is 0"):
-        InfoNCELoss(0.0)
-    with pytest.raises(TypeError, match="whole batch"):
-        loss.pair_values(u, u, True)
-    with pytest.raises(ValueError, match="at least 2 images"):
-        loss(u[:1], Pairs.from_labels([0]))
-    with pytest.raises(ValueError, match="4096"):
-        loss(torch.zeros(5000, 2) + 1, Pairs.from_labels(torch.arange(5000)))
-    with pytest.raises(ValueError, match="finite"):
-        loss.output_hessian(torch.zeros(4, 4), pairs)
-    none = Pairs.from_labels([0, 1, 2, 3])
+def test_without_a_positive_pair_there_is_nothing() -> None:
+    u, none, loss = torch.eye(4), Pairs.from_labels([0, 1, 2, 3]), InfoNCELoss()
     assert float(loss(u, none)) == 0
     assert float(loss.output_hessian(u, none).dense().abs().max()) == 0

@@ -5,19 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from torch import Tensor
 
-from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal, last_layer_kronecker
+from hessians import ContrastiveLoss, last_layer_ggn_diagonal, last_layer_kronecker
 from hessians.output_hessian import IndefiniteHessianError
-from tests.hessians.reference import Problem, output_hessian, problems
-
-
-def dense_ggn(problem: Problem, approximation: str, *, project: bool) -> Tensor:
-    """G over [W | b], (Z, H + 1, Z, H + 1), from the definition."""
-    matrix = output_hessian(problem.u, *problem.counts(), problem.loss, approximation)
-    if project:
-        matrix = problem.loss.output_hessian(problem.u, problem.pairs, approximation).positive_part().dense()
-    return torch.einsum("nkml,nh,mg->khlg", matrix, problem.inputs, problem.inputs)
+from tests.hessians.reference import Problem, dense_ggn, problems
 
 
 @pytest.mark.parametrize("project", [False, True])
@@ -64,16 +55,3 @@ def test_exact_without_a_norm() -> None:
     assert factors.exact
     assert b is None
     torch.testing.assert_close(factors.input.diagonal().expand(3, -1), w)
-
-
-def test_what_cannot_be_done_is_named() -> None:
-    features, weight = torch.randn(4, 3), torch.randn(2, 3)
-    unequal = Pairs.from_labels([0, 0, 1, 2])
-    loss = ContrastiveLoss(5.0, "euclidean", negative_weight=0.9)
-    with pytest.raises(IndefiniteHessianError, match="clipped"):
-        last_layer_kronecker(features, weight, None, unequal, loss, "fixed")
-    many, half = torch.randn(5000, 3), Pairs.from_labels(torch.arange(5000) % 2)
-    with pytest.raises(ValueError, match="5000 images are more than 4096"):
-        last_layer_kronecker(many, weight, None, half, loss, "fixed")
-    with pytest.raises(ValueError, match="features has 4 rows"):
-        last_layer_kronecker(features, weight, None, Pairs.from_labels([0, 1]), loss)

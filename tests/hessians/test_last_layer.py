@@ -19,13 +19,13 @@ from hessians import ContrastiveLoss, Pairs, last_layer_ggn_diagonal
 from hessians.checks import CurvatureWarning
 from hessians.class_moments import moments_pay
 from laplacian_metric.data import load
+from tests.hessians.networks import LossOfBatch, Normalise
 from tests.hessians.reference import (
     Problem,
     absolute_contributions,
     assert_close,
     last_layer_diagonal,
     listed_pairs,
-    normalized,
     output_hessian,
     problems,
 )
@@ -115,15 +115,6 @@ def test_every_way_of_summing_pairs_gives_the_same(
     expected = last_layer_diagonal(matrix, problem.inputs)
     for result in results:
         assert_close(result, expected, problem.scale(), tolerance=1e-12)
-
-
-def test_class_moments_are_used_where_they_pay() -> None:
-    problem = clustered(60, 2, 7, ContrastiveLoss(margin=0.9))
-    hessian = problem.loss.output_hessian(problem.u, problem.pairs, "positive")
-    assert moments_pay(problem.pairs, hessian)
-    assert not moments_pay(problem.listed(), hessian)
-    many = clustered(60, 40, 7, ContrastiveLoss(margin=0.9))
-    assert not moments_pay(many.pairs, many.loss.output_hessian(many.u, many.pairs, "positive"))
 
 
 @pytest.mark.parametrize("approximation", ["full", "positive"])
@@ -219,27 +210,6 @@ def test_a_data_set_is_read_once_from_its_file(
     torch.testing.assert_close(torch.cat([w, b[:, None]], dim=1), expected)
 
 
-class LossOfBatch(nn.Module):
-    """The loss as curvlinops calls it: loss(u, labels), as a sum."""
-
-    reduction = "sum"
-
-    def __init__(self, loss: ContrastiveLoss, in_loss: bool) -> None:
-        super().__init__()
-        self.loss = loss
-        self.in_loss = in_loss
-
-    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
-        return self.loss.value_of_points(
-            normalized(output) if self.in_loss else output, Pairs.from_labels(labels)
-        )
-
-
-class Norm(nn.Module):
-    def forward(self, u: Tensor) -> Tensor:
-        return normalized(u)
-
-
 @pytest.mark.parametrize(
     ("distance", "normalize"), [("arccos", True), ("euclidean", True), ("euclidean", False)]
 )
@@ -249,8 +219,8 @@ def test_full_equals_the_diagonal_of_curvlinops_operator(distance: str, normaliz
     layer.load_state_dict({"weight": problem.weight, "bias": problem.bias})
     in_network = normalize and distance == "euclidean"
     operator = GGNLinearOperator(
-        nn.Sequential(layer, Norm()) if in_network else layer,
-        LossOfBatch(problem.loss, in_loss=distance == "arccos"),
+        nn.Sequential(layer, Normalise()) if in_network else layer,
+        LossOfBatch(problem.loss),
         list(layer.parameters()),
         [(problem.features, problem.labels)],
     )
@@ -301,38 +271,7 @@ def test_a_good_problem_warns_of_nothing() -> None:
             closed_form(problem, problem.pairs, approximation)
 
 
-def test_clipped_arccos_says_what_does_not_fit() -> None:
-    problem = clustered(30, 3, 5, ContrastiveLoss())
-    weight = torch.randn(2048, 5, dtype=torch.float64)
-    with pytest.raises(ValueError, match="at most 2 images"):
-        last_layer_ggn_diagonal(problem.features, weight, None, problem.pairs, problem.loss, "clipped")
-
-
 FEATURES, WEIGHT, BIAS = torch.randn(4, 3), torch.randn(2, 3), torch.randn(2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"features": FEATURES[:3]}, "over 4 images, but features has 3 rows"),
-        ({"features": FEATURES.long()}, "features has dtype torch.int64"),
-        ({"features": FEATURES[0]}, r"features has shape \(3,\)"),
-        ({"features": FEATURES[:, :2]}, r"weight has shape \(2, 3\) for features of 2 columns"),
-        ({"features": FEATURES.double()}, "weight has dtype torch.float32, but features have torch.float64"),
-        ({"features": torch.full((4, 3), torch.nan)}, "features has NaN or infinite entries in 4 of 4 rows"),
-        ({"features": torch.zeros(4, 3), "bias": None}, "4 of 4 embeddings have norm zero"),
-        ({"weight": WEIGHT.to("meta")}, "features on cpu, weight on meta"),
-        ({"bias": BIAS[:1]}, r"bias has shape \(1,\) for a weight of 2 rows"),
-        ({"approximation": "diag"}, "approximation is 'diag', one of 'full', 'fixed', 'positive', 'clipped'"),
-        ({"embeddings": torch.ones(4, 3)}, r"embeddings has shape \(4, 3\), but 4 rows"),
-        ({"embeddings": torch.full((4, 2), torch.nan)}, "u has NaN"),
-        ({"memory_budget": 0}, "memory_budget is 0"),
-    ],
-)
-def test_bad_input_is_named(arguments: dict, message: str) -> None:
-    usual = {"features": FEATURES, "weight": WEIGHT, "bias": BIAS, "pairs": Pairs.from_labels([0, 0, 1, 1])}
-    with pytest.raises((ValueError, TypeError), match=message):
-        last_layer_ggn_diagonal(**{**usual, "loss": ContrastiveLoss(), **arguments})
 
 
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)

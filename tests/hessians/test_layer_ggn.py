@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given
-from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
 from hessians.layer_ggn import LayerBatch, LayerGGN
-from hessians.output_hessian import DenseSizeError
-from tests.hessians.reference import Problem, output_hessian, problems
+from tests.hessians.reference import Problem, dense_ggn, problems
 
 APPROXIMATIONS = ["full", "fixed", "positive", "clipped"]
 
@@ -19,16 +17,6 @@ def operator(problem: Problem, approximation: str, repeats: int = 1, memory: int
     hessian = problem.loss.output_hessian(problem.u, problem.pairs, approximation)
     batch = LayerBatch(problem.features, lambda: hessian)
     return LayerGGN([batch] * repeats, problem.u.shape[1], problem.bias is not None, memory_budget=memory)
-
-
-def dense_ggn(problem: Problem, approximation: str) -> Tensor:
-    """G over [W | b], (Z, H', Z, H'), from the definition."""
-    if approximation == "clipped":
-        matrix = problem.loss.output_hessian(problem.u, problem.pairs, approximation).dense()
-    else:
-        matrix = output_hessian(problem.u, *problem.counts(), problem.loss, approximation)
-    inputs = problem.inputs if problem.bias is not None else problem.features
-    return torch.einsum("nkml,nh,mg->khlg", matrix, inputs, inputs)
 
 
 @pytest.mark.parametrize("approximation", APPROXIMATIONS)
@@ -86,20 +74,3 @@ def test_a_curvature_of_zero() -> None:
     factors = LayerGGN([LayerBatch(features, lambda: hessian)], 3, bias=True).kronecker()
     assert float(factors.input.abs().max()) == 0
     assert bool(torch.isfinite(factors.output).all())
-
-
-def test_no_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no batch"):
-        LayerGGN([], 2, bias=True)
-
-
-def test_a_dense_hessian_that_does_not_fit_says_so() -> None:
-    features = torch.randn(600, 8)
-    batch = LayerBatch(
-        features,
-        lambda: ContrastiveLoss().output_hessian(
-            features, Pairs.from_labels(torch.arange(600) % 7), "clipped"
-        ),
-    )
-    with pytest.raises(DenseSizeError, match="at most 512 images"):
-        LayerGGN([batch], 8, bias=False).matmul(torch.randn(1, 8, 8))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 
-from hessians import ContrastiveLoss, Pairs
+from hessians import Pairs
 from hessians.network import ggn_diagonal
 from tests.hessians.jacobians import (
     LABELS,
@@ -28,6 +28,7 @@ from tests.hessians.jacobians import (
     randomise,
 )
 from tests.hessians.networks import (
+    LossOfBatch,
     Normalise,
     Residual,
     Shared,
@@ -93,20 +94,6 @@ def test_a_norm_in_the_network_is_the_norm_in_the_loss(approximation: str) -> No
     diagonal = ggn_diagonal(inside, images, pairs, without, approximation)
     reference = brute_force(plain, images, pairs, outside, approximation)
     assert_exact(diagonal, {name: Reference(expected[name], reference[name].absolute) for name in expected})
-
-
-class LossOfBatch(nn.Module):
-    """The loss as curvlinops calls it, of u or of points that the network has normalised."""
-
-    reduction = "sum"
-
-    def __init__(self, loss: ContrastiveLoss) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def forward(self, output: Tensor, labels: Tensor) -> Tensor:
-        points = nn.functional.normalize(output, dim=1) if self.loss.distance == "arccos" else output
-        return self.loss.value_of_points(points, Pairs.from_labels(labels))
 
 
 @pytest.mark.parametrize("power", [1, 2])

@@ -8,7 +8,7 @@ from hypothesis import given
 from torch import Tensor
 
 from hessians import ContrastiveLoss, Pairs
-from hessians.output_hessian import DenseHessian, IndefiniteHessianError, OutputHessian, StructuredHessian
+from hessians.output_hessian import IndefiniteHessianError, OutputHessian, StructuredHessian
 from tests.hessians.reference import Problem, output_hessian, problems
 
 APPROXIMATIONS = ("full", "fixed", "positive", "clipped")
@@ -125,10 +125,3 @@ def test_dense_hessian_of_too_many_outputs_is_refused() -> None:
         ValueError, match="5000 rows, at most 4096 are allowed: use batches of at most 81 images"
     ):
         ContrastiveLoss().output_hessian(u, Pairs.from_labels(torch.arange(100) // 2)).dense()
-
-
-def test_columns_of_a_dense_hessian_leave_out_what_is_zero() -> None:
-    matrix = torch.zeros(2, 2, 2, 2, dtype=torch.float64)
-    matrix[0, 0, 0, 0] = -3
-    (group,) = DenseHessian(matrix).columns()
-    assert group.joint.tolist() == [-3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,43 +97,3 @@ def test_positions_are_positive_near_negative_far_and_neither_between(
 def test_population_replaces_the_counts() -> None:
     pairs = Pairs.from_labels([0, 0, 1], population=(10, 20))
     assert (pairs.num_positives, pairs.num_negatives) == (10, 20)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Pairs.from_labels(torch.zeros(3)), "labels has dtype torch.float32"),
-        (lambda: Pairs.from_labels(torch.zeros(3, 1).long()), r"labels has shape \(3, 1\)"),
-        (lambda: Pairs.from_labels([0, 0], population=(0, 1)), "population has 0 positive pairs"),
-        (lambda: Pairs.from_labels([0, 0], population=(float("nan"), 1)), "population has nan positive"),
-        (lambda: Pairs.from_indices([torch.tensor([0])] * 2, 2), "2 index tensors were given"),
-        (lambda: Pairs.from_indices([torch.tensor([i]) for i in (0, 1, 3)], 3), "negative has the index 3"),
-        (lambda: Pairs.from_indices([torch.tensor([i]) for i in (0, -1, 2)], 3), "positive has the index -1"),
-        (
-            lambda: Pairs.from_indices([torch.tensor([i]) for i in (1, 1, 2)], 3),
-            "both are image 1 at position 0",
-        ),
-        (
-            lambda: Pairs.from_indices([torch.tensor([0]), torch.tensor([1.0]), torch.tensor([2])], 3),
-            "positive has dtype",
-        ),
-        (
-            lambda: Pairs.from_indices([torch.tensor([0]), torch.tensor([1, 2]), torch.tensor([2])], 3),
-            "anchor has 1 entries and positive has 2",
-        ),
-        (lambda: Pairs.from_indices([torch.zeros(1, 1).long()] * 3, 3), r"anchor has shape \(1, 1\)"),
-        (lambda: Pairs.from_positions(torch.zeros(3, 2).long(), 1, 2), "positions has dtype"),
-        (lambda: Pairs.from_positions(torch.zeros(3), 1, 2), r"positions has shape \(3,\)"),
-        (lambda: Pairs.from_positions(torch.zeros(3, 2), 3, 2), "positive_radius is 3 and negative_radius 2"),
-        (lambda: Pairs.from_positions(torch.tensor([[0.0], [torch.nan]]), 1, 2), "the first is row 1"),
-    ],
-)
-def test_bad_input_is_named(make: object, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        make()  # type: ignore[operator]
-
-
-def test_two_devices_are_refused() -> None:
-    far = torch.tensor([1], device="meta")
-    with pytest.raises(ValueError, match="index tensor 0 on cpu, index tensor 1 on meta"):
-        Pairs.from_indices((torch.tensor([0]), far, torch.tensor([2])), 3)

@@ -121,7 +121,6 @@ def pixels() -> nn.Module:
 def image_model(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     encoder = pixels()
-    assert isinstance(encoder, Encoder)
     h, labels = features()
     return ModelFolder(fitted(encoder, h, labels), Preparation(image_size=4, channels=3)).save(
         tmp_path / "images-model"
@@ -167,24 +166,35 @@ def test_an_image_that_does_not_decode(images: Path, image_model: Path, tmp_path
     assert written[b"unreadable"] == b'["a/2.png"]'
 
 
-def test_refusals(tmp_path: Path, table: Path, model: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        parts_of(tmp_path / "nowhere")
+@pytest.fixture
+def folders(tmp_path: Path, table: Path, model: Path) -> Path:
+    """A folder with an empty one, a table without features, and parts of another corpus."""
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="nothing to embed"):
-        parts_of(tmp_path / "empty")
-    parquet.write_table(pa.table({"id": ["a"], "vector": [[1.0]]}), tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match='columns id, vector: one called "features"'):
-        parts_of(tmp_path / "other.parquet")
-    with pytest.raises(ValueError, match="images_per_part is 0"):
-        parts_of(table, 0)
-    with pytest.raises(ValueError, match="workers is 0"):
-        embed_corpus(table, model, tmp_path / "out", workers=0)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "part-00000.parquet").touch()
+    parquet.write_table(pa.table({"id": ["a"], "vector": [[1.0]]}), tmp_path / "other.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda at, model: parts_of(at / "nowhere"), FileNotFoundError, "nowhere"),
+        (lambda at, model: parts_of(at / "empty"), ValueError, "empty"),
+        (lambda at, model: parts_of(at / "other.parquet"), ValueError, "features"),
+        (lambda at, model: parts_of(at / "corpus.parquet", 0), ValueError, "images_per_part"),
+        (
+            lambda at, model: embed_corpus(at / "corpus.parquet", model, at / "out", workers=0),
+            ValueError,
+            "workers",
+        ),
+        (lambda at, model: embed_corpus(at / "corpus.parquet", model, at / "foreign"), ValueError, "folder"),
+    ],
+)
+def test_bad_inputs(call: Any, error: type[Exception], named: str, folders: Path, model: Path) -> None:
     pytest.importorskip("ray", reason="ray shares the work among the machines")
-    with pytest.raises(ValueError, match="take another folder"):
-        embed_corpus(table, model, tmp_path / "foreign")
+    with pytest.raises(error, match=named):
+        call(folders, model)
 
 
 # --- Ray ---
@@ -249,7 +259,6 @@ def test_two_workers(cluster: None, table: Path, model: Path, tmp_path: Path) ->
         return Encoder(Dying(str(marker)), nn.Linear(WIDTH, DIM))
 
     network = architecture()
-    assert isinstance(network, Encoder)
     own = ModelFolder(fitted(network, h, labels), Preparation()).save(tmp_path / "own")
     corpus = embed_corpus(
         tmp_path / "marked.parquet", own, tmp_path / "after", architecture=architecture, progress=False

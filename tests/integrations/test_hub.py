@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +33,6 @@ def fitted(loss: PairLoss | None = None, **options: Any) -> LAM:
     return LAM(encoder, loss or ContrastiveLoss(), **options).fit_features(features, labels, check_mode=False)
 
 
-def front_matter(folder: Path) -> dict[str, Any]:
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
-    return content
-
-
 @pytest.mark.parametrize("structure", ["diag", "kron", "full", "lowrank"])
 def test_what_is_loaded_is_what_was_saved(structure: str, tmp_path: Path) -> None:
     lam = fitted(structure=structure, temperature=2.0, rank=3)
@@ -51,60 +46,46 @@ def test_what_is_loaded_is_what_was_saved(structure: str, tmp_path: Path) -> Non
 
 def test_the_configuration_and_the_card(tmp_path: Path) -> None:
     lam = fitted(prior_precision=2.5)
-    folder = save_folder(
-        lam,
-        tmp_path / "mine",
-        encoder_reference="owner/model",
-        metrics={"recall@1": 0.91234, "R-AUROC": float("nan"), "a|b\nc": None},
-        licence="cc-by-4.0",
-        title="A posterior",
-    )
+    numbers = {"recall@1": 0.91234, "R-AUROC": float("nan"), "a|b\nc": None}
+    about = {"encoder_reference": "owner/model", "licence": "cc-by-4.0", "title": "A posterior"}
+    folder = save_folder(lam, tmp_path / "mine", metrics=numbers, **about)
     config = content(folder)
     assert config["metrics"] == {"recall@1": 0.91234, "R-AUROC": None, "a|b\nc": None}
     assert config["encoder"]["fingerprint"] == lam.encoder.fingerprint()
-    assert config["settings"]["prior_precision"] == 2.5
-    assert config["settings"]["n_effective"] == 40.0
-    assert (config["encoder_reference"], config["licence"]) == ("owner/model", "cc-by-4.0")
-
-    card = front_matter(folder)
-    assert card["library_name"] == "laplacian_metric"
-    assert card["license"] == "cc-by-4.0"
-    assert card["base_model"] == "owner/model"
     text = (folder / "README.md").read_text(encoding="utf-8")
-    assert "\n# A posterior\n" in text
-    for row in ("| recall@1 | 0.9123 |", "| R-AUROC | not defined |", "| a\\|b c | not defined |"):
-        assert row in text
-    assert "| structure | diag |" in text
-    assert "hessians.ContrastiveLoss(margin=0.7, distance='arccos'" in text
+    card = yaml.safe_load(text.split("---\n")[1])
+    assert (card["library_name"], card["license"], card["base_model"]) == (
+        "laplacian_metric", "cc-by-4.0", "owner/model",
+    )  # fmt: skip
+    assert "| a\\|b c |" in text
 
 
-def test_the_card_s_code_loads_the_posterior(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_trust", [False, True])
+def test_the_card_s_code_loads_what_is_there(tmp_path: Path, with_trust: bool) -> None:
     lam = fitted()
-    folder = save_folder(lam, tmp_path / "mine", encoder_reference="our own ``` network\n# not a heading")
+    trust = calibrated(lam) if with_trust else None
+    reference = "our own ``` network\n# not a heading"
+    folder = save_folder(lam, tmp_path / "mine", trust=trust, encoder_reference=reference)
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert "\n# not a heading" not in text
-    code = text.split("```python\n")[1].split("```")[0].replace("encoder = ...", "pass")
-    names: dict[str, Any] = {"encoder": lam.encoder, "folder": folder, "inputs": torch.randn(2, 4)}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["embedding"].kappa.shape == (2,)
-    assert "base_model" not in front_matter(folder)
-    assert "## Metrics" not in text
+    names: dict[str, Any] = {"encoder": lam.encoder, "folder": folder, "inputs": rows(5, 3)[0]}
+    for part in text.split("```python\n")[1:]:
+        code = part.split("```")[0].replace("encoder = ...", "pass")
+        exec(compile(code, "README.md", "exec"), names)
+    assert names["embedding"].kappa.shape == (5,)
+    if trust is not None:
+        np.testing.assert_array_equal(names["answer"].probability, trust(rows(5, 3)[0]).probability)
+        assert f"{trust.calibration_error.value:.3f}" in text
 
 
 def test_defaults_come_from_what_is_known(tmp_path: Path) -> None:
-    encoder = Encoder.from_name("fashion-mnist", seed=0)
-    labels = torch.arange(8) % 2
-    images = torch.randn(8, 1, 28, 28)
-    lam = LAM(encoder, ContrastiveLoss()).fit([(images, labels)], check_mode=False)
+    lam = LAM(Encoder.from_name("fashion-mnist", seed=0), ContrastiveLoss())
+    lam.fit([(torch.randn(8, 1, 28, 28), torch.arange(8) % 2)], check_mode=False)
     z = torch.nn.functional.normalize(torch.randn(20, 3), dim=1)
     evaluation = metrics.evaluate(z, torch.arange(20) % 3, torch.rand(20), resamples=0)
-    folder = save_folder(lam, tmp_path / "from-name", metrics=evaluation)
-    config = check_folder(folder)
+    config = check_folder(save_folder(lam, tmp_path / "from-name", metrics=evaluation))
     assert config["encoder_reference"] == 'Encoder.from_name("fashion-mnist")'
     assert config["metrics"]["recall@1"] == evaluation.values["recall@1"]
-    assert front_matter(folder)["license"] == "unknown"
-    assert "\n# from-name\n" in (folder / "README.md").read_text(encoding="utf-8")
-    assert check_folder(save_folder(fitted(), tmp_path / "b"))["encoder_reference"] == "not given"
 
 
 class Scaled(ContrastiveLoss):
@@ -133,36 +114,21 @@ def test_a_trust_is_stored_beside_the_posterior(tmp_path: Path) -> None:
         np.testing.assert_array_equal(answer.labels, expected.labels)
 
 
-def test_the_card_says_how_well_the_trust_is_calibrated(tmp_path: Path) -> None:
-    lam = fitted()
-    trust = calibrated(lam)
-    folder = save_folder(lam, tmp_path / "mine", trust=trust)
-    text = (folder / "README.md").read_text(encoding="utf-8")
-    error = trust.calibration_error
-    assert "| gallery | 120 items of 4 classes |" in text
-    assert "| calibrated on | 100 queries |" in text
-    assert f"| {error.value:.3f} (95 % interval {error.low:.3f} to {error.high:.3f})" in text
-    assert "| out-of-distribution (OOD) queries | not used |" in text
-    code = text.split("```python\n")[2].split("```")[0]
-    names: dict[str, Any] = {"encoder": lam.encoder, "folder": folder, "inputs": rows(5, 3)[0]}
-    exec(compile(code, "README.md", "exec"), names)
-    np.testing.assert_array_equal(names["answer"].probability, trust(rows(5, 3)[0]).probability)
-    assert "load_trust" not in (save_folder(lam, tmp_path / "b") / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_trust_is_replaced_with_its_posterior(tmp_path: Path) -> None:
+def test_a_posterior_is_replaced_with_its_trust_and_only_if_that_is_asked_for(tmp_path: Path) -> None:
     lam = fitted()
     first, second = calibrated(lam), calibrated(lam, 5)
     folder = save_folder(lam, tmp_path / "mine", trust=first)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        save_folder(lam, folder, trust=second)
-    with pytest.raises(FileExistsError, match="pass trust=trust"):
-        save_folder(lam, folder, overwrite=True)
+    (folder / "notes.txt").write_text("kept", encoding="utf-8")
+    for options in ({"trust": second}, {"overwrite": True}):
+        with pytest.raises(FileExistsError, match=r"overwrite|trust"):
+            save_folder(lam, folder, **options)
     assert load_trust(folder).calibration_error == first.calibration_error
-    save_folder(lam, folder, trust=second, overwrite=True)
+    other = fitted(temperature=3.0)
+    save_folder(other, folder, trust=second, overwrite=True)
+    save_folder(other, folder, trust=load_trust(folder), overwrite=True)
     assert load_trust(folder).calibration_error == second.calibration_error
-    save_folder(lam, folder, trust=load_trust(folder), overwrite=True)
-    assert load_trust(folder).calibration_error == second.calibration_error
+    assert load_folder(folder, other.encoder).temperature == 3.0
+    assert (folder / "notes.txt").read_text(encoding="utf-8") == "kept"
 
 
 def test_a_trust_that_does_not_belong_here_is_refused(tmp_path: Path) -> None:
@@ -182,17 +148,6 @@ def test_a_loss_that_is_not_the_library_s_is_passed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Scaled"):
         load_folder(folder, lam.encoder)
     assert load_folder(folder, lam.encoder, Scaled(margin=0.5)).fingerprint() == lam.fingerprint()
-
-
-def test_a_posterior_is_replaced_only_if_that_is_asked_for(tmp_path: Path) -> None:
-    folder = save_folder(fitted(), tmp_path / "mine")
-    (folder / "notes.txt").write_text("kept", encoding="utf-8")
-    other = fitted(temperature=3.0)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        save_folder(other, folder)
-    save_folder(other, folder, overwrite=True)
-    assert load_folder(folder, other.encoder).temperature == 3.0
-    assert (folder / "notes.txt").read_text(encoding="utf-8") == "kept"
 
 
 def test_a_card_of_something_else_is_never_replaced(tmp_path: Path) -> None:
@@ -215,8 +170,8 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         save_folder(changed, folder, overwrite=True)
     with pytest.raises(NotFittedError):
         save_folder(LAM(lam.encoder, ContrastiveLoss()), tmp_path / "other")
-    with pytest.raises(TypeError, match=r"metrics\['recall'\] is a str, a number is needed"):
-        save_folder(lam, folder, metrics={"recall": "high"}, overwrite=True)  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="metrics"):
+        save_folder(lam, folder, metrics={"recall": "high"}, overwrite=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "other").exists()
     with pytest.raises(FileExistsError, match="README"):
@@ -307,8 +262,6 @@ def test_nothing_is_uploaded_of_a_folder_that_is_not_whole(
 
 def test_the_calls_are_those_that_the_library_takes(tmp_path: Path) -> None:
     library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-    import inspect
-
     created = inspect.signature(library.HfApi.create_repo)
     created.bind(None, "owner/mine", repo_type="model", private=None, exist_ok=True)
     inspect.signature(library.HfApi.upload_folder).bind(
@@ -336,10 +289,6 @@ def test_the_calls_are_those_that_the_library_takes(tmp_path: Path) -> None:
 
 def test_without_the_library_only_pushing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    lam = fitted()
-    folder = save_folder(lam, tmp_path / "mine")
-    assert load_folder(folder, lam.encoder).fingerprint() == lam.fingerprint()
-    with pytest.raises(
-        ImportError, match=r'push needs huggingface_hub: pip install "laplacian-metric\[hub\]"'
-    ):
+    folder = save_folder(fitted(), tmp_path / "mine")
+    with pytest.raises(ImportError, match=r"laplacian-metric\[hub\]"):
         push(folder, "owner/mine")

@@ -216,11 +216,6 @@ def test_the_tester_finds_what_the_library_finds_and_adds_the_uncertainty() -> N
     for name, value in values.items():
         assert accuracies["second"][f"{name}_level0"] == pytest.approx(value, abs=1e-6), name
     torch.testing.assert_close(tester.embedded["second"].kappa, e.kappa)
-    own = AccuracyCalculator(include=("precision_at_1",), device=CPU)
-    assert set(lam_tester(lam, accuracy_calculator=own).test(sets, 1)["first"]) == {
-        "epoch",
-        "precision_at_1_level0",
-    }
 
 
 def test_a_tester_that_fits_anew_at_every_test() -> None:
@@ -283,15 +278,6 @@ def test_the_loss_of_a_batch_and_of_mined_pairs() -> None:
     torch.testing.assert_close(wrapped(z, labels, mined), loss(z, Pairs.from_indices(mined, len(z))))
     nothing = torch.empty(0, dtype=torch.long)
     assert wrapped(z.requires_grad_(), labels, (nothing,) * 3).item() == 0.0
-
-
-def test_models_of_a_trainer() -> None:
-    trunk = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
-    x = torch.randn(5, 4)
-    for models in ({"trunk": trunk}, {"trunk": trunk, "embedder": nn.Identity()}):
-        encoder = encoder_of(models, example_inputs=x)
-        torch.testing.assert_close(encoder.raw(x), trunk(x))
-        assert not encoder.training
 
 
 def small_models() -> dict[str, nn.Module]:

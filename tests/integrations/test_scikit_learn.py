@@ -12,7 +12,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -103,18 +103,10 @@ def test_it_is_a_trained_head_with_a_posterior() -> None:
 def test_training_finds_the_classes_in_the_noise() -> None:
     X, y = clusters()
     X_test, y_test = clusters(seed=1)
-    trained = small_estimator(random_state=0).fit(X, y)
-    plain = metrics.recall_at_k(
-        torch.nn.functional.normalize(torch.tensor(X_test), dim=1),
-        torch.tensor(np.unique(y_test, return_inverse=True)[1]),
-    )
-    assert trained.score(X_test, y_test) > plain + 0.3
-    labels = torch.tensor(np.unique(y_test, return_inverse=True)[1])
-    assert trained.score(X_test, y_test) == metrics.recall_at_k(
-        torch.tensor(trained.transform(X_test)), labels
-    )
-    assert list(trained.classes_) == [f"class {number}" for number in range(4)]
-    assert trained.n_iter_ == 200
+    trained, labels = small_estimator().fit(X, y), torch.tensor(np.unique(y_test, return_inverse=True)[1])
+    plain = metrics.recall_at_k(torch.nn.functional.normalize(torch.tensor(X_test), dim=1), labels)
+    found = metrics.recall_at_k(torch.tensor(trained.transform(X_test)), labels)
+    assert trained.score(X_test, y_test) == found > plain + 0.3
 
 
 def test_between_two_classes_it_is_less_sure() -> None:
@@ -150,17 +142,12 @@ def test_the_dtype_is_that_of_the_layer() -> None:
 def test_in_a_pipeline_and_a_grid_search() -> None:
     X, y = load_digits(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X, y, train_size=400, test_size=400, random_state=0)
-    pipeline = make_pipeline(
-        StandardScaler(), LaplaceEmbedding(max_iter=60, random_state=0), KNeighborsClassifier(1)
-    )
+    embedding = LaplaceEmbedding(max_iter=60, random_state=0)
+    pipeline = make_pipeline(StandardScaler(), embedding, KNeighborsClassifier(1))
     search = GridSearchCV(pipeline, {"laplaceembedding__n_components": [2, 8]}, cv=2).fit(X, y)
     assert search.best_params_ == {"laplaceembedding__n_components": 8}
     assert search.score(X_test, y_test) > 0.85
-    by_itself = GridSearchCV(LaplaceEmbedding(max_iter=30, random_state=0), {"margin": [0.5, 0.9]}, cv=2).fit(
-        X, y
-    )
-    assert 0.5 < by_itself.best_score_ <= 1
-    assert cross_val_score(LaplaceEmbedding(max_iter=5), X, y, cv=2, n_jobs=1).shape == (2,)
+    assert 0.5 < GridSearchCV(embedding, {"margin": [0.5, 0.9]}, cv=2).fit(X, y).best_score_ <= 1
 
 
 def test_copies_and_names() -> None:

@@ -49,9 +49,7 @@ def an_online(
 
 def running(online: OnlineLAM) -> Tensor:
     """The running curvature as it is stored: neither corrected nor clamped."""
-    curvature = online.state_dict()["running"]["curvature"]
-    assert isinstance(curvature, Tensor)
-    return curvature
+    return online.state_dict()["running"]["curvature"]
 
 
 def with_head(encoder: Encoder, weight: Tensor, bias: Tensor | None) -> Encoder:

@@ -15,9 +15,7 @@ from laplacian_metric.laplace import accumulate as module
 from laplacian_metric.laplace.accumulate import accumulate
 from laplacian_metric.laplace.layer import (
     FullCurvature,
-    KroneckerCurvature,
     LayerCurvature,
-    LowRankCurvature,
 )
 from laplacian_metric.laplace.options import FitSettings, LamOptions
 from tests.hessians.reference import listed_pairs
@@ -46,7 +44,6 @@ def close(one: Tensor, other: Tensor, tolerance: float = 1e-9) -> None:
 def dense(curvature: LayerCurvature) -> Tensor:
     if isinstance(curvature, FullCurvature):
         return (curvature.vectors * curvature.values) @ curvature.vectors.T
-    assert isinstance(curvature, LowRankCurvature)
     return torch.diag(curvature.rest.flatten()) + curvature.factor.flatten(1).T @ curvature.factor.flatten(1)
 
 
@@ -75,7 +72,6 @@ def test_every_structure(loss: ContrastiveLoss, approximation: str, batches: lis
             curvature_of("kron")
         return
     kron = curvature_of("kron")
-    assert isinstance(kron, KroneckerCurvature)
     output = (kron.output_vectors * kron.output_values) @ kron.output_vectors.T
     inputs = (kron.input_vectors * kron.input_values) @ kron.input_vectors.T
     best = nearest_kronecker_distance(matrix, 2)
@@ -111,7 +107,6 @@ def test_low_rank(approximation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = 4
     data = layer.data(loss)
     curvature = accumulate(data, settings("lowrank", approximation, rank=rank))[0]
-    assert isinstance(curvature, LowRankCurvature)
     keep = values[-rank:] > 1e-12 * values.abs().max()
     top = (vectors[:, -rank:] * values[-rank:].clamp(min=0))[:, keep] @ vectors[:, -rank:][:, keep].T
     close(curvature.factor.flatten(1).T @ curvature.factor.flatten(1), top, 1e-6)

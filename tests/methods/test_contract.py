@@ -327,6 +327,14 @@ def test_a_posterior_over_several_layers_reads_a_loader_once_too(predictive: str
         ("umm", "trace", (0.0,)),
         ("umm", "bins", (0,)),
         ("umm", "samples", ((), ((1, 5),))),
+        ("laplace", "prior", ("margnal", -1.0)),
+        ("laplace", "temperature", (0.0,)),
+        ("laplace", "rank", (0,)),
+        ("online-laplace", "memory", (2.0, "papre")),
+        ("online-laplace", "warmup", (-1,)),
+        ("online-laplace", "temperature", (0.0,)),
+        ("online-laplace", "prior_precision", (math.nan,)),
+        ("online-laplace", "samples", (0,)),
     ],
 )
 def test_numbers_out_of_range_are_named(name: str, option: str, values: tuple[Any, ...]) -> None:
@@ -349,6 +357,8 @@ def test_numbers_out_of_range_are_named(name: str, option: str, values: tuple[An
         ("triplet", ("mining",)),
         ("btl", ("prior", "likelihood", "distance")),
         ("loss-prediction", ("target", "loss")),
+        ("laplace", ("structure", "approximation")),
+        ("online-laplace", ("approximation",)),
     ],
 )
 def test_unknown_words_are_named(name: str, options: tuple[str, ...]) -> None:

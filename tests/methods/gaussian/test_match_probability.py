@@ -181,6 +181,8 @@ def test_match_probability_is_its_definition(monkeypatch: pytest.MonkeyPatch) ->
         assert float(probability[i, j]) == pytest.approx(expected)
     monkeypatch.setattr(soft_contrastive, "ELEMENTS_AT_ONCE", 20)
     torch.testing.assert_close(match_probability(first, second, match), probability)
+    paired = paired_match_probability(first, second[:, :3], match)
+    torch.testing.assert_close(paired, probability[:, :3].diagonal())
     mismatch = self_mismatch(first, second[:, :3], match)
     torch.testing.assert_close(mismatch, 1 - probability[:, :3].diagonal())
 
@@ -250,40 +252,3 @@ def test_listed_pairs_have_the_loss_and_gradients_of_the_blocks(
         computed.append([loss.detach(), z.grad, match.log_scale.grad, match.offset.grad])
     for few, blocks in zip(*computed, strict=True):
         torch.testing.assert_close(few, blocks)
-
-
-def test_listed_pairs_by_a_plain_loop() -> None:
-    z, match = drawn(3, 6, 2), MatchProbability(2.0, 1.0).double()
-    index = [torch.tensor(each) for each in ([0, 2], [1, 3], [4, 4, 0], [5, 5, 3])]
-    loss = soft_contrastive_loss(z, Pairs.from_indices(index, 6), match)
-
-    def probability(i: int, j: int) -> float:
-        terms = [
-            1 / (1 + math.exp(2 * float((x - y).norm()) - 1)) for x, y in itertools.product(z[:, i], z[:, j])
-        ]
-        return sum(terms) / 9
-
-    positive = [-math.log(probability(i, j)) for i, j in ((0, 1), (2, 3))]
-    negative = [-math.log(1 - probability(i, j)) for i, j in ((4, 5), (4, 5), (0, 3))]
-    assert float(loss.detach()) == pytest.approx(sum(positive) / 4 + sum(negative) / 6)
-
-
-def test_images_at_one_place_have_finite_gradients() -> None:
-    z = torch.zeros(1, 2, 2, requires_grad=True)
-    pairs = Pairs.from_indices(
-        [torch.tensor([0]), torch.tensor([1]), torch.zeros(0).long(), torch.zeros(0).long()], 2
-    )
-    soft_contrastive_loss(z, pairs, MatchProbability(2.0, 1.0)).backward()
-    assert bool(z.grad.isfinite().all())
-
-
-def test_all_forms_of_the_match_probability_agree() -> None:
-    first, second = drawn(3, 5, 2), drawn(4, 7, 2, seed=1)
-    match = MatchProbability(1.5, 0.7).double()
-    whole = match_probability(first, second, match)
-    torch.testing.assert_close(paired_match_probability(first, second[:, :5], match), whole[:, :5].diagonal())
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(soft_contrastive, "ELEMENTS_AT_ONCE", 30)
-        torch.testing.assert_close(
-            paired_match_probability(first, second[:, :5], match), whole[:, :5].diagonal()
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -12,22 +11,15 @@ from torch import Tensor, nn
 
 from hessians import ContrastiveLoss, Pairs
 from laplacian_metric.core.method import FitData, Setup
-from laplacian_metric.data import Dataset
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
-from laplacian_metric.laplace.online.running import Running
-from laplacian_metric.laplace.posthoc import NotFittedError
-from laplacian_metric.methods import find, make
 from laplacian_metric.methods.laplace.online import OnlineLaplace, OnlineLaplaceLearner
+from tests.generators import seeded
 from tests.methods.learning import step
 
 float64 = torch.float64
 LOSS = ContrastiveLoss(margin=0.7)
 SETUP = Setup(LOSS, num_images=500, weight_decay=1e-3)
-
-
-def a_generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def an_encoder(seed: int = 0) -> Encoder:
@@ -38,7 +30,7 @@ def an_encoder(seed: int = 0) -> Encoder:
 
 
 def a_batch(seed: int) -> tuple[Tensor, Tensor]:
-    generator = a_generator(seed)
+    generator = seeded(seed)
     return (
         torch.randn(16, 6, generator=generator, dtype=float64),
         torch.randint(3, (16,), generator=generator),
@@ -50,9 +42,7 @@ def an_optimizer(encoder: Encoder) -> torch.optim.Optimizer:
 
 
 def a_learner(method: OnlineLaplace, setup: Setup = SETUP) -> OnlineLaplaceLearner:
-    learner = method.learner([an_encoder()], setup)
-    assert isinstance(learner, OnlineLaplaceLearner)
-    return learner
+    return method.learner([an_encoder()], setup)
 
 
 def train(learner: OnlineLaplaceLearner, seeds: range) -> list[float]:
@@ -83,10 +73,10 @@ NOTHING = FitData([], [])
 def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[str, Any]) -> None:
     learner = a_learner(OnlineLaplace(**options))
     optimizer = an_optimizer(learner.encoder)
-    learner.begin(optimizer, a_generator(5))
+    learner.begin(optimizer, seeded(5))
     encoder = an_encoder()
     plain = an_optimizer(encoder)
-    online = OnlineLAM(encoder, plain, LOSS, 500, generator=a_generator(5), **by_hand)
+    online = OnlineLAM(encoder, plain, LOSS, 500, generator=seeded(5), **by_hand)
     assert train(learner, range(8)) == [online.step(*a_batch(seed)) for seed in range(8)]
     e = learner.embedder(NOTHING).embed(a_batch(9)[0])
     assert torch.equal(e.kappa, online.posterior().embed(a_batch(9)[0]).kappa)
@@ -96,7 +86,7 @@ def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[
 def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
     method = OnlineLaplace(warmup=1, memory=0.1)
     learner = a_learner(method)
-    optimizer, generator = an_optimizer(learner.encoder), a_generator(5)
+    optimizer, generator = an_optimizer(learner.encoder), seeded(5)
     learner.begin(optimizer, generator)
     train(learner, range(4))
     kept = copy.deepcopy((learner.module.state_dict(), optimizer.state_dict(), learner.state()))
@@ -108,7 +98,7 @@ def test_a_resumed_training_goes_on_to_the_bit(restored_first: bool) -> None:
     again.module.load_state_dict(kept[0])
     new = an_optimizer(again.encoder)
     new.load_state_dict(kept[1])
-    other = a_generator(77)
+    other = seeded(77)
     if restored_first:
         again.restore(kept[2])
         assert set(again.state()) == set(kept[2])
@@ -127,7 +117,7 @@ def test_a_checkpoint_embeds_without_an_optimizer(memory: Literal["paper"] | Non
     method = OnlineLaplace(memory=memory)
     learner = a_learner(method)
     optimizer = an_optimizer(learner.encoder)
-    learner.begin(optimizer, a_generator())
+    learner.begin(optimizer, seeded())
     train(learner, range(3))
     again = a_learner(method)
     again.module.load_state_dict(learner.module.state_dict())
@@ -137,29 +127,12 @@ def test_a_checkpoint_embeds_without_an_optimizer(memory: Literal["paper"] | Non
     assert one.settings() == other.settings()
     assert one.settings()["prior_precision"] == 0.5
     assert torch.equal(one.embed(x).kappa, other.embed(x).kappa)
-    drawn = one.embed(x, samples=3, generator=a_generator()).samples
-    loader = [x[:5], x[5:]]
-    for each in (
-        other.embed(loader, samples=3, generator=a_generator()).samples,
-        torch.stack(list(other.sample_embeddings(loader, 3, generator=a_generator()))),
-    ):
-        torch.testing.assert_close(each, drawn)
-
-
-def test_the_weight_draws_are_shared_by_all_images() -> None:
-    learner = a_learner(OnlineLaplace())
-    optimizer = an_optimizer(learner.encoder)
-    learner.begin(optimizer, a_generator())
-    train(learner, range(3))
-    x = a_batch(9)[0]
-    for sample in learner.embedder(NOTHING).sample_embeddings(torch.cat([x, x]), 2, generator=a_generator()):
-        torch.testing.assert_close(sample[:16], sample[16:])
 
 
 def test_pairs_of_the_setup_are_trained_on_and_all_are_curved() -> None:
     setup = Setup(LOSS, num_images=500, pairs=some_triplets)
     learner = a_learner(OnlineLaplace(), setup)
-    learner.begin(an_optimizer(learner.encoder), a_generator())
+    learner.begin(an_optimizer(learner.encoder), seeded())
     images, labels = a_batch(0)
     labels[:2] = 0
     u = learner.encoder.raw(images)
@@ -170,91 +143,9 @@ def test_pairs_of_the_setup_are_trained_on_and_all_are_curved() -> None:
     assert float(learner.state()["negatives"]) == counts.num_negatives
 
 
-def test_pairs_over_another_number_of_images_are_refused() -> None:
-    setup = Setup(LOSS, num_images=500, pairs=lambda u, labels: Pairs.from_labels(labels[:-1]))
-    learner = a_learner(OnlineLaplace(), setup)
-    learner.begin(an_optimizer(learner.encoder), a_generator())
-    with pytest.raises(ValueError, match="15 images for a batch of 16"):
-        learner.loss(*a_batch(0))
-
-
-def test_two_clusters_are_found_and_what_lies_between_or_outside_is_unsure() -> None:
-    generator = a_generator(1)
-    labels = torch.arange(200) % 2
-    images = 0.3 * torch.randn(200, 2, generator=generator) + torch.tensor([[3.0, 0.0], [0.0, 3.0]])[labels]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = Encoder(nn.Sequential(nn.Linear(2, 16), nn.ReLU()), nn.Linear(16, 2))
-    learner = OnlineLaplace(memory=0.05, warmup=20, temperature=0.1).learner(
-        [encoder], Setup(LOSS, 200, 1e-4)
-    )
-    optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2, weight_decay=1e-4)
-    learner.begin(optimizer, a_generator())
-    for _ in range(150):
-        chosen = torch.randint(200, (32,), generator=generator)
-        step(learner, images[chosen], labels[chosen])
-    embedder = learner.embedder(FitData([(images[::2], labels[::2])], [(images[1::2], labels[1::2])]))
-    e = embedder.embed(images)
-    nearest = (e.point @ e.point.T).fill_diagonal_(-2).argmax(1)
-    assert bool((labels[nearest] == labels).all())
-    between = torch.tensor([[0.6, 0.6], [0.5, 0.7], [0.2, 0.2]])
-    assert float(embedder.embed(between).uncertainty.min()) > float(e.uncertainty.median())
-
-
-class _Held(Dataset):
-    """Features with labels, as a runner caches them."""
-
-    def batches(self, *_: Any, **__: Any) -> Iterator[Any]:
-        raise AssertionError("tensors that are there are not read batch by batch")
-
-
-# --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"approximation": "fixde"}, "approximation is 'fixde'"),
-        ({"memory": 2.0}, "memory"),
-        ({"memory": "papre"}, "memory"),
-        ({"warmup": -1}, "warmup is -1"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"prior_precision": float("nan")}, "prior_precision is nan"),
-        ({"samples": 0}, "samples is 0"),
-    ],
-)
-def test_a_wrong_option_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make("online-laplace", **options)
-
-
-def test_the_registry_knows_it() -> None:
-    assert issubclass(find("online-laplace"), OnlineLaplace)
-
-
-def test_nothing_is_embedded_before_anything_was_learned() -> None:
-    learner = a_learner(OnlineLaplace())
-    with pytest.raises(NotFittedError, match="no step"):
-        learner.embedder(NOTHING)
-    with pytest.raises(RuntimeError, match="begin"):
-        learner.loss(*a_batch(0))
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_state_of_something_else_is_refused(begun: bool) -> None:
-    learner = a_learner(OnlineLaplace())
-    if begun:
-        learner.begin(an_optimizer(learner.encoder), a_generator())
-    with pytest.raises(ValueError, match="state"):
-        learner.restore({})
-    other = Running(torch.zeros(2, 6, dtype=float64), share=0.1).tensors()
-    with pytest.raises(ValueError, match="curvature"):
-        learner.restore(other)
-
-
 def test_a_batch_that_is_not_finite_leaves_the_state_alone() -> None:
     learner = a_learner(OnlineLaplace())
-    learner.begin(an_optimizer(learner.encoder), a_generator())
+    learner.begin(an_optimizer(learner.encoder), seeded())
     images, labels = a_batch(0)
     images[3] = torch.nan
     with pytest.raises((ValueError, FloatingPointError)):

@@ -22,9 +22,7 @@ float64 = torch.float64
 
 
 def a_learner(dtype: torch.dtype = torch.float32, **options: Any) -> BTLLearner:
-    learner = learner_of("btl", encoder_of(dtype=dtype), **{"mining": "batch", "hidden": 32, **options})
-    assert isinstance(learner, BTLLearner)
-    return learner
+    return learner_of("btl", encoder_of(dtype=dtype), **{"mining": "batch", "hidden": 32, **options})
 
 
 # --- the loss ---
@@ -120,8 +118,7 @@ def test_mined_out_of_a_cache_by_the_training_loop(tmp_path: Path) -> None:
 def test_embeddings_are_the_networks_distributions(prior: str) -> None:
     learner = a_learner(prior=prior, scale=2.0)
     images, _ = two_clusters(20, 0)
-    embedder = learner.embedder(NOTHING)
-    e = embedder.embed(images)
+    e = learner.embedder(NOTHING).embed(images)
     u = learner.network.heads.encoder.raw(images).detach()
     variance = learner.network(images)[1].detach()
     torch.testing.assert_close(e.point, nn.functional.normalize(u))
@@ -129,12 +126,8 @@ def test_embeddings_are_the_networks_distributions(prior: str) -> None:
     if prior == "gaussian":
         torch.testing.assert_close(e.gaussians.mean, 2 * u)
         torch.testing.assert_close(e.variance, variance[:, None].expand(-1, 3))
-        assert embedder.settings() == {"scale": pytest.approx(2.0)}
     else:
         torch.testing.assert_close(e.kappa, 1 / variance)
-        assert embedder.settings() == {}
-    assert "difference covariance" not in embedder.scores(images)
-    assert learner.euclidean is (prior == "gaussian")
     torch.testing.assert_close(nn.functional.normalize(learner.points(images)), e.point)
 
 
@@ -160,13 +153,7 @@ def test_the_similarity_is_minus_the_distance(prior: str, distance: str) -> None
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "sphere"])
-def test_it_starts_near_the_prior_and_from_its_seed(prior: str) -> None:
-    images, _ = two_clusters(100, 0)
-    for prior_given, expected in ((None, 1 / 3), (0.01, 0.01)):
-        variance = a_learner(prior=prior, variance=prior_given).network(images)[1].detach()
-        assert expected / 2 < float(variance.median()) < 2 * expected
-    torch.manual_seed(99)
-    state = a_learner(prior=prior).module.state_dict()
-    torch.manual_seed(1)
-    for name, value in a_learner(prior=prior).module.state_dict().items():
-        assert torch.equal(value, state[name])
+@pytest.mark.parametrize(("variance", "expected"), [(None, 1 / 3), (0.01, 0.01)])
+def test_it_starts_near_the_prior(prior: str, variance: float | None, expected: float) -> None:
+    found = a_learner(prior=prior, variance=variance).network(two_clusters(100, 0)[0])[1].detach()
+    assert expected / 2 < float(found.median()) < 2 * expected

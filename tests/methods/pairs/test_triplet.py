@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from laplacian_metric.core.dataset import Dataset
-from laplacian_metric.core.method import FitData
-from laplacian_metric.methods.pairs.triplet import PlainTripletLearner, TripletRegressionLearner
-from laplacian_metric.training import TrainingOptions, load_best, train
 from tests.generators import seeded
 from tests.methods.learning import NOTHING, check_nothing_is_learned, encoder_of, learner_of, two_clusters
 
 
 def a_learner(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    learner = learner_of(name, encoder_of(dtype=dtype), **{"mining": "batch", **options})
-    assert isinstance(learner, (PlainTripletLearner, TripletRegressionLearner))
-    return learner
+    return learner_of(name, encoder_of(dtype=dtype), **{"mining": "batch", **options})
 
 
 def clusters(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -64,19 +57,6 @@ def test_the_regression_is_the_plain_loop() -> None:
         losses.append(max(r, 0) ** 2 / (2 * s) + math.log(s) / 2)
     assert float(noise.std()) > 0.01
     assert float(learner.loss(images.double(), labels).detach()) == pytest.approx(sum(losses) / len(losses))
-
-
-@pytest.mark.parametrize("options", [{"mining": "cache", "cache": 50}, {"mining": "batch"}])
-def test_two_clusters_are_found(options: dict[str, Any], tmp_path: Path) -> None:
-    learner = a_learner("triplet", margin=0.5, **options)
-    images, validation = (Dataset(*clusters(200, seed)) for seed in (0, 1))
-    training = TrainingOptions(epochs=2, batch_size=10, optimizer="adam", learning_rate=1e-2)  # type: ignore[arg-type]
-    history = train(learner, images, validation, training, tmp_path)
-    assert history.history[-1]["map@1"] > 0.95
-    load_best(learner, tmp_path)
-    e = learner.embedder(FitData(images, validation)).embed(validation.inputs, samples=2)
-    assert not bool(e.uncertainty.any())
-    assert torch.equal(e.samples[0], e.point)
 
 
 def test_embeddings_have_their_noise_shared_out_over_the_dimensions() -> None:

@@ -12,9 +12,6 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
 from laplacian_metric.core.embedding import StochasticEmbedding
 from laplacian_metric.core.gaussian import Gaussians
-from laplacian_metric.core.method import Setup
-from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import make
 from laplacian_metric.methods.pairs.triplet_loss import (
     TripletLoss,
     difference_covariance,
@@ -26,7 +23,6 @@ from laplacian_metric.methods.pairs.triplet_loss import (
     triplet_regression,
 )
 from laplacian_metric.methods.pairs.triplet_mining import Triplets, pairwise
-from tests.methods.learning import epoch
 
 float64 = torch.float64
 
@@ -99,23 +95,6 @@ def test_as_a_loss_of_pairs_it_is_the_mean_over_hard_triplets() -> None:
     assert float(loss(x, Pairs.from_labels(labels))) == pytest.approx(sum(losses) / len(losses))
     assert float(loss(3 * x, Pairs.from_labels(labels))) == pytest.approx(sum(losses) / len(losses))
     assert float(loss(x, Pairs.from_labels(torch.zeros(9, dtype=torch.int64)))) == 0
-
-
-@pytest.mark.parametrize("name", ["deterministic", "mc-dropout"])
-def test_other_methods_train_with_it(name: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoder = Encoder(nn.Sequential(nn.Linear(3, 32), nn.ReLU()), nn.Linear(32, 3))
-        labels = torch.arange(30) % 2
-        x = torch.randn(30, 3) + 1.5 * labels[:, None]
-        learner = make(name).learner([encoder], Setup(TripletLoss(margin=0.5), num_images=30))
-        optimizer = torch.optim.Adam(learner.parameters(), lr=1e-2)
-        learner.begin(optimizer, torch.Generator().manual_seed(0))
-        epoch(learner, x, labels, 60)
-        z = nn.functional.normalize(learner.points(x).detach())
-        same = (z @ z.T)[labels[:, None] == labels].mean()
-        other = (z @ z.T)[labels[:, None] != labels].mean()
-        assert float(same) > float(other) + 0.4
 
 
 def test_a_choice_of_pairs_and_a_curvature_are_refused() -> None:

@@ -36,25 +36,23 @@ def encoder_of(seed: int, dim: int = 3, features: int = 4) -> Encoder:
 def turned(encoder: Encoder, seed: int, sign: int) -> Encoder:
     """The same encoder in a space that is rotated, and mirrored where the sign is negative."""
     member = copy.deepcopy(encoder)
-    generator = torch.Generator().manual_seed(seed)
-    Q = torch.linalg.qr(torch.randn(encoder.dim, encoder.dim, generator=generator, dtype=torch.float64)).Q
-    if float(torch.linalg.det(Q)) * sign < 0:
-        Q[:, 0] *= -1
+    Q = orthogonal(encoder.dim, seed, sign)
     member.head.weight.data = Q.T @ encoder.head.weight.data
     member.head.bias.data = Q.T @ encoder.head.bias.data
     return member
 
 
-def images(count: int, seed: int = 0, features: int = 4) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, features, generator=generator, dtype=torch.float64)
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    return normal(count, 4, seed=seed)
 
 
 def embedder_of(encoders: list[Encoder], data: FitData | None = None, **options: Any) -> EnsembleEmbedder:
     learner = Ensemble(**options).learner(encoders, SETUP)
-    embedder = learner.embedder(data_of(images(60, seed=9)) if data is None else data)
-    assert isinstance(embedder, EnsembleEmbedder)
-    return embedder
+    return learner.embedder(data_of(images(60, seed=9)) if data is None else data)
 
 
 def unit(encoder: Encoder, x: Tensor) -> Tensor:
@@ -70,19 +68,6 @@ def constant(*direction: float) -> Encoder:
 
 
 class TestOptions:
-    def test_members(self) -> None:
-        with pytest.raises(ValueError, match="several trained encoders, 1 is given"):
-            Ensemble().learner([encoder_of(0)], SETUP)
-        with pytest.raises(ValueError, match="the encoders have 3, 2 dimensions"):
-            Ensemble().learner([encoder_of(0), encoder_of(1, dim=2)], SETUP)
-
-    def test_there_is_nothing_to_train(self) -> None:
-        learner = Ensemble().learner([encoder_of(0), encoder_of(1)], SETUP)
-        assert learner.parameters() == []
-        assert learner.state() == {}
-        with pytest.raises(RuntimeError, match="an ensemble is not trained"):
-            learner.loss(images(2), torch.tensor([0, 1]))
-
     def test_weights_are_saved_and_restored_exactly(self) -> None:
         first = Ensemble().learner([encoder_of(0), encoder_of(1)], SETUP)
         second = Ensemble().learner([encoder_of(2), encoder_of(3)], SETUP)
@@ -216,21 +201,10 @@ class TestNeighbours:
         torch.testing.assert_close(cut.embed(x).uncertainty, whole.embed(x).uncertainty)
         assert not torch.allclose(other.embed(x).uncertainty, whole.embed(x).uncertainty)
 
-    def test_rotated_copies_agree(self) -> None:
-        first = encoder_of(0)
-        copies = [first, turned(first, 1, 1), turned(first, 2, -1)]
-        e = embedder_of(copies, combine="naive", disagreement="neighbours").embed(images(20))
-        assert float(e.uncertainty.max()) < 1e-10
-        assert float(e.kappa.median()) < 20
-
 
 def procrustes(source: Tensor, target: Tensor, *, reflections: bool = True) -> Tensor:
     """The orthogonal matrix that brings rows closest to others."""
     return nearest_orthogonal(source.T @ target, reflections=reflections)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def orthogonal(dim: int, seed: int = 0, sign: int = 1) -> Tensor:
@@ -279,10 +253,7 @@ def test_one_image_and_too_few_of_them_still_give_an_orthogonal_matrix() -> None
 
 
 def units(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(
-        torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1
-    )
+    return torch.nn.functional.normalize(normal(*shape, seed=seed), dim=-1)
 
 
 @settings(max_examples=15, deadline=None)

@@ -12,7 +12,6 @@ from hessians import ContrastiveLoss, Pairs
 from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
-from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.mc_dropout import MCDropout, MCDropoutLearner
 from tests.encoder.dropout_cases import small_encoder
 from tests.generators import seeded
@@ -26,7 +25,6 @@ def setup(**options: Any) -> Setup:
 
 def learner_of(encoder: Encoder, seed: int = 0, **options: Any) -> MCDropoutLearner:
     learner = MCDropout(**options).learner([encoder], setup())
-    assert isinstance(learner, MCDropoutLearner)
     learner.begin(torch.optim.SGD(learner.parameters(), lr=0.05), seeded(seed))
     return learner
 
@@ -41,24 +39,6 @@ class TestLearner:
         u = (hidden.relu() * masks[1]) @ encoder.head.weight.T + encoder.head.bias
         expected = ContrastiveLoss(margin=0.7)(u, Pairs.from_labels(labels))
         torch.testing.assert_close(value, expected)
-
-    def test_rate_zero_is_the_deterministic_loss(self) -> None:
-        encoder, x, labels = small_encoder(), torch.rand(6, 2), torch.arange(6) % 2
-        plain = make("deterministic").learner([encoder], setup())
-        assert torch.equal(learner_of(encoder, rate=0.0).loss(x, labels), plain.loss(x, labels))
-
-    def test_names_are_those_of_the_plain_encoder(self) -> None:
-        encoder, plain = small_encoder(), small_encoder(1)
-        learner = learner_of(encoder)
-        learner.loss(torch.rand(4, 2), torch.tensor([0, 0, 1, 1])).backward()
-        plain.load_state_dict(learner.module.state_dict())
-        assert plain.fingerprint() == encoder.fingerprint()
-        assert learner.state() == {}
-
-    def test_begin_comes_first(self) -> None:
-        learner = MCDropout().learner([small_encoder()], setup())
-        with pytest.raises(RuntimeError, match="begin was not called"):
-            learner.loss(torch.rand(2, 2), torch.tensor([0, 0]))
 
 
 class TestEmbedder:

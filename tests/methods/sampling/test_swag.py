@@ -17,7 +17,6 @@ from laplacian_metric import vmf
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.encoder.layers import batch_norm_statistics
-from laplacian_metric.methods import make
 from laplacian_metric.methods.sampling.swag import SWAG, SWAGLearner
 from laplacian_metric.methods.sampling.weight_moments import WeightMoments
 from tests.generators import seeded
@@ -35,7 +34,6 @@ def encoder_of(seed: int = 0, *, norm: bool = False) -> Encoder:
 
 def learner_of(encoder: Encoder, rate: float = 0.1, **options: Any) -> SWAGLearner:
     learner = SWAG(**options).learner([encoder], Setup(loss=ContrastiveLoss(margin=0.7), num_images=10))
-    assert isinstance(learner, SWAGLearner)
     learner.begin(torch.optim.SGD(learner.parameters(), lr=rate, momentum=0.5), seeded(0))
     return learner
 
@@ -95,14 +93,6 @@ class TestLearner:
         last = weights[-1] - weights.mean(0)
         torch.testing.assert_close(learner.moments.deviations[-1], last.float())
 
-    def test_it_trains_as_the_deterministic_encoder_does(self) -> None:
-        encoder, (x, labels) = encoder_of(), clusters()
-        plain = make("deterministic").learner(
-            [encoder], Setup(loss=ContrastiveLoss(margin=0.7), num_images=10)
-        )
-        assert torch.equal(learner_of(encoder).loss(x, labels), plain.loss(x, labels))
-        assert torch.equal(learner_of(encoder).points(x), encoder.raw(x))
-
     def test_head_only_leaves_the_backbone(self) -> None:
         encoder = encoder_of(norm=True)
         before = copy.deepcopy(encoder.backbone.state_dict())
@@ -116,18 +106,6 @@ class TestLearner:
         assert len(learner.moments.mean) == 8 * 3 + 3
         assert not encoder.backbone.training
         assert encoder.head.training
-
-    def test_what_does_not_fit_is_refused(self) -> None:
-        learner = learner_of(encoder_of())
-        with pytest.raises(ValueError, match="the checkpoint has no count, deviations, epochs"):
-            learner.restore({})
-        with pytest.raises(ValueError, match="the moments of 27 weights, 51 are trained here"):
-            learner.restore(learner_of(encoder_of(), weights="head").state())
-        with pytest.raises(ValueError, match="no snapshot was taken in 0 epochs and 0 steps"):
-            learner.embedder(NOTHING)
-        frozen = encoder_of().requires_grad_(False)
-        with pytest.raises(ValueError, match="no weight of the head requires a gradient"):
-            learner_of(frozen, weights="head")
 
 
 def by_hand(learner: SWAGLearner, x: Tensor, count: int, seed: int) -> Tensor:
@@ -264,14 +242,6 @@ def test_draws_have_the_covariance_in_closed_form(rank: int, scale: float) -> No
     allowed = 5 * ((expected.square() + variances[:, None] * variances) / count).sqrt()
     assert bool(((torch.cov(draws.T) - expected).abs() <= allowed).all())
     assert bool(((draws.mean(0) - moments.mean).abs() <= 5 * (variances / count).sqrt()).all())
-
-
-def test_one_snapshot_and_snapshots_that_are_the_same_have_no_spread() -> None:
-    snapshot = path(1, 5)
-    for snapshots in (snapshot, snapshot.expand(4, 5)):
-        moments = moments_of(snapshots, 2)
-        drawn = moments.draw(torch.Generator().manual_seed(0))
-        assert torch.equal(drawn, snapshot[0])
 
 
 def test_what_does_not_fit_is_refused() -> None:
