@@ -178,4 +178,4 @@ def test_a_rule_can_be_registered_and_a_wrong_one_is_found_out(
 
     with caplog.at_level(logging.INFO, "hessians"):
         check(randomise(Readout(Gain())), random_input(N, 4))
-    assert ["layer.gain" in message for message in fallbacks(caplog)] == [True] * (power - 1)
+    assert any("layer.gain" in message for message in fallbacks(caplog)) == (power == 2)
