@@ -33,13 +33,17 @@ def test_sets_are_the_splits_at_even_steps() -> None:
         assert torch.equal(sets[name].labels, whole.labels[rows])
 
 
-def test_corrupted_images_are_every_fifth_of_validation() -> None:
+def test_corrupted_images_are_every_fifth_of_validation_and_windows_are_of_test_images() -> None:
     sets = image_sets(section(limit=50), None)
     clean = sets["validation"].inputs[::5]
     expected = torch.cat([corrupt(clean, kind, 1.0) for kind in CORRUPTIONS])
     assert torch.equal(sets["corrupted"].inputs, expected)
     assert torch.equal(sets["corrupted"].labels, sets["validation"].labels[::5].repeat(4))
     assert sets["corrupted"].role is Role.SELECTION
+    images = sets.images["test"]
+    expected = corrupt(images.floats(), "crop", CROP, indices=images.indices)
+    assert torch.equal(sets["cropped"].inputs, expected)
+    assert sets["cropped"].role is Role.EVALUATION
 
 
 def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None:
@@ -54,14 +58,6 @@ def test_a_share_of_the_training_images_may_be_corrupted_and_no_others() -> None
     assert sets["train"].role is Role.FITTING
     for name in ("validation", "test"):
         assert torch.equal(sets[name].inputs, clean[name].inputs)
-
-
-def test_windows_are_of_test_images() -> None:
-    sets = image_sets(section(limit=12), None)
-    images = sets.images["test"]
-    expected = corrupt(images.floats(), "crop", CROP, indices=images.indices)
-    assert torch.equal(sets["cropped"].inputs, expected)
-    assert sets["cropped"].role is Role.EVALUATION
 
 
 @pytest.mark.parametrize("channels", [1, 3])

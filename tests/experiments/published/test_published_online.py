@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -183,38 +184,9 @@ def test_the_sum_of_the_paper_grows_to_the_average_over_its_memory() -> None:
     close(precision, IMAGES * batch / share + 30, rtol=1e-6, atol=0)
 
 
-# --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"memory": "paper", "switches": Switches()}, "sets the switches itself"),
-        ({"miner": print, "switches": Switches(mined=5)}, "a miner is given and switches.mined too"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        an_online(kind=PublishedOnlineLAM, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scale": "big"}, "scale is 'big', one of 'images', 'squared' is needed"),
-        ({"memory": "long"}, "memory is 'long', one of 'average', 'sum'"),
-        ({"start": "zero"}, "start is 'zero', one of 'prior', 'images' is needed, or None or a number"),
-        ({"start": -1.0}, r"start is -1\.0, a precision that is not negative"),
-        ({"mined": 0}, "mined is 0, at least 1 triplet"),
-    ],
-)
-def test_switches_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Switches(**options)
-
-
 # --- the method ---
 
+online_laplace = partial(make, "online-laplace")
 SETUP = Setup(LOSS, num_images=IMAGES, weight_decay=1e-3)
 
 
@@ -235,15 +207,22 @@ def test_triplets_do_not_go_with_other_pairs(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("made", "options", "named"),
     [
-        ({"memory": "paper", "preset": "published"}, "take one of them"),
-        ({"preset": "paper"}, "preset is 'paper'"),
-        ({"defects": ("scael",)}, "defects has 'scael'"),
-        ({"defects": ("scale",), "preset": "published"}, "leave one of both out"),
-        ({"memory": 2.0, "preset": "published"}, "memory"),
+        (an_online, {"kind": PublishedOnlineLAM, "memory": "paper", "switches": Switches()}, "switches"),
+        (an_online, {"kind": PublishedOnlineLAM, "miner": print, "switches": Switches(mined=5)}, "miner"),
+        (Switches, {"scale": "big"}, "scale"),
+        (Switches, {"memory": "long"}, "memory"),
+        (Switches, {"start": "zero"}, "start"),
+        (Switches, {"start": -1.0}, "start"),
+        (Switches, {"mined": 0}, "mined"),
+        (online_laplace, {"memory": "paper", "preset": "published"}, "preset"),
+        (online_laplace, {"preset": "paper"}, "preset"),
+        (online_laplace, {"defects": ("scael",)}, "scael"),
+        (online_laplace, {"defects": ("scale",), "preset": "published"}, "preset"),
+        (online_laplace, {"memory": 2.0, "preset": "published"}, "memory"),
     ],
 )
-def test_a_wrong_option_of_the_method_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make("online-laplace", **options)
+def test_a_wrong_option_is_named(made: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        made(**options)
