@@ -113,6 +113,15 @@ def fallbacks(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
 
 
+def left_to_autograd(
+    caplog: pytest.LogCaptureFixture, model: nn.Module, inputs: Any, **options: Any
+) -> list[str]:
+    """Compare with the definition, and return what was logged about parameters that were left to autograd."""
+    with caplog.at_level(logging.INFO, "hessians"):
+        check(model, inputs, **options)
+    return fallbacks(caplog)
+
+
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Random parameters and running statistics in float64, in eval mode."""
     generator = torch.Generator().manual_seed(seed)

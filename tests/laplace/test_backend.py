@@ -283,16 +283,6 @@ def test_the_factory_of_laplace_torch_takes_it_and_is_not_hijacked() -> None:
     assert pair_loss_curvature() is pair_loss_curvature()
 
 
-def test_float32_and_numbers_by_default() -> None:
-    model = make_model().float()
-    batches = [(images.float(), labels) for images, labels in make_batches()]
-    la = metric_laplace(model, batches, LOSSES["arccos"])
-    assert la.H.dtype == torch.float32
-    assert la.n_data == 12
-    wanted = expected().diagonal() * 12 / N_EFFECTIVE
-    torch.testing.assert_close(la.H.double(), wanted, rtol=1e-4, atol=1e-5 * float(wanted.max()))
-
-
 # --- models ---
 
 

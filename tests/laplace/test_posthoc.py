@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from hessians import ContrastiveLoss
-from laplacian_metric import LAM
+from laplacian_metric import LAM, NetworkLAM
 from laplacian_metric.laplace.encoder_posterior import EncoderChangedError
 from tests.generators import seeded
 from tests.laplace.fit_reference import LOSSES, STRUCTURES, Layer, clamped, images_of, network
@@ -133,3 +134,45 @@ def test_an_encoder_that_changed_is_refused() -> None:
         with pytest.raises(EncoderChangedError):
             call()
     lam.fit_features(LAYER.features, LAYER.labels).embed_features(LAYER.features)
+
+
+# --- what an embedding depends on changes the fingerprint, and nothing else does ---
+
+
+@every_structure
+def test_embeddings_carry_it_and_a_file_keeps_it(structure: str, tmp_path: Path) -> None:
+    lam = fitted(structure)
+    before = lam.fingerprint()
+    assert len(before) == 64
+    assert lam.embed_features(LAYER.features).source == before
+    images = images_of(LAYER, lam.encoder)
+    assert lam.embed(images, samples=2).source == before
+    assert lam.embed([images[:9], images[9:]]).source == before
+    lam.save(tmp_path / "lam.safetensors")
+    assert LAM.load(tmp_path / "lam.safetensors", lam.encoder).fingerprint() == before
+
+
+def test_every_setting_changes_it() -> None:
+    lam = fitted()
+    fingerprints = {lam.fingerprint()}
+    for name, value in (("n_effective", 500.0), ("temperature", 7.0), ("prior_precision", 3.5)):
+        setattr(lam, name, value)
+        fingerprints.add(lam.fingerprint())
+    fingerprints.add(fitted("lowrank").fingerprint())
+    assert len(fingerprints) == 5
+    lam.n_effective = lam.prior_precision = None
+    lam.temperature = 1.0
+    assert lam.fingerprint() == fitted().fingerprint()
+
+
+def test_a_whole_networks_changes_with_its_predictive_and_prior() -> None:
+    encoder = network(LAYER)
+    images = images_of(LAYER, encoder)
+    lam = NetworkLAM(encoder, ContrastiveLoss(0.9), layers="all").fit([(images, LAYER.labels)])
+    fingerprints = []
+    for name, value in (("predictive", "sampled"), ("predictive", "linearised"), ("prior_precision", 9.0)):
+        fingerprints.append(lam.fingerprint())
+        assert lam.embed(images).source == fingerprints[-1]
+        setattr(lam, name, value)
+    assert fingerprints[0] == fingerprints[2]
+    assert len({*fingerprints, lam.fingerprint()}) == 3

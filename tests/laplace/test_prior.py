@@ -21,7 +21,6 @@ from laplacian_metric.laplace.prior import (
     NoOptimumError,
     few_pairs,
     log_marginal_likelihood,
-    maximise,
     optimal_prior,
     pair_log_likelihood,
 )
@@ -150,15 +149,6 @@ def test_few_pairs() -> None:
         assert bool((listed.times == 1).all())
     whole = Pairs.from_labels(labels)
     assert few_pairs(whole, 10_000) is whole
-
-
-@pytest.mark.parametrize("peak", [-3.0, -0.31, 0.0, 1.7, 4.0])
-def test_maximise(peak: float) -> None:
-    def bump(x: float) -> float:
-        return -(abs(x - peak) ** 1.5)
-
-    expected = min(max(peak, -2.0), 2.0)
-    assert maximise(bump, -2.0, 2.0, steps=9) == pytest.approx(expected, abs=2e-3)
 
 
 def noisy(seed: int, num: int = 120, classes: int = 6) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from hessians.backward import convolution, find_rule
-from tests.hessians.jacobians import LABELS, Readout, check, fallbacks, random_input, randomise
+from tests.hessians.jacobians import (
+    LABELS,
+    Readout,
+    check,
+    fallbacks,
+    left_to_autograd,
+    random_input,
+    randomise,
+)
 
 N = len(LABELS)
 
@@ -118,9 +126,7 @@ def test_rule(
         "approximation": approximation,
         "memory_budget": memory_budget,
     }
-    with caplog.at_level(logging.INFO, "hessians"):
-        check(model, random_input(N, *shape), **options)
-    assert fallbacks(caplog) == []
+    assert not left_to_autograd(caplog, model, random_input(N, *shape), **options)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -222,9 +228,7 @@ def test_self_attention(mask: str, batch_first: bool, caplog: pytest.LogCaptureF
     if not batch_first:
         # The images have to come first in what the model is given.
         model, inputs = nn.Sequential(Transpose(), model), inputs.transpose(0, 1)
-    with caplog.at_level(logging.INFO, "hessians"):
-        check(model, inputs)
-    assert fallbacks(caplog) == []
+    assert not left_to_autograd(caplog, model, inputs)
 
 
 class Transpose(nn.Module):
@@ -249,9 +253,7 @@ class CrossAttention(nn.Module):
 def test_cross_attention(approximation: str, caplog: pytest.LogCaptureFixture) -> None:
     model = randomise(Readout(CrossAttention()))
     inputs = (random_input(N, 2, 4), random_input(N, 5, 3, seed=2), random_input(N, 5, 5, seed=3))
-    with caplog.at_level(logging.INFO, "hessians"):
-        check(model, inputs, approximation=approximation)
-    assert fallbacks(caplog) == []
+    assert not left_to_autograd(caplog, model, inputs, approximation=approximation)
 
 
 def test_attention_whose_weights_matter_is_left_to_autograd(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,9 +266,10 @@ def test_attention_whose_weights_matter_is_left_to_autograd(caplog: pytest.LogCa
             out, weights = self.attention(x, x, x)
             return torch.cat([out.flatten(1), weights.flatten(1)], dim=1)
 
-    with caplog.at_level(logging.INFO, "hessians"):
-        check(randomise(Readout(Both())), random_input(N, 3, 4), check=False)
-    assert "layer.attention.in_proj_weight" in fallbacks(caplog)[0]
+    assert (
+        "layer.attention.in_proj_weight"
+        in left_to_autograd(caplog, randomise(Readout(Both())), random_input(N, 3, 4), check=False)[0]
+    )
 
 
 @pytest.mark.parametrize(

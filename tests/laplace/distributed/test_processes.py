@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from laplacian_metric.core.parallel import own_folder, reducer, together
 from tests.laplace.distributed.worker import (
     BATCH,
     CASES,
@@ -162,10 +161,3 @@ def test_encoders_that_differ(outcomes: Found) -> None:
         failures = each["failures"]["other encoder"]
         assert failures.startswith("OtherProcessError: the processes do not fit the same")
     assert outcomes[0]["failures"]["other encoder"] != outcomes[1]["failures"]["other encoder"]
-
-
-def test_one_process() -> None:
-    assert reducer() is None
-    assert own_folder() == ""
-    with pytest.raises(OSError, match="mine"), together(None):
-        raise OSError("mine")
