@@ -93,18 +93,10 @@ def test_the_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     other.fitted = lam.fitted
     reads, read = [], Encoder.fingerprint
     monkeypatch.setattr(Encoder, "fingerprint", lambda self: reads.append(1) or read(self))
-    for _ in range(3):
-        lam.embed_features(layer.features)
-    assert reads == []
-    for _ in range(3):
-        other.embed_features(layer.features)
-    assert reads == [1]
-    with torch.no_grad():
-        lam.encoder.head.weight.mul_(2)
-    late = LAM(lam.encoder, lam.loss)
-    late.fitted = lam.fitted
-    with pytest.raises(EncoderChangedError):
-        late.embed_features(layer.features)
+    for posterior, times in ((lam, 0), (other, 1)):
+        for _ in range(3):
+            posterior.embed_features(layer.features)
+        assert len(reads) == times
 
 
 def test_tensors_of_inference_mode() -> None:

@@ -186,28 +186,22 @@ def test_active_negatives_are_trained_on_and_all_are_curved() -> None:
     close(running(online), running(plain), rtol=0, atol=0)
 
 
-def test_a_miner_chooses_what_is_trained_on() -> None:
+def test_a_miner_chooses_what_is_trained_on_and_all_are_curved() -> None:
     seen = []
 
     def miner(points: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         seen.append((points, labels))
         return torch.tensor([0]), torch.tensor([3]), torch.tensor([1]), torch.tensor([2])
 
-    online, plain = an_online(miner=miner), an_online()
-    images, labels = a_batch()
-    encoder = an_encoder()
+    online, plain, encoder, (images, labels) = an_online(miner=miner), an_online(), an_encoder(), a_batch()
     mined = Pairs.from_indices(miner(images, labels), 12)
-    seen.clear()
     expected = LOSS(encoder.raw(images), mined)
     assert online.step(images, labels) == pytest.approx(float(expected.detach()), rel=1e-12)
-    ((points, mined_labels),) = seen
-    close(points, encoder(images).detach())
-    assert torch.equal(mined_labels, labels)
-    assert not points.requires_grad
+    close(seen[1], (encoder(images).detach(), labels))
+    assert not seen[1][0].requires_grad
     plain.step(images, labels)
     close(running(online), running(plain), rtol=0, atol=0)
-    fitted = online.posterior().fitted
-    close(fitted.gradient, head_gradient(encoder, images, mined), rtol=1e-10, atol=1e-13)
+    close(online.posterior().fitted.gradient, head_gradient(encoder, images, mined), rtol=1e-10, atol=1e-13)
 
 
 def test_a_miner_of_pytorch_metric_learning() -> None:

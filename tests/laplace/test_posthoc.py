@@ -67,23 +67,14 @@ def test_images_loader_and_features_embed_alike(structure: str) -> None:
     assert lam.fit(loader, generator=seeded()) is lam
     assert (lam.fitted.num_images, lam.fitted.num_batches) == (24, 1)
     features = lam.features(loader)
-    options: list[dict[str, Any]] = [{}, {"samples": 6}]
-    for option in options:
-        by_images, by_features, by_loader, by_inputs = (
-            call(what, **option, generator=seeded(2))
-            for call, what in (
-                (lam.embed, images),
-                (lam.embed_features, features),
-                (lam.embed, loader),
-                (lam.embed, [part for part, _ in loader]),
-            )
-        )
-        for other in (by_features, by_loader, by_inputs):
-            for name in ("point", "mean", "kappa", "variance", "uncertainty"):
+    inputs = [part for part, _ in loader]
+    calls = (lam.embed, images), (lam.embed_features, features), (lam.embed, loader), (lam.embed, inputs)
+    for option in ({}, {"samples": 6}):
+        by_images, *others = (call(what, **option, generator=seeded(2)) for call, what in calls)
+        for other in others:
+            for name in ("point", "mean", "kappa", "variance", "uncertainty", *option):
                 close(getattr(other, name), getattr(by_images, name))
             assert (other.samples is None) == (not option)
-            if option:
-                close(other.samples, by_images.samples)
     streamed = torch.stack(list(lam.sample_embeddings(features, 6, generator=seeded(2))))
     close(streamed, by_images.samples)
     u = LAYER.features @ lam.encoder.head.weight.T + lam.encoder.head.bias

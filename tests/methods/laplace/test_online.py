@@ -9,32 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessians import ContrastiveLoss, Pairs
+from hessians import Pairs
 from laplacian_metric.core.method import FitData, Setup
 from laplacian_metric.encoder import Encoder
 from laplacian_metric.laplace.online import OnlineLAM
 from laplacian_metric.methods.laplace.online import OnlineLaplace, OnlineLaplaceLearner
 from tests.generators import seeded
+from tests.laplace.online_cases import LOSS, a_batch, an_encoder
 from tests.methods.learning import step
 
 float64 = torch.float64
-LOSS = ContrastiveLoss(margin=0.7)
 SETUP = Setup(LOSS, num_images=500, weight_decay=1e-3)
-
-
-def an_encoder(seed: int = 0) -> Encoder:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = nn.Sequential(nn.Linear(6, 5, dtype=float64), nn.Tanh())
-        return Encoder(backbone, nn.Linear(5, 3, dtype=float64))
-
-
-def a_batch(seed: int) -> tuple[Tensor, Tensor]:
-    generator = seeded(seed)
-    return (
-        torch.randn(16, 6, generator=generator, dtype=float64),
-        torch.randint(3, (16,), generator=generator),
-    )
 
 
 def an_optimizer(encoder: Encoder) -> torch.optim.Optimizer:
@@ -46,7 +31,7 @@ def a_learner(method: OnlineLaplace, setup: Setup = SETUP) -> OnlineLaplaceLearn
 
 
 def train(learner: OnlineLaplaceLearner, seeds: range) -> list[float]:
-    return [step(learner, *a_batch(seed)) for seed in seeds]
+    return [step(learner, *a_batch(seed=seed)) for seed in seeds]
 
 
 def some_triplets(u: Tensor, labels: Tensor) -> Pairs:
@@ -77,9 +62,9 @@ def test_it_does_what_an_online_lam_does(options: dict[str, Any], by_hand: dict[
     encoder = an_encoder()
     plain = an_optimizer(encoder)
     online = OnlineLAM(encoder, plain, LOSS, 500, generator=seeded(5), **by_hand)
-    assert train(learner, range(8)) == [online.step(*a_batch(seed)) for seed in range(8)]
-    e = learner.embedder(NOTHING).embed(a_batch(9)[0])
-    assert torch.equal(e.kappa, online.posterior().embed(a_batch(9)[0]).kappa)
+    assert train(learner, range(8)) == [online.step(*a_batch(seed=seed)) for seed in range(8)]
+    e = learner.embedder(NOTHING).embed(a_batch(seed=9)[0])
+    assert torch.equal(e.kappa, online.posterior().embed(a_batch(seed=9)[0]).kappa)
 
 
 @pytest.mark.parametrize("restored_first", [True, False])
@@ -122,7 +107,7 @@ def test_a_checkpoint_embeds_without_an_optimizer(memory: Literal["paper"] | Non
     again = a_learner(method)
     again.module.load_state_dict(learner.module.state_dict())
     again.restore(learner.state())
-    x = a_batch(9)[0]
+    x = a_batch(seed=9)[0]
     one, other = learner.embedder(NOTHING), again.embedder(NOTHING)
     assert one.settings() == other.settings()
     assert one.settings()["prior_precision"] == 0.5
@@ -133,7 +118,7 @@ def test_pairs_of_the_setup_are_trained_on_and_all_are_curved() -> None:
     setup = Setup(LOSS, num_images=500, pairs=some_triplets)
     learner = a_learner(OnlineLaplace(), setup)
     learner.begin(an_optimizer(learner.encoder), seeded())
-    images, labels = a_batch(0)
+    images, labels = a_batch(seed=0)
     labels[:2] = 0
     u = learner.encoder.raw(images)
     expected = LOSS(u, some_triplets(nn.functional.normalize(u), labels))
@@ -146,7 +131,7 @@ def test_pairs_of_the_setup_are_trained_on_and_all_are_curved() -> None:
 def test_a_batch_that_is_not_finite_leaves_the_state_alone() -> None:
     learner = a_learner(OnlineLaplace())
     learner.begin(an_optimizer(learner.encoder), seeded())
-    images, labels = a_batch(0)
+    images, labels = a_batch(seed=0)
     images[3] = torch.nan
     with pytest.raises((ValueError, FloatingPointError)):
         learner.loss(images, labels)
