@@ -61,7 +61,9 @@ class FaissGallery(ArrayGallery):
             if self._index is None:
                 return super().search(vectors, k)
             most = min(k + NEAR_TIES + self._gone, self._index.ntotal)
-            _, places = self._index.search(queries.astype(np.float32), most, params=self._parameters(native))
+            # faiss.contrib.torch_utils, which other libraries load, replaces `search` by one without parameters.
+            search = getattr(self._index, "search_numpy", self._index.search)
+            _, places = search(queries.astype(np.float32), most, params=self._parameters(native))
             rows = np.where(places < 0, -1, self._rows[places])
         k = min(k, len(items))
         if (np.count_nonzero(rows >= 0, axis=1) < k).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import uuid
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,13 @@ def test_an_index_of_faiss_is_trained_when_there_are_enough_items(places: Places
     assert gallery._index is None
     gallery.search(vectors(3, 1), 5)
     assert gallery._index.ntotal == 800
+
+
+def test_a_library_that_replaces_methods_of_faiss_changes_nothing() -> None:
+    """pytorch-metric-learning loads faiss.contrib.torch_utils, whose `search` takes no parameters."""
+    importlib.import_module("faiss.contrib.torch_utils")
+    vectors = np.random.default_rng(0).standard_normal((300, 8))
+    gallery = open_gallery("faiss:HNSW16", dim=8)
+    gallery.add(np.arange(300), vectors)
+    found = gallery.search(vectors[:5], 3, native={"efSearch": 64})
+    assert found.ids[:, 0].tolist() == [0, 1, 2, 3, 4]

@@ -15,7 +15,8 @@ from hessians.approximations import Approximation
 from laplacian_metric import LAM, vmf
 from laplacian_metric.core.dataset import Dataset
 from laplacian_metric.methods import make
-from tests.methods.laplace.test_laplace import LOSS, a_generator, an_embedder, an_encoder, clusters, float64
+from tests.generators import seeded
+from tests.methods.laplace.test_laplace import LOSS, an_embedder, an_encoder, clusters, float64
 
 
 @pytest.mark.parametrize("approximation", ["fixed", "positive", "full"])
@@ -29,7 +30,7 @@ def test_the_published_curvature_is_the_sum_over_triplets(approximation: str) ->
     encoder = an_encoder()
     u = encoder.raw(images).detach()
     x = torch.cat([images, images.new_ones(len(images), 1)], dim=1)
-    generator, total, count = a_generator(), torch.zeros(3, 6, dtype=float64), 0
+    generator, total, count = seeded(0), torch.zeros(3, 6, dtype=float64), 0
     for chosen in torch.randperm(60, generator=generator).split(25):
         anchors, positives, negatives = random_triplets(labels[chosen], 40, generator)
         for a, p, n in zip(chosen[anchors], chosen[positives], chosen[negatives], strict=True):
@@ -52,8 +53,8 @@ def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
     encoder = an_encoder()
     loss = ContrastiveLoss(margin=0.7)
     lam = LAM(encoder, loss, n_effective=1.0)
-    fit_summed(lam, Dataset(images, labels), batch_size=30, triplets=50, generator=a_generator())
-    generator, total = a_generator(), torch.zeros((), dtype=float64)
+    fit_summed(lam, Dataset(images, labels), batch_size=30, triplets=50, generator=seeded(0))
+    generator, total = seeded(0), torch.zeros((), dtype=float64)
     for chosen in torch.randperm(60, generator=generator).split(30):
         pairs = Pairs.from_indices(random_triplets(labels[chosen], 50, generator), 30, population=(1.0, 1.0))
         total = total + loss(encoder.raw(images[chosen]), pairs)
@@ -65,7 +66,7 @@ def test_the_published_gradient_and_value_are_those_of_the_sum() -> None:
 def test_the_published_uncertainty_is_the_spread_of_the_samples() -> None:
     embedder = an_embedder(PublishedLaplace(variant="published", samples=7, seed=3))
     x = clusters(9, seed=4)[0]
-    weight, bias = embedder.lam.sample_weights(7, generator=a_generator(3))
+    weight, bias = embedder.lam.sample_weights(7, generator=seeded(3))
     drawn = torch.stack(
         [nn.functional.normalize(x @ w.T + b, dim=1) for w, b in zip(weight, bias, strict=True)]
     )
