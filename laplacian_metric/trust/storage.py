@@ -76,6 +76,7 @@ class TrustManifest(Manifest):
     target: str
     answered: str
     threshold: float
+    next_id: int  # which an item that is added without an id gets
     inputs: dict[str, float | str]
     match: LogisticEntry
     tails: list[str]
@@ -127,6 +128,7 @@ def save(trust: Trust, folder: str | os.PathLike[str], *, overwrite: bool = Fals
         target=trust.target,
         answered=trust.answered,
         threshold=trust.threshold,
+        next_id=trust.next_id,
         inputs=trust.inputs,
         match=_entry(calibration.match),
         tails=list(calibration.novelty.tails),
@@ -187,7 +189,15 @@ def load(folder: str | os.PathLike[str], gallery: Gallery | None, features: Gall
         stored.note,
         each,
     )
-    return Trust(spaces, calibration, stored.target, stored.answered, stored.threshold, dict(stored.inputs))
+    return Trust(
+        spaces,
+        calibration,
+        stored.target,
+        stored.answered,
+        stored.threshold,
+        dict(stored.inputs),
+        stored.next_id,
+    )
 
 
 def _pair(slope: list[float]) -> tuple[float, float]:

@@ -118,6 +118,7 @@ class Trust:
         answered: "item", "vote" or "mean": by which class the answer is chosen.
         threshold: from which probability on an answer is accepted.
         inputs: name of an input -> its weight, or why it was left out.
+        next_id: the number that an item gets which is added without an id; numbers are never used again.
 
     Example:
         >>> generator = np.random.default_rng(0)
@@ -135,7 +136,7 @@ class Trust:
     answered: str = ITEM
     threshold: float = 0.5
     inputs: dict[str, float | str] = field(default_factory=dict)
-    _next_id: int = field(default=0, init=False, repr=False)
+    next_id: int = 0
 
     @staticmethod
     def fit(
@@ -278,7 +279,7 @@ class Trust:
         names = set(self.calibration.match.names)
         if not names & set(CLASS_INPUTS):
             note = "the calibration error was measured on another gallery"
-            return replace(self, spaces=spaces, calibration=self.calibration.withdrawn(note))
+            return replace(self, spaces=spaces, next_id=0, calibration=self.calibration.withdrawn(note))
         if spaces.view is None or len(spaces.view.names) < 2:
             raise ValueError(
                 "labels are needed, of at least two classes: the calibration has inputs of classes"
@@ -292,7 +293,7 @@ class Trust:
         calibration = self.calibration.over(
             observed, right, class_size=float(np.median(sizes)) * items / len(sample), items=items
         )
-        return replace(self, spaces=spaces, calibration=calibration)
+        return replace(self, spaces=spaces, next_id=0, calibration=calibration)
 
     def update(self, *, add: tuple[Any, ...] | None = None, remove: Any = None) -> None:
         """Let items of array galleries go and come, in place; ids are stable, and the view stays until `refresh`.
@@ -312,7 +313,7 @@ class Trust:
             parts = [part for part in (gallery, features) if part is not None]
             changed = [(ArrayGallery.of_items(part.items, part.where), part is gallery) for part in parts]
             gone = None if remove is None else _ids_to_remove(gallery.items.ids, remove)
-            new = None if add is None else _items_to_add(gallery, add, _width(self.spaces), self._next_id)
+            new = None if add is None else _items_to_add(gallery, add, _width(self.spaces), self.next_id)
             for part, is_gallery in changed:
                 if gone is not None and len(gone):
                     part.remove(gone)
@@ -321,7 +322,7 @@ class Trust:
                     head = self.spaces.head if is_gallery else None
                     part.add(ids, h if head is None else head.embed(h).astype(np.float32), labels)
             if new is not None and new[0].dtype.kind == "i":
-                self._next_id = max(self._next_id, int(new[0].max()) + 1)
+                self.next_id = max(self.next_id, int(new[0].max()) + 1)
             self.spaces = replace(
                 self.spaces, gallery=changed[0][0], features=changed[1][0] if len(changed) > 1 else None
             )
@@ -407,7 +408,7 @@ class Trust:
         self._lock = threading.Lock()
         gallery: object = self.spaces.gallery
         if isinstance(gallery, ArrayGallery) and len(gallery) and gallery.items.ids.dtype.kind == "i":
-            self._next_id = int(gallery.items.ids.max()) + 1
+            self.next_id = max(self.next_id, int(gallery.items.ids.max()) + 1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but the lock."""
@@ -466,6 +467,10 @@ def _fitted(
 ) -> Trust:
     """Return the Trust of validation queries whose neighbours are right where the flags (Q, k) say so."""
     kind, k = target_of(target)
+    if kind == "each" and flags.shape[1] < k:
+        raise ValueError(
+            f"right has {flags.shape[1]} columns: the target {target!r} needs one for each of {k} items"
+        )
     each = flags[:, :k] if kind == "each" else None
     calibration = calibrate(
         observed,

@@ -238,6 +238,8 @@ def test_queries_without_a_relevant_item_are_wrong_and_said(some: Clusters) -> N
 def test_targets_of_several_items(some: Clusters) -> None:
     neighbours, _ = responses(some)
     flags = np.asarray(neighbours.labels) == some.queries[1][:, None]
+    with pytest.raises(ValueError, match="right"):
+        Trust.fit_responses(neighbours, flags[:, 0], target="each@10")
     each = Trust.fit_responses(neighbours, flags, target="each@10")
     assert each.calibration.right.sum() == flags[:, :10].any(axis=1).sum()
     test = ArrayGallery(*some.gallery).search(some.test[0], 30)
@@ -422,6 +424,11 @@ def test_a_mask_removes_its_items_and_ids_are_stable(some: Clusters) -> None:
     trust.update(remove=[300])
     trust.update(add=(some.gallery[0][:1], [7]))
     assert trust(some.gallery[0][:1]).nearest[0] == 301  # an id is never used again
+    trust.update(remove=[301])
+    stricter = trust.accepting(0.8)
+    stricter.update(add=(some.gallery[0][:1], [7]))
+    assert stricter(some.gallery[0][:1]).nearest[0] == 302
+    assert trust.spaces.gallery is not stricter.spaces.gallery  # the first is left alone
     assert trust.calibration_error is None
     assert trust.note
 
@@ -533,7 +540,9 @@ def test_a_saved_trust_answers_the_same(some: Clusters, tmp_path: Path, head: bo
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert loaded.calibration_error == trust.calibration_error
     assert loaded.expecting(0.3).calibration.slope == trust.expecting(0.3).calibration.slope
-    loaded.update(remove=[0])
+    trust.update(remove=[299])
+    trust.save(tmp_path / "trust", overwrite=True)
+    assert Trust.load(tmp_path / "trust").next_id == 300
 
 
 def test_a_label_that_cannot_be_saved_is_refused(some: Clusters, tmp_path: Path) -> None:
