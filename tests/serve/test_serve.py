@@ -264,7 +264,9 @@ def test_the_index_is_replaced_under_load_without_a_failed_request(tmp_path: Pat
         while "new" not in seen[-3:] and time.monotonic() < until:
             time.sleep(0.05)
         before = service.number
-        assert httpx.post(f"{address}/reload").json() == {"read": before + 1}
+        assert (
+            httpx.post(f"{address}/reload").json()["read"] > before
+        )  # the watcher may read it meanwhile too
         (tmp_path / "index" / artifact.POINTER).write_text("{}", encoding="utf-8")
         assert httpx.post(f"{address}/reload").status_code == 409
         health = httpx.get(f"{address}/health").json()
